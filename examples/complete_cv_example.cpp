@@ -49,7 +49,7 @@ void train(examples::Arguments args) {
   // A restored loader starts its next pass where it stood, so an epoch may be the rest of one.
   for (int64_t epoch = train_dl.iteration(); epoch < epochs; ++epoch) {
     model->train();
-    for (auto& batch : train_dl) {
+    for (auto& batch : accelerate::tqdm(train_dl, {.description = "epoch " + std::to_string(epoch)})) {
       {
         auto step = accelerator.accumulate(model);
         const auto loss = torch::cross_entropy_loss(model(batch.data), batch.target);

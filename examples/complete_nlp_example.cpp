@@ -53,7 +53,7 @@ void train(examples::Arguments args) {
   // A restored loader starts its next pass where it stood, so an epoch may be the rest of one.
   for (int64_t epoch = train_dl.iteration(); epoch < epochs; ++epoch) {
     m->train();
-    for (auto& batch : train_dl) {
+    for (auto& batch : accelerate::tqdm(train_dl, {.description = "epoch " + std::to_string(epoch)})) {
       {
         auto step = accelerator.accumulate(m);
         const auto logits = m(batch.input_ids, batch.attention_mask, batch.token_type_ids);

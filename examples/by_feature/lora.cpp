@@ -65,7 +65,7 @@ void train(const Settings& settings, const examples::PairSets& pairs, bool with_
   std::vector<double> milliseconds;  // of each step
   for (int64_t epoch = 0; epoch < settings.epochs; ++epoch) {
     m->train();
-    for (auto& batch : train_dl) {
+    for (auto& batch : accelerate::tqdm(train_dl, {.description = "epoch " + std::to_string(epoch)})) {
       const auto start = std::chrono::steady_clock::now();
       accelerator.backward(
           torch::cross_entropy_loss(m(batch.input_ids, batch.attention_mask, batch.token_type_ids), batch.labels));

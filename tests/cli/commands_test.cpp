@@ -542,7 +542,8 @@ TEST_F(Commands, SectionsOfConfigFilesMayHoldWhatNobodyReads) {
     EXPECT_EQ(result.exit_code, 0) << text << result.err;
     return result;
   };
-  const auto unknown = plan("distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_verison: 2\n  other: [1]\n");
+  const auto unknown =
+      plan("distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_verison: 2\n  other: [1]\n");
   EXPECT_THAT(unknown.err, AllOf(HasSubstr("'fsdp_verison' in fsdp_config"), HasSubstr("Did you mean 'fsdp_version'?"),
                                  HasSubstr("'other' in fsdp_config")));
   const auto left_over = plan(
@@ -551,10 +552,16 @@ TEST_F(Commands, SectionsOfConfigFilesMayHoldWhatNobodyReads) {
   EXPECT_THAT(left_over.err, AllOf(HasSubstr("'deepspeed_config' in the config file"), HasSubstr("has no effect"),
                                    Not(HasSubstr("fsdp_config")), Not(HasSubstr("megatron"))));
   EXPECT_THAT(left_over.out, Not(HasSubstr("GRADIENT_ACCUMULATION")));
+  // What is not read on one machine.
+  EXPECT_THAT(plan("distributed_type: MULTI_CPU\nnum_processes: 2\nmachine_rank: one\ntpu_use_sudo: perhaps\n").out,
+              HasSubstr("processes  2 of 2"));
+  EXPECT_THAT(plan("distributed_type: MULTI_CPU\nnum_processes: 2\nmachine_rank: 1\n").out,
+              HasSubstr("GROUP_RANK=0\n"));
   const std::string deepspeed = "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n";
-  EXPECT_THAT(plan(deepspeed + "  gradient_accumulation_steps: auto\n  gradient_clipping: auto\n  zero_stage: null\n").out,
-              AllOf(HasSubstr("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=auto\n"),
-                    HasSubstr("ACCELERATE_GRADIENT_CLIPPING=auto\n"), Not(HasSubstr("ZERO_STAGE"))));
+  EXPECT_THAT(
+      plan(deepspeed + "  gradient_accumulation_steps: auto\n  gradient_clipping: auto\n  zero_stage: null\n").out,
+      AllOf(HasSubstr("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=auto\n"),
+            HasSubstr("ACCELERATE_GRADIENT_CLIPPING=auto\n"), Not(HasSubstr("ZERO_STAGE"))));
   EXPECT_THAT(plan(deepspeed + "  gradient_accumulation_steps: 4\n").out,
               HasSubstr("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4\n"));
   for (const char* number : {"1e8", "1.0e+8", "100000000", "null"})
@@ -597,11 +604,27 @@ TEST_F(Commands, TorchrunsWordsInRdzvConf) {
 }
 
 TEST_F(Commands, WhatOthersCallAnOptionIsUnderstood) {
-  for (const auto& [theirs, ours] : {std::pair("--nproc-per-node", "--num_processes"), {"--num_proc", "--num_processes"},
-                                     {"--nnodes=2", "--num_machines"}, {"--node_rank", "--machine_rank"},
-                                     {"--master_port", "--main_process_port"}, {"--num_proceses", "--num_processes"}})
+  for (const auto& [theirs, ours] : {std::pair("--nproc-per-node", "--num_processes"),
+                                     {"--num_proc", "--num_processes"},
+                                     {"--nnodes=2", "--num_machines"},
+                                     {"--node_rank", "--machine_rank"},
+                                     {"--master_port", "--main_process_port"},
+                                     {"--num_proceses", "--num_processes"}})
     EXPECT_THAT(run({"launch", theirs, "2", "/bin/true"}).err, HasSubstr(std::string("Did you mean '") + ours + "'?"))
         << theirs;
+}
+
+TEST_F(Commands, ProgramsBesideTheLauncherHaveItsHelp) {
+  int there = 0;
+  for (const auto& entry : fs::directory_iterator(ACCELERATE_BIN_DIR)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("accelerate-") || !fs::is_regular_file(entry.path())) continue;
+    ++there;
+    const auto help = Program({entry.path(), "--help"}).wait();
+    EXPECT_EQ(help.exit_code, 0) << name << help.err;
+    EXPECT_THAT(help.out, HasSubstr("accelerate ")) << name;
+  }
+  if (there == 0) GTEST_SKIP() << "none of them is built";
 }
 
 // The reference's questions write it under a name that nobody reads in version 1.

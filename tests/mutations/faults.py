@@ -1434,6 +1434,14 @@ F("std::cout apart from stdout is not kept back", "src/state/lines_at_once.cpp",
 F("the first of several ranks has the terminal", "src/launch/supervise/supervisor.cpp",
   "return interactive_ && «local_rank == 0»;", "false",
   "launch_cli_tests Launch.TheFirstOfSeveralProcessesHasTheTerminal")
+F("launch: torchrun's variables", "src/launch/job/settings.cpp",
+  'const auto machines = «host.variable("PET_NNODES")»;', "std::optional<std::string>()",
+  "launch_tests LaunchEnvironment.TorchrunsVariablesAct")
+F("bars write lines into logs", "src/utils/progress.cpp", "«impl_->say();»", "",
+  "utils_tests Progress.OneLineAtTheEndWhereThereIsNoTerminal")
+F("models::save_pretrained of other weights", "src/models/weights.cpp",
+  'save_safetensors(folder / "model.safetensors", «weights», {{"format"', "named_weights(module)",
+  "bert_tests Bert.OtherWeightsAreSavedInPlaceOfItsOwn")
 F("launch: a file for one process starts one", "src/launch/job/job.cpp",
   "if («is_for_one_process(job)» && job.world_size > 1)", "false",
   "launch_tests LaunchEnvironment.NumbersInFilesForOneProcessStartOne")

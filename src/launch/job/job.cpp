@@ -176,7 +176,9 @@ void plan_ranks(Job& job) {
   require(job.world_size <= kMostRanks && s.num_processes() >= 0 && job.num_machines <= kMostRanks,
           "--num_processes is {} on {} machines, expected at most {} of each", s.num_processes(), job.num_machines,
           kMostRanks);
-  job.machine_rank = job.rendezvous.rank.value_or(s.integer("machine_rank").value_or(0));
+  if (job.num_machines > 1) job.machine_rank = job.rendezvous.rank.value_or(s.integer("machine_rank").value_or(0));
+  else if (s.source("machine_rank") == Source::flag && s.integer("machine_rank").value_or(0) != 0)
+    job.remarks.push_back("--machine_rank " + s.text("machine_rank") + " has no effect with one machine");
   if (const std::string hostfile = s.text("hostfile"); !hostfile.empty()) plan_hostfile(job, hostfile, c10d);
   const auto here = s.integer("processes_per_machine");
   require(here.value_or(1) >= 1, "--processes_per_machine must be at least 1");

@@ -50,10 +50,15 @@ Settings::Settings(const LaunchRequest& request, const Host& host) {
 const Value& Settings::operator[](const std::string& name) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) raise<InternalError>("no setting is called {}", name);
+  if (!found->second.error.empty()) raise<ConfigError>("{}", found->second.error);
   return found->second.value;
 }
 
-Source Settings::source(const std::string& name) const { return (*this)[name], entries_.at(name).source; }
+Source Settings::source(const std::string& name) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) raise<InternalError>("no setting is called {}", name);
+  return found->second.source;
+}
 
 std::string Settings::text(const std::string& name) const {
   const Value& value = (*this)[name];
@@ -70,7 +75,7 @@ int64_t Settings::num_processes() const { return integer("num_processes").value_
 /// The strongest source wins; of one source the last word does.
 void Settings::set(const std::string& name, Value value, Source source) {
   Entry& entry = entries_[name];
-  if (source >= entry.source) entry = {std::move(value), source};
+  if (source >= entry.source) entry = {std::move(value), source, ""};
 }
 
 std::string Settings::without_minimum(const std::string& name, const std::string& text, Source source,
@@ -150,7 +155,7 @@ void Settings::take_rdzv_conf() {
     const bool open = source(name) == Source::fallback;
     // Who has numbered the machines means a fixed set of them, as the reference starts it.
     if (name == "rdzv_backend" ? open && (*this)["machine_rank"].is_null() : open)
-      entries_[name] = {value, source("rdzv_conf")};
+      entries_[name] = {value, source("rdzv_conf"), ""};
     else if ((*this)[name] != value)
       remarks_.push_back(fmt::format("'{}' in --rdzv_conf has no effect: {} is {}", key, flag_of(option_called(name)),
                                      this->text(name)));
@@ -207,15 +212,7 @@ void Settings::take_file(const std::filesystem::path& path) {
     return;
   }
   for (const auto& [key, value] : file_.items())
-    if (!value.is_object())
-      if (Value converted = from_file(
-              option_called(key),
-              value.is_string() ? Value(without_minimum(key, value, Source::file,
-                                                        fmt::format("the config file {}: '{}'", file_name_, key)))
-                                : value,
-              file_name_);
-          !converted.is_null())
-        set(key, std::move(converted), Source::file);
+    if (!value.is_object()) take_key(key, value);
   choose_paradigm();
   // What is left over of an engine that the job does not use has no say, and may be nonsense.
   for (const auto& [section, content] : file_.items()) {
@@ -224,6 +221,19 @@ void Settings::take_file(const std::filesystem::path& path) {
     else
       remarks_.push_back(
           fmt::format("'{}' in the config file {} has no effect: this job does not use it", section, file_name_));
+  }
+}
+
+void Settings::take_key(const std::string& key, const Value& value) {
+  const std::string where = fmt::format("the config file {}: '{}'", file_name_, key);
+  try {
+    Value converted =
+        from_file(option_called(key),
+                  value.is_string() ? Value(without_minimum(key, value, Source::file, where)) : value, file_name_);
+    if (!converted.is_null()) set(key, std::move(converted), Source::file);
+  } catch (const ConfigError& error) {
+    if (Entry& entry = entries_[key]; entry.source <= Source::file)
+      entry.source = Source::file, entry.error = error.what();
   }
 }
 
@@ -349,7 +359,7 @@ void Settings::take_torchrun_variables(const Host& host) {
   }
   // torchrun's numbers are those of a machine.
   const int64_t each = std::max<int64_t>(1, num_processes());
-  entries_["processes_per_machine"] = {each, Source::environment};
+  entries_["processes_per_machine"] = {each, Source::environment, ""};
   entries_["num_processes"].value = each * num_machines();
 }
 
@@ -363,7 +373,7 @@ void Settings::name_strategy() {
   const bool differs = other != Source::fallback && in_small_letters(text("fsdp_sharding_strategy")) != given;
   // Of two of one source the reference takes the one that it reads.
   if (other == Source::fallback || source > other)
-    entries_["fsdp_sharding_strategy"] = {(*this)["fsdp_reshard_after_forward"], source};
+    entries_["fsdp_sharding_strategy"] = {(*this)["fsdp_reshard_after_forward"], source, ""};
   if (differs)
     remarks_.push_back(
         fmt::format("fsdp_reshard_after_forward and fsdp_sharding_strategy name different strategies, "

@@ -71,6 +71,7 @@ class Settings {
   struct Entry {
     config::Value value;
     Source source = Source::fallback;
+    std::string error;  ///< why the value can't be, of a file whose job may not need it: for who reads it
   };
   void set(const std::string& name, config::Value value, Source source);
   /// Writes MAX of "MIN:MAX" for num_machines in place of it, and remembers MIN.
@@ -83,6 +84,7 @@ class Settings {
   void take_torchrun_variables(const Host& host);
   void take_place(const Host& host);
   void take_file(const std::filesystem::path& path);
+  void take_key(const std::string& key, const config::Value& value);
   void take_section(const std::string& section, const config::Value& content);
   void choose_paradigm();
   bool uses_section(const std::string& section) const;
