@@ -20,7 +20,7 @@ void Accelerator::save(const c10::IValue& object, const fs::path& file) const {
 void Accelerator::save(const std::map<std::string, at::Tensor>& tensors, const fs::path& file,
                        bool safe_serialization) const {
   if (!impl_->writes_for_all()) return;
-  if (safe_serialization) save_safetensors(file, tensors, {{"format", "pt"}});
+  if (safe_serialization) save_safetensors(file, checkpointing::each_memory_once(tensors), {{"format", "pt"}});
   else checkpointing::save_object(checkpointing::to_dict(tensors), file);
 }
 
@@ -173,7 +173,7 @@ std::map<std::string, at::Tensor> Accelerator::state_dict_of(const ModelRef& mod
   const auto in_pieces = model_in_pieces(impl_->run, model);
   if (in_pieces) counts::add(counts::Count::whole_states);
   return in_pieces ? run_state::whole_state(*in_pieces, impl_->engine->state_dict_config())
-                   : checkpointing::state_dict(model);
+                   : checkpointing::every_name(model, checkpointing::value_of);
 }
 
 c10::IValue Accelerator::get_optimizer_state_dict(const AcceleratedOptimizer& optimizer) const {

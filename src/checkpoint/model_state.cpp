@@ -28,6 +28,27 @@ std::map<std::string, at::Tensor> state_dict(const ModelRef& model,
   return result;
 }
 
+std::map<std::string, at::Tensor> every_name(const ModelRef& model,
+                                             const std::function<at::Tensor(const at::Tensor&)>& value_of) {
+  std::map<std::string, at::Tensor> result;
+  std::map<decltype(memory_of(at::Tensor())), at::Tensor> values;
+  for (const auto& [name, tensor] : model.state()) {
+    at::Tensor own;
+    at::Tensor& value = tensor.numel() == 0 ? own : values[memory_of(tensor)];
+    if (!value.defined()) value = value_of(tensor);
+    result.emplace(name, value);
+  }
+  return result;
+}
+
+std::map<std::string, at::Tensor> each_memory_once(std::map<std::string, at::Tensor> tensors) {
+  std::set<decltype(memory_of(at::Tensor()))> seen;
+  std::erase_if(tensors, [&](const auto& item) {
+    return item.second.has_storage() && item.second.numel() > 0 && !seen.insert(memory_of(item.second)).second;
+  });
+  return tensors;
+}
+
 at::Tensor value_of(const at::Tensor& tensor) {
   const at::Tensor value = tensor.detach();
   return residency::encoded_weight(tensor) != nullptr ? value.clone() : value.cpu();

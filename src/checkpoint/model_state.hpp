@@ -13,6 +13,12 @@ namespace accelerate::checkpointing {
 std::map<std::string, at::Tensor> state_dict(const ModelRef& model,
                                              const std::function<at::Tensor(const at::Tensor& tensor)>& value_of);
 
+/// The same under every name, as Python's state_dict() has it: names of one tensor share one value.
+std::map<std::string, at::Tensor> every_name(const ModelRef& model,
+                                             const std::function<at::Tensor(const at::Tensor& tensor)>& value_of);
+/// Without names of memory that an earlier name has: what a file of safetensors may hold.
+std::map<std::string, at::Tensor> each_memory_once(std::map<std::string, at::Tensor> tensors);
+
 /// On the CPU. Of a weight in few bits, a copy of its values; of others their memory, if it is there already.
 at::Tensor value_of(const at::Tensor& tensor);
 

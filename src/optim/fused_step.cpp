@@ -156,7 +156,7 @@ template <class Kernel> class FusedStepOf : public FusedStep {
       bucket.grads.clear();  // backward reuses a gradient's memory only if nobody else holds it
       outdated |= Kernel::lists_outdated(bucket);
     }
-    if (outdated) layout_.clear();
+    if (outdated) layout_.clear(), buckets_.clear();  // a step without any gradient needs no lists
     entries_.clear();
   }
 

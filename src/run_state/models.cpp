@@ -229,12 +229,17 @@ std::map<std::string, at::Tensor> whole_state(const detail::PreparedModel& model
                      {.everywhere = everywhere, .copies = true, .on_host = config.offload_to_cpu});
   const auto pieces = pieces_among(holdings);
   std::map<std::string, at::Tensor> state;
+  std::unordered_map<const at::TensorImpl*, at::Tensor> values;  // names of one tensor share one
   if (everywhere || comm::rank() == 0)
     for (const auto& [name, tensor] : model.model.state()) {
-      at::Tensor value = pieces.contains(tensor.unsafeGetTensorImpl()) ? stream.get(tensor) : tensor.detach();
-      // What stands for codes would ask all ranks for them whenever it is read.
-      if (is_left_out(tensor)) value = value.clone();
-      state.emplace(name, config.offload_to_cpu ? value.cpu() : value);
+      at::Tensor& value = values[tensor.unsafeGetTensorImpl()];
+      if (!value.defined()) {
+        value = pieces.contains(tensor.unsafeGetTensorImpl()) ? stream.get(tensor) : tensor.detach();
+        // What stands for codes would ask all ranks for them whenever it is read.
+        if (is_left_out(tensor)) value = value.clone();
+        if (config.offload_to_cpu) value = value.cpu();
+      }
+      state.emplace(name, value);
     }
   stream.finish();
   return state;
