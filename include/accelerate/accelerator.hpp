@@ -174,7 +174,8 @@ concept TorchSchedule =
     std::derived_from<T, torch::optim::LRScheduler> || std::derived_from<T, torch::optim::ReduceLROnPlateauScheduler>;
 }  // namespace detail
 
-/// One per training run; several of a process share state. Constructing the first one is collective (see PartialState).
+/// One per training run; several of a process share state, and what one has prepared others
+/// clip, and prepare again without a second layer. Constructing the first one is collective (see PartialState).
 /// Not thread-safe, except for the read-only members.
 class ACCELERATE_API Accelerator {
  public:
@@ -331,10 +332,14 @@ class ACCELERATE_API Accelerator {
   }
   /// Autocast in this run's mixed precision, for code outside of prepared models.
   [[nodiscard]] AutocastGuard autocast() const;
-  /// Divides all prepared optimizers' gradients by the loss scale; nothing without a scaler.
+  /// Divides gradients by the loss scale: those of all prepared optimizers, or of some. Nothing without a scaler, and
+  /// for an optimizer whose gradients wait for their step unscaled already.
   void unscale_gradients();
-  /// Scales gradients so that their norm is at most max_norm. Unscales first. @return the norm before, a scalar tensor.
-  /// Collective with sharded parameters, whose gradients count as wholes.
+  void unscale_gradients(const AcceleratedOptimizer& optimizer);
+  void unscale_gradients(const std::vector<AcceleratedOptimizer>& optimizers);
+  /// Scales gradients so that their norm is at most max_norm. Unscales those of the optimizers that hold one of these
+  /// parameters first. A parameter that is listed several times (tied weights) counts once. @return the norm before, a
+  /// scalar tensor. Collective with sharded parameters, whose gradients count as wholes.
   at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0);
   void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value);
   /// Some prepared optimizer's last step was skipped because of an overflow.

@@ -187,10 +187,25 @@ std::shared_ptr<FP8Training> Accelerator::Impl::make_fp8(const ModelRef& model) 
   return training;
 }
 
+void Accelerator::Impl::set_autocast(detail::PreparedModel& core) const {
+  core.autocast = autocast;
+  core.autocast_dtype = autocast.enabled ? autocast_dtype(state->mixed_precision()) : std::nullopt;
+  // Casts of parameters that come and go are made anew each time: kept ones would keep evicted bytes alive.
+  if (core.engine && !core.engine->keeps_parameters()) core.autocast.cache_enabled = false;
+}
+
 std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(const ModelRef& model, bool evaluation_mode) {
   // The same module again: the same preparation, not a second layer.
   if (const auto known = impl_->run.find(model); known && (known->engine || evaluation_mode || !use_distributed()))
     return known;
+  // Another Accelerator's: the same engine, with this one's autocast.
+  for (const auto* run : live_runs())
+    if (const auto known = run->find(model); known && known->engine) {
+      auto core = std::make_shared<detail::PreparedModel>(*known);
+      impl_->set_autocast(*core);
+      impl_->run.models.push_back(core);
+      return core;
+    }
   const auto& chosen = *impl_->engine;
   const auto fp8 = impl_->make_fp8(model);
   if (!chosen.places_models()) {
@@ -198,8 +213,7 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(const ModelRef&
     if (impl_->options.device_placement) model.to(device());
   }
   auto core = std::make_shared<detail::PreparedModel>(
-      detail::PreparedModel{.model = model, .device_type = computing_device(device()), .autocast = impl_->autocast});
-  if (impl_->autocast.enabled) core->autocast_dtype = autocast_dtype(state().mixed_precision());
+      detail::PreparedModel{.model = model, .device_type = computing_device(device()), .autocast = {}});
   core->engine = chosen.make(model, device(), evaluation_mode);
   if (fp8 && !device().is_meta()) core->fp8 = fp8;
   if (const auto& group = comm::world_group(); core->fp8 && core->engine && group)
@@ -208,9 +222,8 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(const ModelRef&
   if (core->engine) {
     core->input_dtype = core->engine->input_dtype();
     core->output_dtype = core->engine->output_dtype();
-    // Casts of parameters that come and go are made anew each time: kept ones would keep evicted bytes alive.
-    if (!core->engine->keeps_parameters()) core->autocast.cache_enabled = false;
   }
+  impl_->set_autocast(*core);
   impl_->run.models.push_back(core);
   if (is_monitored()) {
     const auto flops = flops_per_token(model);

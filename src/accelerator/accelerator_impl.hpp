@@ -3,6 +3,8 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <unordered_set>
+#include <vector>
 
 #include "accelerate/accelerator.hpp"
 #include "accelerate/utils/kwargs_dict.hpp"
@@ -21,6 +23,24 @@ at::DeviceType computing_device(const at::Device& device);
 /// What the options, and else the environment, say of torch.compile. @throws ConfigError if it is to compile, which it
 /// can't here, or if dynamo_backend and dynamo_plugin are both given.
 TorchDynamoPlugin without_compiler(const AcceleratorOptions& options);
+
+/// What all living Accelerators of the process have prepared, in the order in which they were made: one may clip, step
+/// or prepare again what another one trains.
+std::vector<run_state::RunState*> live_runs();
+/// The engines of their models, each once.
+parallel::Engines live_engines();
+
+/// Among live_runs() while it lives.
+class LiveRun {
+ public:
+  explicit LiveRun(run_state::RunState& run);
+  LiveRun(const LiveRun&) = delete;
+  LiveRun& operator=(const LiveRun&) = delete;
+  ~LiveRun();
+
+ private:
+  run_state::RunState& run_;
+};
 
 struct Accelerator::Impl {
   explicit Impl(AcceleratorOptions given);
@@ -42,6 +62,7 @@ struct Accelerator::Impl {
 
   data::PrepareDataLoaderOptions loader_options;
   run_state::RunState run;  ///< all that was prepared
+  LiveRun live{run};
   struct OneSaveHook {
     SaveStateHook call;
     bool wants_weights;
@@ -58,6 +79,10 @@ struct Accelerator::Impl {
   /// How many models and optimizers were there when it was last looked whether they belong together.
   std::pair<size_t, size_t> checked = {0, 0};
   bool checked_loaders = false;  ///< whether an unprepared one was spoken of
+  /// What was found to be trained together by all ranks, when it was last looked.
+  std::unordered_set<const at::TensorImpl*> trained;
+  bool gradients_are_scaled_for_nobody = false;  ///< in fp16: no prepared optimizer would unscale them
+  int64_t nobody_unscales = 0;                   ///< synchronising backwards since then
 
   /// Calls the save hooks. @return what they want to be written instead of the models' weights, if any of them cares
   std::optional<ModelWeights> weights_by_hooks(const std::filesystem::path& folder, run_state::StateForm form);
@@ -69,6 +94,8 @@ struct Accelerator::Impl {
   /// What a model computes in 8 bits, before its engine takes it over; null without fp8. The engine learns what is to
   /// travel so.
   std::shared_ptr<FP8Training> make_fp8(const ModelRef& model);
+  /// How this Accelerator's forwards of a model compute, whose engine is known.
+  void set_autocast(detail::PreparedModel& core) const;
   ProfileProcess process() const;
   /// Tensors that this rank holds of prepared models, gradients of theirs, and states of prepared optimizers; undefined
   /// ones too. @param f  gets the kind, the tensor, and whether it is one of many in its storage

@@ -2,6 +2,7 @@
 
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerator/accelerator_impl.hpp"
+#include "checkpoint/model_state.hpp"
 #include "run_state/checkpoint_folders.hpp"
 #include "run_state/models.hpp"
 #include "run_state/optimizers.hpp"

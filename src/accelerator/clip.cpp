@@ -2,25 +2,65 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+
 #include "accelerator/accelerator_impl.hpp"
 #include "parallel/gradients.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
+namespace {
 
-void Accelerator::unscale_gradients() {
-  const auto& run = impl_->run;
-  if (sync_gradients())
-    for (const auto& engine : run.engines()) engine->settle_gradients();
-  if (!run.scaler) return;
-  for (const auto& optimizer : run.optimizers) run.scaler->unscale_(optimizer.optimizer());
+/// Gradients of a synchronising step are about to be looked at.
+void settle(const parallel::Engines& engines, bool synchronising) {
+  for (const auto& engine : engines)
+    if (synchronising) engine->settle_gradients();
+}
+
+void unscale(const run_state::RunState& run, const AcceleratedOptimizer& optimizer) {
+  if (run.scaler && !run.scaler->is_unscaled(optimizer.optimizer())) run.scaler->unscale_(optimizer.optimizer());
+}
+
+bool holds_any(const AcceleratedOptimizer& optimizer, const std::unordered_set<const at::TensorImpl*>& tensors) {
+  const auto& groups = optimizer.param_groups();
+  return std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
+    return std::any_of(group.params().begin(), group.params().end(),
+                       [&](const at::Tensor& parameter) { return tensors.contains(parameter.unsafeGetTensorImpl()); });
+  });
+}
+
+/// Whoever clips, another Accelerator of the process may train what is clipped.
+parallel::Gradients ready_to_clip(const std::vector<at::Tensor>& parameters, const parallel::Engines& engines,
+                                  bool synchronising) {
+  settle(engines, synchronising);
+  const auto runs = live_runs();
+  if (std::any_of(runs.begin(), runs.end(), [](const auto* run) { return run->scaler && run->scaler->is_enabled(); })) {
+    const auto stepped = parallel::stepped_for(engines, parameters);
+    // Others have gradients of their own, of another loss perhaps, that wait for their own step.
+    for (const auto* run : runs)
+      for (const auto& optimizer : run->optimizers)
+        if (holds_any(optimizer, stepped)) unscale(*run, optimizer);
+  }
+  return parallel::gradients_of(engines, parameters);
+}
+
+}  // namespace
+
+void Accelerator::unscale_gradients() { unscale_gradients(impl_->run.optimizers); }
+
+void Accelerator::unscale_gradients(const AcceleratedOptimizer& optimizer) {
+  unscale_gradients(std::vector<AcceleratedOptimizer>{optimizer});
+}
+
+void Accelerator::unscale_gradients(const std::vector<AcceleratedOptimizer>& optimizers) {
+  settle(impl_->run.engines(), sync_gradients());
+  for (const auto& optimizer : optimizers) unscale(impl_->run, optimizer);
 }
 
 at::Tensor Accelerator::clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
   if (!(max_norm >= 0)) raise<ConfigError>("clip_grad_norm_: max_norm is {}, expected 0 or more", max_norm);
-  unscale_gradients();
-  const auto engines = impl_->run.engines();
-  const auto gradients = parallel::gradients_of(engines, parameters);
+  const auto engines = live_engines();
+  const auto gradients = ready_to_clip(parameters, engines, sync_gradients());
   at::NoGradGuard no_grad;
   const at::Tensor total = parallel::norm_of(gradients, engines, norm_type, device());
   // No branch on the value: the host need not wait for the device. 1e-6 as in PyTorch.
@@ -30,9 +70,8 @@ at::Tensor Accelerator::clip_grad_norm_(const std::vector<at::Tensor>& parameter
 
 void Accelerator::clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value) {
   if (!(clip_value >= 0)) raise<ConfigError>("clip_grad_value_: clip_value is {}, expected 0 or more", clip_value);
-  unscale_gradients();
+  const auto gradients = ready_to_clip(parameters, live_engines(), sync_gradients());
   at::NoGradGuard no_grad;
-  const auto gradients = parallel::gradients_of(impl_->run.engines(), parameters);
   for (const at::Tensor& gradient : gradients.whole) gradient.clamp_(-clip_value, clip_value);
   for (const at::Tensor& gradient : gradients.pieces) gradient.clamp_(-clip_value, clip_value);
 }

@@ -1,16 +1,12 @@
-#include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
+
 #include <algorithm>
 
-#include <unordered_set>
-
-#include "accelerate/data/loader.hpp"
 #include "accelerate/parallel/ddp.hpp"
 #include "accelerator/accelerator_impl.hpp"
+#include "accelerator/join.hpp"
 #include "parallel/gradients.hpp"
-#include "parallel/join.hpp"
 #include "utils/counts.hpp"
-#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -67,34 +63,6 @@ Scope Accelerator::resume_sync(const std::shared_ptr<parallel::Engine>& model) {
   return scope;
 }
 
-void Accelerator::join(const parallel::Engines& models, const std::function<void()>& loop,
-                       std::optional<bool> even_batches) {
-  // A rank without data runs no forwards, of which scales would be the maximum over all ranks.
-  for (const auto& model : impl_->run.models)
-    if (use_distributed() && model->fp8 && model->engine && remembers_scales(impl_->fp8.recipe) &&
-        std::find(models.begin(), models.end(), model->engine) != models.end())
-      throw ConfigError(
-          "join_uneven_inputs: the model computes in fp8 with scales from the past (TERecipeKwargs), which ranks agree "
-          "on "
-          "in each forward, expected as many batches on each rank; use AORecipeKwargs, whose scales are of each tensor "
-          "as "
-          "it is now, or give the ranks equal numbers of batches (even_batches)");
-  // The setting returns even when the loop throws.
-  Scope restore;
-  if (even_batches) {
-    bool overridden = false;
-    for (const auto& loader : impl_->run.loaders) overridden |= loader->override_even_batches(even_batches);
-    if (!overridden && use_distributed())
-      throw ConfigError(
-          "join_uneven_inputs: even_batches was given, but no prepared loader reads a map-style data set without "
-          "dispatching, the only kind that it applies to; leave it out");
-    restore = Scope([loaders = impl_->run.loaders] {
-      for (const auto& loader : loaders) loader->override_even_batches(std::nullopt);
-    });
-  }
-  parallel::join(models, loop);
-}
-
 void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& options) {
   if (gradient_state().average() == GradientAverage::tokens)
     throw ConfigError(
@@ -114,12 +82,7 @@ void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const Back
   // The mean times its count is a sum: sums of micro-steps and ranks add up, and are divided once by the count of all.
   run_backward(num_items == 0 ? loss.nan_to_num() : loss, static_cast<double>(num_items), options);
   if (!sync_gradients()) return;
-  const auto all =
-      comm::agreed::all_reduce(
-          at::full({1}, impl_->run.num_items,
-                   at::TensorOptions().dtype(at::kDouble).device(device().is_mps() ? at::Device(at::kCPU) : device())),
-          Reduction::sum, 1.0)
-          .item<double>();
+  const double all = items_of_all_ranks(impl_->run.num_items, device());
   impl_->run.num_items = 0;
   if (all == 0)
     throw ConfigError(
@@ -131,68 +94,6 @@ void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const Back
   for (const auto& model : impl_->run.models)
     for (const auto& [name, parameter] : model->model.parameters()) parameters.push_back(parameter);
   parallel::gradients_of(impl_->run.engines(), parameters).scale(static_cast<double>(num_processes()) / all);
-}
-
-namespace {
-
-/// An optimizer that was made for another model than the one that is trained does nothing, or trains each rank by
-/// itself; neither shows.
-void check_optimizers(const run_state::RunState& run) {
-  std::unordered_set<const at::TensorImpl*> prepared, trained;
-  for (const auto& model : run.models) {
-    for (const auto& [name, parameter] : model->model.parameters()) {
-      prepared.insert(parameter.unsafeGetTensorImpl());
-      if (model->engine) trained.insert(parameter.unsafeGetTensorImpl());
-    }
-    if (!model->engine) continue;
-    for (const auto& holding : model->engine->pieces())
-      for (auto* known : {&prepared, &trained}) known->insert(holding.held().unsafeGetTensorImpl());
-  }
-  const int64_t ranks = PartialState().num_processes();
-  for (size_t i = 0; i < run.optimizers.size(); ++i) {
-    bool ours = false, moves = false;
-    int64_t index = -1;
-    for (const auto& group : run.optimizers[i].optimizer().param_groups())
-      for (const auto& parameter : group.params()) {
-        ++index;
-        ours |= prepared.contains(parameter.unsafeGetTensorImpl());
-        if (!parameter.grad().defined()) continue;
-        moves = true;
-        if (ranks > 1 && !trained.contains(parameter.unsafeGetTensorImpl()))
-          raise<ConfigError>(
-              "backward: parameter {} of prepared optimizer {}, of shape {}, has a gradient and belongs to no model "
-              "that was prepared for training, so that each of the {} processes would go its own way, expected "
-              "parameters of prepared models only; pass the model that holds it to prepare(), or step it with an "
-              "optimizer that is not prepared",
-              index, i, parameter.sizes(), ranks);
-      }
-    if (!ours && !moves)
-      logs::warn(
-          "accelerate.accelerator",
-          "backward: prepared optimizer {} holds no parameter of a prepared model, and none of its own has a gradient: "
-          "its steps will change nothing. It was probably made for another model, or for a copy of this one.",
-          i);
-  }
-}
-
-}  // namespace
-
-void Accelerator::check_belonging() {
-  if (!sync_gradients()) return;
-  const auto& run = impl_->run;
-  if (const auto now = std::pair(run.models.size(), run.optimizers.size()); now != impl_->checked) {
-    impl_->checked = now;
-    if (!run.models.empty()) check_optimizers(run);
-  }
-  if (impl_->checked_loaders || !use_distributed() || gradient_state().in_dataloader()) return;
-  if (data::detail::unprepared_passes() == 0) return;
-  impl_->checked_loaders = true;
-  if (is_main_process())
-    logs::warn("accelerate.accelerator",
-               "backward: the loop reads a DataLoader that was not prepared, while {} processes train: each of them "
-               "reads all of its batches. Pass the loader to prepare(), which gives each its share; nothing is wrong "
-               "if each process has data of its own.",
-               num_processes());
 }
 
 void Accelerator::run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options) {

@@ -3,11 +3,15 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_amp_update_scale.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/isclose.h>
 #include <ATen/ops/maximum.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/stack.h>
 
 #include <cmath>
+#include <functional>
 #include <utility>
 
 #include "accelerate/comm.hpp"
@@ -19,6 +23,43 @@ namespace {
 
 at::Tensor fp32_scalar(double value, const at::Device& device) {
   return at::full({}, value, at::TensorOptions().dtype(at::kFloat).device(device));
+}
+
+/// One call of a foreach operator takes tensors of one device and dtype.
+using Alike = std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>>;
+
+void add_to(Alike& all, const at::Tensor& tensor) {
+  all[{tensor.device().str(), tensor.scalar_type()}].push_back(tensor);
+}
+
+void multiply_gradients(torch::optim::Optimizer& optimizer, const at::Tensor& factor) {
+  at::NoGradGuard no_grad;
+  Alike gradients;
+  for (auto& group : optimizer.param_groups())
+    for (auto& param : group.params())
+      if (const auto& grad = param.grad(); grad.defined()) add_to(gradients, grad.is_sparse() ? grad._values() : grad);
+  for (auto& [key, grads] : gradients) at::_foreach_mul_(grads, factor.to(grads[0].device()));
+}
+
+/// A number for each of the optimizer's parameters, on the host; undefined where there are none to look at.
+at::Tensor norms_of(torch::optim::Optimizer& optimizer) {
+  at::NoGradGuard no_grad;
+  Alike parameters;
+  for (auto& group : optimizer.param_groups())
+    for (auto& param : group.params())
+      if (param.numel() > 0 && !param.is_meta() && param.is_floating_point()) add_to(parameters, param.detach());
+  std::vector<at::Tensor> norms;
+  for (auto& [key, params] : parameters)
+    for (auto& norm : at::_foreach_norm(params)) norms.push_back(norm.to(at::kCPU, at::kDouble));
+  return norms.empty() ? at::Tensor() : at::stack(norms);
+}
+
+bool has_gradients(torch::optim::Optimizer& optimizer) {
+  for (auto& group : optimizer.param_groups())
+    for (auto& param : group.params())
+      if (const auto& grad = param.grad(); grad.defined() && (grad.is_sparse() || grad.count_nonzero().item<bool>()))
+        return true;
+  return false;
 }
 
 }  // namespace
@@ -43,8 +84,78 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) {
     scale_ = fp32_scalar(kwargs_.init_scale, loss.device());
     growth_tracker_ = at::full({}, initial_growth_tracker_, at::TensorOptions().dtype(at::kInt).device(loss.device()));
   }
+  begin_round();
   last_loss_ = loss.detach();
   return loss.mul(scale_.to(loss.device()));
+}
+
+void GradScaler::begin_round() {
+  if (pending_.defined()) change_scale([&] { apply(scale_, growth_tracker_, std::exchange(pending_, {})); });
+  for (auto& [key, state] : optimizers_) {
+    if (!state.optimizer) continue;
+    check_for_foreign_steps(state);
+    // What was unscaled, and clipped perhaps, and not stepped on: what comes now is added to it.
+    if (state.stage == Stage::unscaled) {
+      multiply_gradients(*state.optimizer, scale_);
+      state.stage = Stage::ready;
+      state.found_inf.reset();
+    }
+    state.scaled = true;
+  }
+}
+
+void GradScaler::change_scale(const std::function<void()>& change) {
+  const at::Tensor before = scale_.clone();
+  change();
+  for (auto& [key, state] : optimizers_)
+    if (state.optimizer && state.scaled && state.stage == Stage::ready)
+      multiply_gradients(*state.optimizer, scale_ / before);
+}
+
+void GradScaler::check_for_foreign_steps(Watched& state) const {
+  // One that has stepped here is known by its prepared handle. Looking each time would cost more than it may find.
+  constexpr int kLooks = 64;
+  if (state.has_stepped || state.looks++ >= kLooks) return;
+  const at::Tensor now = norms_of(*state.optimizer), before = std::exchange(state.norms, now);
+  if (!now.defined() || !before.defined() || before.sizes() != now.sizes() ||
+      at::isclose(now, before, /*rtol=*/0, /*atol=*/0, /*equal_nan=*/true).all().item<bool>() ||
+      has_gradients(*state.optimizer))
+    return;
+  raise<ConfigError>(
+      "GradScaler::scale: the parameters of a prepared optimizer have changed since the last loss was scaled, and it "
+      "has not stepped, expected step() of the handle that prepare() returned. The optimizer from before prepare() "
+      "was probably stepped itself (optimizer.step() where opt.step() is meant): it knows nothing of loss scaling, "
+      "and takes gradients that are {} times too large.",
+      scale_.item<double>());
+}
+
+void GradScaler::watch(torch::optim::Optimizer& optimizer) {
+  auto& state = optimizers_[&optimizer];
+  state.optimizer = &optimizer;
+  ++state.watchers;
+}
+
+void GradScaler::unwatch(torch::optim::Optimizer& optimizer) {
+  const auto found = optimizers_.find(&optimizer);
+  if (found != optimizers_.end() && --found->second.watchers == 0) optimizers_.erase(found);
+}
+
+void GradScaler::begin_step(Optimizers::iterator at) {
+  if (!at->second.optimizer) {
+    optimizers_.erase(at);
+    return;
+  }
+  at->second.stage = Stage::ready;
+  at->second.found_inf.reset();
+  at->second.scaled = false;
+}
+
+void GradScaler::begin_steps() {
+  for (auto at = optimizers_.begin(); at != optimizers_.end();) {
+    const auto here = at++;
+    // Watched ones that wait for their step keep their place.
+    if (!here->second.optimizer || here->second.stage == Stage::stepped) begin_step(here);
+  }
 }
 
 void GradScaler::require_scale(const char* operation) const {
@@ -55,10 +166,10 @@ void GradScaler::require_scale(const char* operation) const {
         operation);
 }
 
-void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, PerOptimizer& state,
-                                   const at::Tensor& inverse_scale, bool allow_fp16) {
+void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, Watched& state, const at::Tensor& inverse_scale,
+                                   bool allow_fp16) {
   at::NoGradGuard no_grad;
-  std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>> by_device_and_dtype;
+  Alike gradients;
   for (auto& group : optimizer.param_groups()) {
     for (auto& param : group.params()) {
       auto& grad = param.mutable_grad();
@@ -69,12 +180,11 @@ void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, PerOptimi
             "has saved. Keep the parameters in fp32 and let autocast choose the compute type.");
       // In fp16 the entries of a sparse gradient that share an index may overflow only when they are added.
       if (grad.is_sparse() && grad.scalar_type() == at::kHalf) grad = grad.coalesce();
-      const at::Tensor values = grad.is_sparse() ? grad._values() : grad;
-      by_device_and_dtype[{values.device().str(), values.scalar_type()}].push_back(values);
+      add_to(gradients, grad.is_sparse() ? grad._values() : grad);
     }
   }
   at::Tensor found_inf = fp32_scalar(0, scale_.device());
-  for (auto& [key, grads] : by_device_and_dtype) {
+  for (auto& [key, grads] : gradients) {
     at::Tensor found_here = fp32_scalar(0, grads[0].device());
     // Gradients of offloaded parameters are on the host, which must not read the scale before it is there.
     at::_amp_foreach_non_finite_check_and_unscale_(grads, found_here, inverse_scale.to(grads[0].device()));
@@ -82,8 +192,9 @@ void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, PerOptimi
     found_inf = at::maximum(found_inf, found_here.to(found_inf.device()));
   }
   // Were one rank to skip alone, the ranks' parameters would drift apart unnoticed.
-  if (comm::world_size() > 1) found_inf = comm::agreed::all_reduce(found_inf, Reduction::max, 1.0);
+  if (agreement_ && comm::world_size() > 1) found_inf = comm::agreed::all_reduce(found_inf, Reduction::max, 1.0);
   state.found_inf = found_inf;
+  has_checked_ = true;
 }
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
@@ -131,26 +242,27 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer, const StepFunction& fu
   const bool overflow = state.found_inf.item<float>() != 0;
   if (!overflow) take(grad_scale);
   state.stage = Stage::stepped;
+  state.has_stepped = true;
   return !overflow;
 }
 
-void GradScaler::apply(const at::Tensor& found_inf) {
-  at::_amp_update_scale_(scale_, growth_tracker_, found_inf, kwargs_.growth_factor, kwargs_.backoff_factor,
+void GradScaler::apply(at::Tensor& scale, at::Tensor& growth_tracker, const at::Tensor& found_inf) const {
+  at::_amp_update_scale_(scale, growth_tracker, found_inf, kwargs_.growth_factor, kwargs_.backoff_factor,
                          kwargs_.growth_interval);
 }
 
 void GradScaler::update() {
   if (!is_enabled()) return;
   require_scale("update");
-  at::Tensor found_inf;
-  for (const auto& [optimizer, state] : optimizers_)
+  at::Tensor found_inf = std::exchange(pending_, {});
+  for (const auto& [key, state] : optimizers_)
     if (state.found_inf.defined())
       found_inf = found_inf.defined() ? at::maximum(found_inf, state.found_inf) : state.found_inf;
   if (!found_inf.defined())
     throw ConfigError(
         "GradScaler::update: no gradients were checked since the last update(), expected step(optimizer) before.");
-  apply(found_inf);
-  optimizers_.clear();
+  change_scale([&] { apply(scale_, growth_tracker_, found_inf); });
+  begin_steps();
 }
 
 void GradScaler::update(torch::optim::Optimizer& optimizer) {
@@ -161,20 +273,36 @@ void GradScaler::update(torch::optim::Optimizer& optimizer) {
     throw ConfigError(
         "GradScaler::update: no gradients of this optimizer were checked since the last update(), expected "
         "step(optimizer) before.");
-  apply(found->second.found_inf);
-  optimizers_.erase(found);
+  const at::Tensor& found_inf = found->second.found_inf;
+  pending_ = pending_.defined() ? at::maximum(pending_, found_inf) : found_inf;
+  begin_step(found);
 }
 
 void GradScaler::update(double new_scale) {
   if (!is_enabled()) return;
   if (!(new_scale > 0 && std::isfinite(new_scale)))
     raise<ConfigError>("GradScaler::update: found scale {}, expected a positive number.", new_scale);
-  if (scale_.defined()) scale_.fill_(new_scale);
+  pending_.reset();
+  if (scale_.defined()) change_scale([&] { scale_.fill_(new_scale); });
   else kwargs_.init_scale = new_scale;
-  optimizers_.clear();
+  begin_steps();
 }
 
-void GradScaler::forget(torch::optim::Optimizer& optimizer) { optimizers_.erase(&optimizer); }
+std::pair<at::Tensor, at::Tensor> GradScaler::coming() const {
+  if (!pending_.defined()) return {scale_, growth_tracker_};
+  std::pair<at::Tensor, at::Tensor> next{scale_.clone(), growth_tracker_.clone()};
+  apply(next.first, next.second, pending_);
+  return next;
+}
+
+void GradScaler::forget(torch::optim::Optimizer& optimizer) {
+  if (const auto found = optimizers_.find(&optimizer); found != optimizers_.end()) begin_step(found);
+}
+
+bool GradScaler::is_unscaled(const torch::optim::Optimizer& optimizer) const {
+  const auto found = optimizers_.find(&optimizer);
+  return found != optimizers_.end() && found->second.stage == Stage::unscaled;
+}
 
 bool GradScaler::last_loss_is_finite() const {
   return !last_loss_.defined() || last_loss_.isfinite().all().item<bool>();
@@ -182,12 +310,12 @@ bool GradScaler::last_loss_is_finite() const {
 
 double GradScaler::get_scale() const {
   if (!is_enabled()) return 1.0;
-  return scale_.defined() ? scale_.item<double>() : kwargs_.init_scale;
+  return scale_.defined() ? coming().first.item<double>() : kwargs_.init_scale;
 }
 
 int64_t GradScaler::get_growth_tracker() const {
   if (!is_enabled()) return 0;
-  return growth_tracker_.defined() ? growth_tracker_.item<int64_t>() : initial_growth_tracker_;
+  return growth_tracker_.defined() ? coming().second.item<int64_t>() : initial_growth_tracker_;
 }
 
 c10::IValue GradScaler::state_dict() const {
@@ -222,6 +350,8 @@ void GradScaler::load_state_dict(const c10::IValue& state) {
   if (growth_tracker < 0) reader.fail("found _growth_tracker {}, expected 0 or more", growth_tracker);
   kwargs_ = kwargs;
   initial_growth_tracker_ = growth_tracker;
+  pending_.reset();
+  for (auto& [key, watched] : optimizers_) watched.norms.reset();  // parameters were probably loaded, too
   if (scale_.defined()) {
     scale_.fill_(kwargs.init_scale);
     growth_tracker_.fill_(growth_tracker);

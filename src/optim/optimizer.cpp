@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "accelerate/comm.hpp"
 #include "accelerate/optim/adam8bit.hpp"
 #include "accelerate/optim/grad_scaler.hpp"
 #include "accelerate/state.hpp"
@@ -33,6 +34,13 @@ struct AcceleratedOptimizer::Impl {
   int64_t skipped = 0;  ///< the last ones, in a row
   std::vector<std::pair<const void*, StepHooks>>
       hooks;  ///< in the order of their coming, which is the same on all ranks: they are collective
+
+  Impl() = default;
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  ~Impl() {
+    if (scaler && optimizer) scaler->unwatch(*optimizer);
+  }
 
   at::Tensor step_now(const LossClosure& closure);
 
@@ -82,6 +90,14 @@ void warn_of_skipped_steps(int64_t skipped, const optim::GradScaler& scaler) {
                       "learning rate and the model's outputs; bf16 has the range of fp32.");
 }
 
+/// An optimizer that evaluates its closure until the loss pleases it (LBFGS) must do so equally often on all ranks,
+/// which average gradients in it: it gets the mean of their losses.
+AcceleratedOptimizer::LossClosure in_step(const AcceleratedOptimizer::LossClosure& closure,
+                                          torch::optim::Optimizer& optimizer) {
+  if (!closure || comm::world_size() == 1 || !optim::may_search(optimizer)) return closure;
+  return [closure] { return comm::agreed::all_reduce(closure().detach(), Reduction::mean, 1.0); };
+}
+
 }  // namespace
 
 AcceleratedOptimizer::AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimizer> optimizer, bool device_placement,
@@ -101,6 +117,7 @@ AcceleratedOptimizer::AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimiz
   }
   impl_->optimizer = std::move(optimizer);
   impl_->scaler = std::move(scaler);
+  if (impl_->scaler) impl_->scaler->watch(*impl_->optimizer);
   impl_->options = options;
 }
 
@@ -163,7 +180,7 @@ at::Tensor AcceleratedOptimizer::Impl::step_now(const LossClosure& closure) {
     self.scaler->update(optimizer);
     return {};
   }
-  if (!self.fused) return optimizer.step(closure);
+  if (!self.fused) return optimizer.step(in_step(closure, optimizer));
   if (self.prepare_fused()) self.fused->run(std::nullopt);
   else optimizer.step();
   return {};

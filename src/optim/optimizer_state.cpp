@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/Type.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -125,7 +126,7 @@ template <class F> void require_description(Optimizer& optimizer, const char* op
         "have no state layout in common with Python. Derive it from optim::OwnStateDict, too, or save it by "
         "torch::save "
         "in a custom checkpoint object.",
-        operation, typeid(optimizer).name());
+        operation, c10::demangle(typeid(optimizer).name()));
 }
 
 struct WriteOptions {
@@ -236,6 +237,10 @@ bool is_element_wise(const torch::optim::Optimizer& optimizer) {
   for (const auto* known : {&typeid(Adam), &typeid(AdamW), &typeid(SGD), &typeid(Adagrad), &typeid(RMSprop)})
     if (type == *known) return true;
   return dynamic_cast<const ElementWise*>(&optimizer) != nullptr;
+}
+
+bool may_search(Optimizer& optimizer) {
+  return !has_own_state_dict(optimizer) && !with_description(optimizer, []<class D>() {});
 }
 
 bool has_own_state_dict(const Optimizer& optimizer) { return dynamic_cast<const OwnStateDict*>(&optimizer); }

@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <unordered_set>
 
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
@@ -44,7 +45,8 @@ constexpr size_t kBroadcastBytes = 250 * kMiB;
 
 c10::intrusive_ptr<c10d::ProcessGroup> process_group() { return comm::world_group()->process_group(); }
 
-/// Those of one dtype beside each other. Codes, which never change, are agreed on at the start.
+/// As they are now (LibTorch's set_data() may have given them other bytes), those of one dtype beside each other.
+/// Codes, which never change, are agreed on at the start.
 std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : named)
@@ -118,8 +120,9 @@ using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorIm
 }  // namespace
 
 struct DistributedDataParallel::Impl {
-  NamedTensors parameters;
-  std::vector<at::Tensor> buffers;
+  NamedTensors parameters, buffers;
+  std::unordered_set<const at::TensorImpl*> known;  ///< the parameters
+  std::vector<char> trains;                         ///< which of them did when the Reducer was made
   DistributedDataParallelKwargs kwargs;
   std::shared_ptr<BucketReducer> reducer;
   HeldBytes bucket_bytes{Held::communication};  ///< but for those that are the gradients
@@ -146,10 +149,51 @@ struct DistributedDataParallel::Impl {
   };
   std::vector<Trained> trained_parameters;  ///< in the Reducer's order
 
+  void drop_reducer() {
+    if (reducer) reducer->remove_autograd_hooks();
+    for (const auto& parameter : trained_parameters) parameter.accumulator->del_post_hook(parameter.hook);
+    trained_parameters.clear();
+    logger.reset(), reducer.reset(), hook.reset();
+    bucket_bytes.add(-bucket_bytes.bytes());
+    graph_is_static = delayed = false;
+  }
+
+  /// The program may have changed its parameters since the Reducer was made. @throws ConfigError where their gradients
+  /// would not reach it any more.
+  void check_in_place(const char* operation) const {
+    for (const auto& parameter : trained_parameters)
+      if (torch::autograd::impl::try_get_grad_accumulator(parameter.tensor) != parameter.accumulator)
+        raise<ConfigError>(
+            "{}: the bytes of parameter '{}' were replaced after prepare(), probably by torch::load, module->to(...) "
+            "or set_data(); its gradients would not be averaged with the other ranks' any more. Load, move and "
+            "convert the module before prepare(); after it accelerator.load_state() and load_checkpoint_in_model() "
+            "read weights",
+            operation, parameter.name);
+  }
+
+  /// Layers may have been frozen or thawed. Between steps, on all ranks alike.
+  void follow_flags(const char* operation) {
+    check_in_place(operation);
+    bool same = true;
+    for (size_t i = 0; i < parameters.size(); ++i)
+      same &= parameters[i].second.requires_grad() == static_cast<bool>(trains[i]);
+    if (same) return;
+    if (joining)
+      raise<ConfigError>(
+          "{}: requires_grad of a parameter was changed within join_uneven_inputs, expected it outside: ranks without "
+          "data do not hear of it",
+          operation);
+    if (reducer) check_finished();
+    drop_reducer();
+    make_reducer();
+  }
+
   void make_reducer() {
     std::vector<at::Tensor> trained;
     std::unordered_map<size_t, std::string> names;
+    trains.clear();
     for (const auto& [name, tensor] : parameters) {
+      trains.push_back(static_cast<char>(tensor.requires_grad()));
       if (!tensor.requires_grad()) continue;
       names[trained.size()] = name;
       trained.push_back(tensor);
@@ -256,6 +300,19 @@ struct DistributedDataParallel::Impl {
     }
   }
 
+  /// @throws ConfigError for a gradient of a parameter that the Reducer does not know.
+  void check_all_averaged() const {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const auto& [name, tensor] = parameters[i];
+      if (trains[i] || !tensor.requires_grad() || !tensor.grad().defined() || apart) continue;
+      raise<ConfigError>(
+          "step: parameter '{}' was frozen at the last forward of the prepared handle, and has a gradient now, which "
+          "was not averaged over ranks; after requires_grad_(true) call m(x) with the prepared handle, or "
+          "accelerator.backward(loss)",
+          name);
+    }
+  }
+
   /// Which of the trained parameters have a gradient.
   std::vector<char> with_gradients() const {
     std::vector<char> result;
@@ -315,19 +372,29 @@ struct DistributedDataParallel::Impl {
 
   void sync_buffers(int64_t from) {
     const WaitClock waiting(Count::comm_wait_ns, on_host());
-    broadcast_in_place(buffers, from);
+    const auto tensors = tensors_of(buffers);
+    broadcast_in_place(tensors, from);
     counts::add(Count::buffer_broadcasts);
-    for (const auto& buffer : buffers) counts::add(Count::buffer_bytes, static_cast<int64_t>(buffer.nbytes()));
+    for (const auto& buffer : tensors) counts::add(Count::buffer_bytes, static_cast<int64_t>(buffer.nbytes()));
   }
 
   /// Sums {ranks that still train, ranks of those that will average} over all ranks; a joined rank adds nothing.
+  /// @throws ConfigError on all ranks where some of those that train average and some don't.
   std::pair<int64_t, int64_t> count_active(bool active) const {
     at::Tensor counts =
         at::full({2}, active ? 1 : 0, at::TensorOptions().dtype(at::kLong).device(comm::world_group()->device()));
     if (!grad_sync || !at::GradMode::is_enabled()) counts[1].fill_(0);
     comm::world_group()->all_reduce_(counts, Reduction::sum);
     counts = counts.cpu();
-    return {counts[0].item<int64_t>(), counts[1].item<int64_t>()};
+    const auto training = counts[0].item<int64_t>(), averaging = counts[1].item<int64_t>();
+    if (0 < averaging && averaging < training)
+      raise<ConfigError>(
+          "join_uneven_inputs: {} of the {} ranks that still train average gradients in this micro-step, expected all "
+          "or none of them; the data of some ranks probably ended in the middle of an accumulation group, which the "
+          "loader's last batch ends early. Set GradientAccumulationPlugin{{.sync_with_dataloader = false}}, or give "
+          "ranks numbers of batches that end their last groups in the same micro-step",
+          averaging, training);
+    return {training, averaging};
   }
 
   /// Whether collectives block the host, and not the device's streams.
@@ -360,25 +427,28 @@ DistributedDataParallel::DistributedDataParallel(NamedTensors parameters, const 
     raise<ConfigError>("DistributedDataParallelKwargs: bucket_cap_mb is {}, expected at least 1", kwargs.bucket_cap_mb);
   verify_parameters(parameters);
   impl_->parameters = std::move(parameters);
-  impl_->buffers = tensors_of(buffers);
+  for (const auto& [name, tensor] : impl_->parameters) impl_->known.insert(tensor.unsafeGetTensorImpl());
+  impl_->buffers = buffers;
   impl_->kwargs = kwargs;
   comm::world_group()->guard("prepare", [&] {
     agree_on_codes(impl_->parameters);
     broadcast_in_place(tensors_of(impl_->parameters), 0);
-    broadcast_in_place(impl_->buffers, 0);
+    broadcast_in_place(tensors_of(impl_->buffers), 0);
     impl_->make_reducer();
   });
 }
 
-DistributedDataParallel::~DistributedDataParallel() {
-  if (impl_->reducer) impl_->reducer->remove_autograd_hooks();
-  for (const auto& parameter : impl_->trained_parameters) parameter.accumulator->del_post_hook(parameter.hook);
+DistributedDataParallel::~DistributedDataParallel() { impl_->drop_reducer(); }
+
+bool DistributedDataParallel::averages(const at::Tensor& parameter) const {
+  return impl_->known.contains(parameter.unsafeGetTensorImpl());
 }
 
 void DistributedDataParallel::before_forward() {
   Impl& ddp = *impl_;
   comm::world_group()->guard("forward", [&] {
     const bool training = at::GradMode::is_enabled();
+    if (training) ddp.follow_flags("forward");
     if (training && ddp.reducer) ddp.check_finished();
     if (training && ddp.grad_sync && ddp.reducer) ddp.begin_step();
     if (ddp.joining && training) ddp.count_active(true);
@@ -399,7 +469,11 @@ void DistributedDataParallel::after_forward(const std::vector<at::Tensor>& outpu
 }
 
 void DistributedDataParallel::before_backward(const at::Tensor& loss) {
-  impl_->loss = WeakTensor(loss.getIntrusivePtr());
+  Impl& ddp = *impl_;
+  ddp.loss = WeakTensor(loss.getIntrusivePtr());
+  // The forward may have been the module's own.
+  if (ddp.reducer && ddp.reducer->expects_gradients()) ddp.check_in_place("backward");
+  else ddp.follow_flags("backward");
 }
 
 void DistributedDataParallel::after_backward() {
@@ -422,6 +496,9 @@ void DistributedDataParallel::resume_accumulation() {
 }
 
 void DistributedDataParallel::settle_gradients() {
+  // Where neither the forward nor the backward came by here.
+  impl_->check_in_place("step");
+  impl_->check_all_averaged();
   if (impl_->apart || !std::exchange(impl_->suspended, false) || !impl_->reducer) return;
   comm::world_group()->guard("step", [&] { impl_->average_what_is_left(); });
 }
@@ -505,16 +582,18 @@ void DistributedDataParallel::begin_join() {
 }
 void DistributedDataParallel::end_join() noexcept { impl_->joining = false; }
 
-bool DistributedDataParallel::shadow_step() {
+std::optional<bool> DistributedDataParallel::shadow_step() {
   const auto [training, averaging] = impl_->count_active(false);
-  if (training == 0) return false;
+  if (training == 0) return std::nullopt;
   impl_->shadow(averaging);
-  return true;
+  return averaging > 0;
 }
 
 void DistributedDataParallel::finish_join(int64_t source) {
   broadcast_in_place(tensors_of(impl_->parameters), source);
-  broadcast_in_place(impl_->buffers, source);
+  broadcast_in_place(tensors_of(impl_->buffers), source);
+  // What any rank has left over is averaged with the next step of all.
+  impl_->suspended = last_candidate(impl_->suspended) >= 0;
 }
 
 namespace {

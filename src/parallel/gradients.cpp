@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "accelerate/comm.hpp"
 
@@ -39,7 +40,9 @@ void Gradients::scale(const at::Tensor& factor) const {
 
 Gradients gradients_of(const Engines& engines, const std::vector<at::Tensor>& parameters) {
   Gradients found;
+  std::unordered_set<const at::TensorImpl*> seen;
   for (const auto& parameter : parameters) {
+    if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     std::optional<PieceGradient> piece;
     for (const auto& engine : engines)
       if (engine && (piece = engine->gradient(parameter))) break;
@@ -51,6 +54,18 @@ Gradients gradients_of(const Engines& engines, const std::vector<at::Tensor>& pa
     }
   }
   return found;
+}
+
+std::unordered_set<const at::TensorImpl*> stepped_for(const Engines& engines,
+                                                      const std::vector<at::Tensor>& parameters) {
+  std::unordered_set<const at::TensorImpl*> stepped;
+  for (const auto& parameter : parameters) stepped.insert(parameter.unsafeGetTensorImpl());
+  for (const auto& engine : engines) {
+    if (!engine) continue;
+    for (const auto& holding : engine->pieces())
+      if (stepped.contains(holding.tensor.unsafeGetTensorImpl())) stepped.insert(holding.held().unsafeGetTensorImpl());
+  }
+  return stepped;
 }
 
 at::Tensor norm_of(const Gradients& gradients, const Engines& engines, double norm_type, const at::Device& device) {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <unordered_set>
 #include <vector>
 
 #include "accelerate/parallel/engine.hpp"
@@ -19,8 +20,13 @@ struct Gradients {
   void scale(const at::Tensor& factor) const;
 };
 
-/// Tensors that no engine knows count as parameters that are whole everywhere. Not collective.
+/// Tensors that no engine knows count as parameters that are whole everywhere. What is listed several times (LibTorch
+/// lists a tied weight under each of its names, and two models may share modules) is there once. Not collective.
 Gradients gradients_of(const Engines& engines, const std::vector<at::Tensor>& parameters);
+
+/// What optimizers step on for these parameters: themselves, or this rank's pieces of them. Not collective.
+std::unordered_set<const at::TensorImpl*> stepped_for(const Engines& engines,
+                                                      const std::vector<at::Tensor>& parameters);
 
 /// The norm of all gradients together, as if each were whole; a scalar, in fp32 at least where pieces count. Collective
 /// if any engine's ranks hold different pieces. @param device  this rank's.

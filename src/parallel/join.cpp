@@ -32,7 +32,8 @@ int64_t last_candidate(bool candidate) {
   return rank.item<int64_t>();
 }
 
-void join(const Engines& models, const std::function<void()>& loop) {
+std::optional<int64_t> join(const Engines& models, const std::function<void()>& loop,
+                            const std::function<void(bool averages)>& shadowed) {
   Joining joining;
   Engines joined;
   for (const auto& model : models) {
@@ -41,21 +42,26 @@ void join(const Engines& models, const std::function<void()>& loop) {
     joined.push_back(model);
   }
   loop();
-  if (joined.empty()) return;
+  if (joined.empty()) return std::nullopt;
+  std::optional<int64_t> longest;
   comm::world_group()->guard("join_uneven_inputs", [&] {
     // One round per step that some rank still takes; who finds nobody left in the first round stopped last.
     bool last = true;
     for (bool active = true; active;) {
       active = false;
       for (const auto& model : joined) {
-        if (!model->shadow_step()) break;
+        const auto averages = model->shadow_step();
+        if (!averages) break;
+        shadowed(*averages);
         active = true;
         last = false;
       }
     }
     const int64_t source = last_candidate(last);
     for (const auto& model : joined) model->finish_join(source);
+    if (last_candidate(!last) >= 0) longest = source;
   });
+  return longest;
 }
 
 }  // namespace accelerate::parallel

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 
 #include "accelerate/parallel/engine.hpp"
 
@@ -9,8 +11,12 @@ namespace accelerate::parallel {
 /// Runs `loop`, in which ranks may take different numbers of training steps. A rank that is done does its share of the
 /// others' steps until all are; then all get the models of a rank that stopped last. Gradients are divided by the
 /// number of all ranks throughout. Collective. `models`: all that the loop trains, in the same order on every rank.
-/// @throws ConfigError when one of them has an engine that can't join.
-void join(const Engines& models, const std::function<void()>& loop);
+/// @param shadowed  called after each share that this rank has done without data, with whether gradients were averaged
+/// @return  a rank that stopped last, the same on all; nothing when all stopped together
+/// @throws ConfigError when one of them has an engine that can't join, and on all ranks when the data of some ends in
+/// the middle of an accumulation group.
+std::optional<int64_t> join(const Engines& models, const std::function<void()>& loop,
+                            const std::function<void(bool averages)>& shadowed);
 
 /// The largest rank that is a candidate. Collective.
 int64_t last_candidate(bool candidate);

@@ -4,12 +4,15 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Dict.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_qr.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/outer.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -43,11 +46,25 @@ void orthogonalize(const at::Tensor& matrices, double epsilon) {
   for (int64_t i = 0; i < columns; ++i) {
     at::Tensor column = matrices.narrow(2, i, 1);
     at::Tensor norm = at::linalg_vector_norm(column, 2, {1}, /*keepdim=*/true);
-    column.div_(epsilon == 0 ? norm : norm + epsilon);
+    // A column of zeros, of a gradient that is zero or has a lower rank, has no direction and stays as it is.
+    column.div_(epsilon == 0 ? norm.masked_fill(norm == 0, 1) : norm + epsilon);
     if (i + 1 == columns) break;
     at::Tensor rest = matrices.narrow(2, i + 1, columns - i - 1);
     rest.sub_((column * rest).sum({1}, /*keepdim=*/true) * column);
   }
+}
+
+/// Columns that hold nothing to go on from: an overflow would stay in them for ever, and zeros would never become
+/// anything else. They get directions that no gradient has on purpose, the same on all ranks, as the columns are.
+/// PyTorch keeps them.
+void revive(const at::Tensor& matrices) {
+  const auto options = matrices.options().dtype(at::kFloat);
+  const at::Tensor others =
+      at::outer(at::arange(1, matrices.size(1) + 1, options), at::arange(1, matrices.size(2) + 1, options))
+          .cos()
+          .to(matrices.scalar_type());
+  const at::Tensor norm = at::linalg_vector_norm(matrices, 2, {1}, /*keepdim=*/true);
+  matrices.copy_(at::where(norm.isfinite() & (norm > 0), matrices, others));
 }
 
 /// numpy's RandomState.randint(1_000_000_000).
@@ -204,6 +221,7 @@ class PowerSGD final : public GradientHook {
       batch.left = stretch(b.first, at, {count, n, rank_of(n, m)});
       batch.right = stretch(rights, right_at, {count, m, rank_of(n, m)});
       if (fresh) batch.right.copy_(at::randn(batch.right.sizes(), random, at::dtype(rights.scalar_type())));
+      if (!fresh) revive(batch.right);
       orthogonalize(batch.right, epsilon());
       at::bmm_out(batch.left, batch.matrices, batch.right);
     }
@@ -279,7 +297,11 @@ class PowerSGD final : public GradientHook {
       for (size_t i = 0; i < batch.originals.size(); ++i)
         batch.originals[i].copy_(batch.matrices[static_cast<int64_t>(i)]);
     }
-    if (options_.use_error_feedback) errors_[b.index] = b.before - (batched_ ? b.square : b.buffer);
+    if (options_.use_error_feedback) {
+      // One overflow, which a scaler skips, is not the loss of all later steps. No branch: the host need not wait.
+      const at::Tensor error = b.before - (batched_ ? b.square : b.buffer);
+      errors_[b.index] = at::where(error.isfinite().all(), error, at::zeros({}, error.options()));
+    }
     if (batched_) b.buffer.copy_(b.square.narrow(0, 0, b.buffer.numel()));
     if (!options_.warm_start) rights_.erase(b.index);
     b.result->markCompleted(c10::IValue(std::vector<at::Tensor>{b.buffer}));

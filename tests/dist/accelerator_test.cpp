@@ -209,6 +209,38 @@ TEST_F(AcceleratorTest, ClippingSeesUnscaledGradients) {
   EXPECT_EQ(accelerator.clip_grad_norm_(net->parameters(), 0.5).item<double>(), 5);
 }
 
+// LibTorch lists a tied weight under each of its names.
+TEST_F(AcceleratorTest, TiedWeightsAreClippedOnce) {
+  Accelerator accelerator;
+  torch::nn::Linear a(torch::nn::LinearOptions(2, 2).bias(false)), b(torch::nn::LinearOptions(2, 2).bias(false));
+  tie(a, "weight", b, "weight");
+  torch::nn::Sequential net(a, b);
+  ASSERT_EQ(net->parameters().size(), 2);
+  auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 1.0));
+  a->weight.mutable_grad() = torch::full({2, 2}, 2.0);
+  EXPECT_EQ(accelerator.clip_grad_norm_(net->parameters(), 1.0).item<double>(), 4);
+  EXPECT_NEAR(a->weight.grad()[0][0].item<double>(), 0.5, 1e-6);
+}
+
+// A program that never unscales would end in NaN.
+TEST_F(AcceleratorTest, Fp16WithoutAPreparedOptimizerIsNamed) {
+  Accelerator accelerator({.mixed_precision = "fp16"});
+  torch::nn::Linear net(2, 1);
+  auto model = accelerator.prepare(net);
+  torch::optim::SGD plain(net->parameters(), 0.1);
+  const auto step = [&] { accelerator.backward(model(torch::ones({1, 2})).sum()); };
+  step();
+  EXPECT_THAT(message_of<ConfigError>(step), HasSubstr("no prepared optimizer holds a parameter of a prepared model"));
+  // The program may use the scaler by itself.
+  Accelerator another({.mixed_precision = "fp16"});
+  auto prepared = another.prepare(torch::nn::Linear(2, 1));
+  torch::optim::SGD own(prepared->parameters(), 0.1);
+  for (int i = 0; i < 3; ++i) {
+    another.backward(prepared(torch::ones({1, 2})).sum());
+    another.scaler()->step(own), another.scaler()->update(), own.zero_grad();
+  }
+}
+
 // Steps of one optimizer are skipped: its schedule waits, and the other's does not.
 TEST_F(AcceleratorTest, SchedulesFollowTheOptimizerThatTheyDrive) {
   Accelerator accelerator({.mixed_precision = "fp16", .kwargs_handlers = {GradScalerKwargs{.init_scale = 8}}});

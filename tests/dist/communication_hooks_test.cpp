@@ -210,6 +210,44 @@ RANKS_TEST(CommunicationHooks, AResumedRunIsTheUninterruptedOneBitByBit, 2) {
   }
 }
 
+namespace {
+
+struct MatrixImpl : torch::nn::Module {
+  MatrixImpl() { weight = register_parameter("weight", torch::zeros({36, 36})); }
+  torch::Tensor forward(const torch::Tensor& gradient) { return (weight * gradient).sum(); }
+  torch::Tensor weight;
+};
+TORCH_MODULE(Matrix);
+
+}  // namespace
+
+// PyTorch's keeps the NaN of one overflow, and of one gradient of zeros, for ever.
+RANKS_TEST(CommunicationHooks, PowerSgdGoesOnAfterOverflowsAndZeros, 2, 3) {
+  const std::vector<std::pair<Type, int64_t>> kinds{
+      {Type::power_sgd, 1}, {Type::power_sgd, 4}, {Type::batched_power_sgd, 1}};
+  for (const auto& [type, approximation] : kinds) {
+    SCOPED_TRACE(approximation);
+    SCOPED_TRACE(hook_name(type));
+    Accelerator accelerator(
+        {.kwargs_handlers = {DistributedDataParallelKwargs{
+             .comm_hook = type,
+             .comm_state_option = {.matrix_approximation_rank = approximation, .start_powerSGD_iter = 2}}}});
+    Matrix net;
+    auto model = accelerator.prepare(net);
+    // One direction, which any rank of approximation holds.
+    const auto direction = torch::outer(torch::arange(1, 37).to(torch::kFloat), torch::ones({36}));
+    const double inf = std::numeric_limits<double>::infinity();
+    for (const double factor : {1.0, 1.0, 1.0, 2.0, inf, 1.0, 0.0, 0.0, 2.0, 1.0}) {
+      const double ours = factor == inf ? (rank() == 1 ? inf : 1.0) : factor * static_cast<double>(1 + rank());
+      net->zero_grad();
+      accelerator.backward(model(direction * ours));
+      if (factor == inf) continue;  // the program throws it away
+      const double mean = factor * static_cast<double>(1 + accelerator.num_processes()) / 2;
+      EXPECT_LE((net->weight.grad() - direction * mean).abs().max().item<double>(), 1e-3) << factor;
+    }
+  }
+}
+
 RANKS_TEST(CommunicationHooks, UsersHooksAverage, 2, 3) {
   int calls = 0;
   const parallel::CommunicationHook hook = [&](parallel::GradientBucket& bucket, parallel::HookGroup& group) {

@@ -1,5 +1,6 @@
 /// activation_checkpointing: models that know nothing of it train as without, bit for bit, and keep less.
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,7 +50,8 @@ struct BlockImpl : nn::Module {
       noise = torch::randn_like(z) * z;  // random numbers of a factory
     }
     z = z + 0.01 * noise;
-    z = z + parts[0] * torch::tensor({0.5F, 0.25F})[1];  // filled by pointer
+    z = z * (0.5 + at::bernoulli(torch::full_like(z, 0.5), own));  // of a generator of its own
+    z = z + parts[0] * torch::tensor({0.5F, 0.25F})[1];            // filled by pointer
     z = torch::where(z > 0, z, z * z.new_full({1}, 0.5));
     auto sum = torch::cat({down(z), x}, 1).index({torch::indexing::Slice(), torch::indexing::Slice(0, x.size(1))});
     x.mul_(0.9).add_(sum);  // into its input
@@ -58,6 +60,7 @@ struct BlockImpl : nn::Module {
   }
   nn::BatchNorm1d norm{nullptr};
   nn::Linear up{nullptr}, down{nullptr};
+  at::Generator own = at::make_generator<at::CPUGeneratorImpl>(11);
   at::Tensor calls;
 };
 TORCH_MODULE(Block);

@@ -97,9 +97,6 @@ F("BackwardOptions::retain_graph", file, "«options.retain_graph» || options.cr
   "false", o + "GraphsAreKeptOrMadeForGradients")
 F("BackwardOptions::create_graph", file, "options.retain_graph || options.create_graph, «options.create_graph»",
   "false", o + "GraphsAreKeptOrMadeForGradients")
-F("clip_grad_value_ unscales", "src/accelerator/clip.cpp",
-  'raise<ConfigError>("clip_grad_value_: clip_value is {}, expected 0 or more", clip_value); «unscale_gradients();»',
-  "", t + "ClippingSeesUnscaledGradients")
 
 file = "src/accelerator/checkpointing.cpp"
 c = "checkpoint_tests "
@@ -153,7 +150,7 @@ F("GradientAccumulationPlugin::adjust_scheduler", file, "{ return «shared_->plu
 file = "src/precision/autocast.cpp"
 F("AutocastKwargs::enabled", file, "const bool enabled = «kwargs.enabled» && dtype", "true",
   t + "AutocastKwargsReachForwardsAndRegions")
-F("AutocastKwargs::enabled", "src/accelerator/accelerator.cpp", "if («impl_->autocast.enabled») core->autocast_dtype",
+F("AutocastKwargs::enabled", "src/accelerator/accelerator.cpp", "core.autocast_dtype = «autocast.enabled» ? autocast_dtype",
   "true")
 F("AutocastKwargs::enabled", "src/accelerator/training.cpp", "«impl_->autocast.enabled» ? autocast_dtype", "true")
 F("AutocastKwargs::cache_enabled", file, "«kwargs.cache_enabled.value_or(previous_cache_enabled_)»",
@@ -248,8 +245,19 @@ F("GradScalerKwargs::backoff_factor", file, "found_inf, kwargs_.growth_factor, �
   g + "SkipsOverflowShrinksAndGrows")
 F("GradScalerKwargs::growth_interval", file, "kwargs_.backoff_factor, «kwargs_.growth_interval»);", "2000",
   g + "SkipsOverflowShrinksAndGrows")
+F("gradients that wait follow the scale", file, "if (state.optimizer && state.scaled && «state.stage == Stage::ready»)",
+  "false", g + "GradientsThatWaitFollowTheScale")
+F("what was unscaled and not stepped is scaled again", file, "if («state.stage == Stage::unscaled») { multiply", "false",
+  g + "GradientsThatWaitFollowTheScale")
+F("the scale changes once for all optimizers", file,
+  "«pending_ = pending_.defined() ? at::maximum(pending_, found_inf) : found_inf;»",
+  "change_scale([&] { apply(scale_, growth_tracker_, found_inf); });", g + "OneOptimizersOverflowIsNotTheOthersStep")
+F("the old optimizer's step is named", file, "«check_for_foreign_steps(state);»", "", g + "TheOldOptimizersStepIsNamed")
 F("AcceleratedOptimizerOptions::fused", "src/optim/optimizer.cpp", "if («options.fused.value_or(true)») impl_->fused",
   "true", "optim_tests OptimTest.FallsBackWhereTheKernelsCannot")
+F("searching optimizers see the mean loss", "src/optim/optimizer.cpp",
+  "comm::world_size() == 1 || «!optim::may_search(optimizer)») return closure;", "true",
+  "ddp_habits_tests DdpHabits.LbfgsEvaluatesEquallyOftenOnAllRanks")
 file = "src/optim/accelerated_scheduler.cpp"
 F("schedules of split batches step once", file, "if («self.split_batches») return step_once();",
   "false", "optim_ranks_tests OptimRanks.SchedulesStepOncePerProcess")
@@ -343,12 +351,16 @@ F("PowerSGDOptions::min_compression_rate", file, "static_cast<double>(narrow) * 
   parity)
 F("PowerSGDOptions::use_error_feedback", file,
   "if («options_.use_error_feedback») { if (const auto error = errors_.find(b.index)", "true", parity)
-F("PowerSGDOptions::use_error_feedback", file, "if («options_.use_error_feedback») errors_[b.index] =", "true", parity)
+F("PowerSGDOptions::use_error_feedback", file, "if («options_.use_error_feedback») { // One overflow, which", "true", parity)
 F("PowerSGDOptions::warm_start", file, "const bool fresh = «!options_.warm_start» || !rights.defined();", "false",
   parity)
 F("PowerSGDOptions::warm_start", file, "if («!options_.warm_start») rights_.erase(b.index);", "false", parity)
 F("PowerSGDOptions::orthogonalization_epsilon", file, "batched_ ? 0 : «options_.orthogonalization_epsilon»", "0.0",
   parity)
+F("PowerSGD drops what an overflow left", file, "at::where(«error.isfinite().all()», error", "error == error",
+  hooks + "PowerSgdGoesOnAfterOverflowsAndZeros")
+F("PowerSGD goes on after zeros", file, "if («!fresh») revive(batch.right);", "false",
+  hooks + "PowerSgdGoesOnAfterOverflowsAndZeros")
 F("PowerSGDOptions::random_seed", file, "random_(«options.random_seed»)", "0", parity)
 F("PowerSGDOptions::batch_tensors_with_same_shape", file,
   "if («options_.batch_tensors_with_same_shape» && matrices.size() > 1)", "false",
@@ -535,6 +547,10 @@ a = "activations_tests Checkpoint."
 file = "src/residency/activations/checkpoint.cpp"
 F("CheckpointOptions::preserve_rng_state", file, "ReplayState(«options.preserve_rng_state»)", "true",
   a + "RepeatsRandomNumbersAndPutsTheGeneratorBack")
+F("checkpoint repeats numbers of the model's own generators", file,
+  "if (own_generators) «state_->listening.emplace(recipe->state);»", "", a + "RepeatsTheModelsOwnRandomNumbers")
+F("units repeat numbers of the model's own generators", "src/residency/activations/operator_tape.cpp",
+  "if (record.random) «generators.set(*record.random);»", "", "fsdp_checkpointing_tests FsdpCheckpointing.TrainsBitByBitAsWithout")
 F("CheckpointOptions::early_stop", file, "early_stop_(«options.early_stop»)", "true",
   a + "StopsOnceTheLastSavedTensorIsThere")
 F("CheckpointOptions::determinism_check", file, 'compare_(«options.determinism_check == "default"»)', "true",
@@ -1116,23 +1132,45 @@ F("MergeFsdpWeightsOptions::remove_checkpoint_dir", file,
 
 # ---- what functions of the facade are given, and what they promise
 file = "src/accelerator/clip.cpp"
+h = "ddp_habits_tests DdpHabits."
 clip = t + "ClippingEqualsLibTorch"
 F("clip_grad_norm_ norm_type", file, "parallel::norm_of(gradients, engines, «norm_type», device());", "2.0", clip)
 F("clip_grad_norm_ max_norm", file, "gradients.scale((«max_norm» / (total + 1e-6)).clamp_max(1.0));", "0.07", clip)
 F("clip_grad_norm_ lengthens nothing", file, "(total + 1e-6)).clamp_max(«1.0»));", "1e9", clip)
-F("clip_grad_norm_ unscales", file,
-  'raise<ConfigError>("clip_grad_norm_: max_norm is {}, expected 0 or more", max_norm); «unscale_gradients();»', "",
+F("clipping unscales", file, "if (holds_any(optimizer, stepped)) «unscale(*run, optimizer);»", "",
   t + "ClippingSeesUnscaledGradients")
+F("clipping unscales those that hold what is clipped", file, "if («holds_any(optimizer, stepped)») unscale", "true",
+  h + "AGanClipsInFp16")
+F("a second Accelerator clips what the first one trains", file,
+  "const auto runs = «live_runs()»;", "std::vector<run_state::RunState*>()", h + "ASecondAcceleratorSeesWhatTheFirstTrains")
 F("clip_grad_value_ clip_value", file, "gradients.whole) gradient.clamp_(-«clip_value», clip_value);", "1e4", clip)
 F("clip_grad_value_ of pieces", file, "gradients.pieces) «gradient.clamp_(-clip_value, clip_value);»", "",
   "engines_tests Engines.ClipTheNormOfTheWhole")
-F("clipping waits for what was not averaged yet", file, "run.engines()) «engine->settle_gradients();»", "",
+F("clipping waits for what was not averaged yet", file, "if (synchronising) «engine->settle_gradients();»", "",
   c + "CheckpointRanks.WhatTheLastMicroStepLeavesOutIsAveragedAlsoInAResumedRun")
-file = "src/accelerator/training.cpp"
+file = "src/accelerator/join.cpp"
+F("ranks that ended early take optimizers' states", file, "if (!ours) «optimizer.load_state_dict(*state);»", "",
+  h + "RanksThatEndedEarlyGoOnAsTheOthers")
+F("ranks that ended early take schedules", file, "«schedule.load_state_dict(rest[next++]);»", "next++;",
+  h + "RanksThatEndedEarlyGoOnAsTheOthers")
+F("ranks that ended early take the loss scale", file, "if (run.scaler) «run.scaler->load_state_dict(rest[next++]);»",
+  "next++;", h + "RanksThatEndedEarlyAreNotAskedForOverflows")
+F("ranks that ended early count as the others", file, "«run.step = rest[next].toInt();»", "",
+  h + "DataThatEndsWithinAGroupIsNamedOnAllRanks")
+F("ranks without data are not asked for overflows", file, "«scaler->set_agreement(false);»", "",
+  h + "RanksThatEndedEarlyAreNotAskedForOverflows")
+F("ranks without data have no tokens", file, "if («tokens && averages») items_of_all_ranks", "false",
+  h + "RanksThatEndedEarlyHaveNoTokens")
 joined = "ddp_tests Ddp.JoinWithUnevenBatchesOfALoader"
 F("join_uneven_inputs even_batches", file, "overridden |= loader->override_even_batches(«even_batches»);",
   "std::optional<bool>(true)", joined)
 F("join_uneven_inputs puts even_batches back", file, "«loader->override_even_batches(std::nullopt);»", "", joined)
+file = "src/accelerator/belonging.cpp"
+F("layers that come later are named", file, "if («model->engine->averages(parameter)») trained.insert", "true",
+  h + "ALayerThatComesLaterIsNamedInEachStep")
+F("fp16 that nobody unscales is named", file, "«impl_->gradients_are_scaled_for_nobody» &&", "false",
+  t + "Fp16WithoutAPreparedOptimizerIsNamed")
+file = "src/accelerator/training.cpp"
 F("backward divides by the steps of a group", file,
   "run_backward(loss, «1.0 / static_cast<double>(gradient_accumulation_steps())», options);", "1.0",
   t + "ReferenceAccumulationExampleEndsAt204")
@@ -1299,13 +1337,18 @@ F("a resumed pass puts the default generator back", file,
 file = "src/parallel/ddp.cpp"
 F("DDP begins with rank 0's parameters", file, "«broadcast_in_place(tensors_of(impl_->parameters), 0);»", "",
   "ddp_tests Ddp.EqualsOneProcessAfterEveryStep")
-F("DDP begins with rank 0's buffers", file, "«broadcast_in_place(impl_->buffers, 0);»", "",
+F("DDP begins with rank 0's buffers", file, "«broadcast_in_place(tensors_of(impl_->buffers), 0);»", "",
   "ddp_tests Ddp.BuffersAndBucketsAreAsAskedFor")
 F("what is averaged late is divided", file, "gradient.div(«comm::world_size()»).contiguous();", "1",
   c + "CheckpointRanks.WhatTheLastMicroStepLeavesOutIsAveragedAlsoInAResumedRun")
+F("layers that are thawed are averaged", file, "if («same») return;", "true", h + "LayersAreThawedAndFrozenAfterPrepare")
+F("data that ends within a group is named", file, "if («0 < averaging && averaging < training»)", "false",
+  h + "DataThatEndsWithinAGroupIsNamedOnAllRanks")
 F("joined ranks end with the last one's parameters", file,
   "«broadcast_in_place(tensors_of(impl_->parameters), source);»", "", "ddp_tests Ddp.JoinUnevenInputs")
 file = "src/parallel/gradients.cpp"
+F("tied weights count once", file, "if («!seen.insert(parameter.unsafeGetTensorImpl()).second») continue;", "false",
+  "accelerator_tests AcceleratorTest.TiedWeightsAreClippedOnce", h + "TokensOfModelsThatShareModulesCountOnce")
 F("norms count each element once", file, "if («piece->primary») found.counted", "true",
   "fsdp_hybrid_tests FsdpHybrid.NormsCountEachElementOnce")
 F("the largest of all pieces is the infinity norm", file, "largest ? «Reduction::max» : Reduction::sum, 1.0)",

@@ -254,6 +254,24 @@ TEST(Checkpoint, RepeatsRandomNumbersAndPutsTheGeneratorBack) {
   EXPECT_FALSE(torch::equal(other_gradient, 2 * other_mask));
 }
 
+TEST(Checkpoint, RepeatsTheModelsOwnRandomNumbers) {
+  const auto x = torch::ones({1000}, torch::requires_grad());
+  auto own = at::make_generator<at::CPUGeneratorImpl>(3);
+  const auto mask = [&] { return at::bernoulli(torch::full({1000}, 0.5), own); };
+  mask();  // it is somewhere in its sequence
+  // Nested, and with the default generator between.
+  const auto y = checkpoint([=] {
+    const auto z = checkpoint([=] { return x * mask() * x; });
+    return z * torch::dropout(z, 0.5, true) * mask();
+  });
+  mask();
+  const auto before = own.get_state();
+  const auto gradient = torch::autograd::grad({y.sum()}, {x})[0];
+  EXPECT_TRUE(torch::equal(gradient, 4 * y)) << "y is x^4 where all masks let it through";
+  EXPECT_GT(y.sum().item<float>(), 50);
+  EXPECT_TRUE(torch::equal(own.get_state(), before));
+}
+
 TEST(Checkpoint, RunsAgainUnderTheAutocastStateOfTheFirstRun) {
   auto model = mlp(32, 0.0);
   const auto x = torch::randn({8, 32});

@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -6,6 +7,7 @@
 #include "accelerate/optim.hpp"
 #include "accelerate/state.hpp"
 #include "accelerate/utils/error.hpp"
+#include "message_of.hpp"
 #include "optim/ivalue_access.hpp"
 
 namespace accelerate {
@@ -224,6 +226,91 @@ TEST_F(GradScalerTest, ClippingWithTwoOptimizersUnscalesEachOnce) {
   a.zero_grad();
   backward(*scaler, 0.25);
   scaler->unscale_(sgd);
+}
+
+TEST_F(GradScalerTest, OneOptimizersOverflowIsNotTheOthersStep) {
+  for (const bool fused : {true, false}) {
+    const auto other = torch::zeros(1, torch::requires_grad());
+    const auto scaler = std::make_shared<GradScaler>(GradScalerKwargs{.init_scale = 1024, .growth_interval = 2});
+    const auto one = torch::zeros(1, torch::requires_grad());
+    const auto prepared = [&](const at::Tensor& parameter) {
+      return AcceleratedOptimizer(torch::optim::SGD(std::vector<at::Tensor>{parameter}, torch::optim::SGDOptions(1)),
+                                  true, scaler, {.fused = fused});
+    };
+    const auto a = prepared(one), b = prepared(other);
+    const auto both = [&](double factor) { scaler->scale((one * factor + other * 0.25).sum()).backward(); };
+    both(kInf);
+    a.step();
+    EXPECT_EQ(scaler->get_scale(), 512) << "the new one is told at once";
+    EXPECT_EQ(scaler->state_dict().toGenericDict().at("scale").toDouble(), 512);
+    b.step();
+    EXPECT_EQ(other.item<float>(), -0.25F);
+    EXPECT_EQ(scaler->get_scale(), 512) << "once for both";
+    a.zero_grad(), b.zero_grad();
+    // Growth, after two steps of both and not of either.
+    for (int step = 2; step <= 3; ++step) {
+      both(0.5);
+      EXPECT_EQ(one.grad().item<float>(), 256.0F);
+      a.step(), b.step(), a.zero_grad(), b.zero_grad();
+      EXPECT_EQ(scaler->get_growth_tracker(), step == 2 ? 1 : 0);
+      EXPECT_EQ(other.item<float>(), -0.25F * static_cast<float>(step));
+    }
+    EXPECT_EQ(scaler->get_scale(), 1024);
+    EXPECT_EQ(one.item<float>(), -1.0F);
+  }
+}
+
+TEST_F(GradScalerTest, GradientsThatWaitFollowTheScale) {
+  const auto other = torch::zeros(1, torch::requires_grad());
+  torch::optim::SGD second(std::vector<at::Tensor>{other}, torch::optim::SGDOptions(1));
+  const auto scaler = std::make_shared<GradScaler>(GradScalerKwargs{.init_scale = 1024, .growth_interval = 100});
+  const AcceleratedOptimizer a(sgd, true, scaler), b(second, true, scaler);
+  const auto both = [&](double factor) { scaler->scale(((weight * factor).sum() + other * 0.25).sum()).backward(); };
+  // b steps every third time; meanwhile an overflow of a's halves the scale, and b is clipped too early.
+  both(kInf);
+  a.step(), a.zero_grad();
+  both(1);
+  EXPECT_EQ(other.grad().item<float>(), 0.5F * 512);
+  scaler->unscale_(second);
+  EXPECT_EQ(other.grad().item<float>(), 0.5F);
+  a.step(), a.zero_grad();
+  both(1);
+  b.step();
+  EXPECT_EQ(other.item<float>(), -0.75F);
+  // The program sets the scale itself.
+  b.zero_grad();
+  both(1);
+  scaler->update(64.0);
+  b.step();
+  EXPECT_EQ(other.item<float>(), -1.0F);
+}
+
+TEST_F(GradScalerTest, TheOldOptimizersStepIsNamed) {
+  for (const bool momentum : {true, false}) {
+    const auto parameter = torch::ones(3, torch::requires_grad());
+    torch::optim::SGD old(std::vector<at::Tensor>{parameter},
+                          torch::optim::SGDOptions(0.5).momentum(momentum ? 0.9 : 0.0));
+    const auto scaler = std::make_shared<GradScaler>();
+    const AcceleratedOptimizer prepared(old, true, scaler);
+    const auto backward = [&] { scaler->scale((parameter * 0.25).sum()).backward(); };
+    backward();
+    old.zero_grad();  // a batch that the program throws away
+    backward();
+    backward();
+    old.step(), old.zero_grad();
+    EXPECT_THAT(support::message_of<ConfigError>(backward),
+                testing::AllOf(testing::HasSubstr("it has not stepped"), testing::HasSubstr("65536 times too large")));
+  }
+  // Weights that are written to after the first step of the handle are the program's own affair.
+  const auto scaler = std::make_shared<GradScaler>();
+  const AcceleratedOptimizer prepared(sgd, true, scaler);
+  backward(*scaler, 0.25);
+  prepared.step(), prepared.zero_grad();
+  {
+    at::NoGradGuard no_grad;
+    weight.mul_(0.5);
+  }
+  backward(*scaler, 0.25);
 }
 
 TEST_F(GradScalerTest, ClosureIsRefused) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "accelerate/utils/export.hpp"
 #include "accelerate/utils/kwargs.hpp"
@@ -55,12 +56,26 @@ class ACCELERATE_API GradScaler {
   void update();
   /// The same for one optimizer: others that have been unscaled but not stepped keep their place. (The Python class
   /// forgets them: with two optimizers, clipping and one update per optimizer, the second one's gradients are divided
-  /// twice.)
+  /// twice.) The scale changes at the next scale(), once for all optimizers that were updated until then, so that
+  /// others still divide by what their gradients were multiplied with; get_scale() and state_dict() tell the new one.
   void update(torch::optim::Optimizer& optimizer);
   /// Sets the scale and begins a new step for all optimizers.
   void update(double new_scale);
   /// Begins a new step for `optimizer` without changing the scale: its gradients were thrown away.
   void forget(torch::optim::Optimizer& optimizer);
+
+  /// From now until unwatch() gradients of the optimizer are kept in step with the scale: those that wait for their
+  /// step while it changes are multiplied by as much, and those that were unscaled and not stepped are scaled again
+  /// before others are added. The optimizer lives as long. AcceleratedOptimizer calls both. May be called repeatedly.
+  void watch(torch::optim::Optimizer& optimizer);
+  void unwatch(torch::optim::Optimizer& optimizer);
+  /// Gradients of the optimizer are divided already, and wait for their step.
+  bool is_unscaled(const torch::optim::Optimizer& optimizer) const;
+  /// Any gradients were unscaled or stepped on here.
+  bool has_checked() const { return has_checked_; }
+  /// Off: ranks don't ask each other whether a gradient overflowed, because those of all ranks are the same, and some
+  /// rank may have no step to take.
+  void set_agreement(bool on) { agreement_ = on; }
 
   /// The loss that was scaled last, on this rank, is a number. Waits for the device; true when disabled.
   bool last_loss_is_finite() const;
@@ -78,21 +93,37 @@ class ACCELERATE_API GradScaler {
 
  private:
   enum class Stage { ready, unscaled, stepped };
-  struct PerOptimizer {
+  struct Watched {
     Stage stage = Stage::ready;
-    at::Tensor found_inf;  ///< 0 or 1, already agreed over the ranks
+    at::Tensor found_inf;                          ///< 0 or 1, already agreed over the ranks
+    torch::optim::Optimizer* optimizer = nullptr;  ///< null: nobody promised that it lives
+    int watchers = 0;
+    int looks = 0;             ///< at its parameters
+    bool scaled = false;       ///< a loss was scaled since its last step
+    bool has_stepped = false;  ///< ever
+    at::Tensor norms;          ///< of its parameters when a loss was scaled last, until it has stepped
   };
+  using Optimizers = std::map<const torch::optim::Optimizer*, Watched>;
   void require_scale(const char* operation) const;
-  void check_and_unscale(torch::optim::Optimizer& optimizer, PerOptimizer& state, const at::Tensor& inverse_scale,
+  void begin_round();
+  void change_scale(const std::function<void()>& change);
+  void check_for_foreign_steps(Watched& state) const;
+  void begin_step(Optimizers::iterator at);
+  void begin_steps();
+  void check_and_unscale(torch::optim::Optimizer& optimizer, Watched& state, const at::Tensor& inverse_scale,
                          bool allow_fp16);
-  void apply(const at::Tensor& found_inf);
+  void apply(at::Tensor& scale, at::Tensor& growth_tracker, const at::Tensor& found_inf) const;
+  /// Scale and growth tracker as the next loss will find them.
+  std::pair<at::Tensor, at::Tensor> coming() const;
 
   GradScalerKwargs kwargs_;
   int64_t initial_growth_tracker_ = 0;
   at::Tensor scale_;           ///< fp32 scalar; undefined until the first scale()
   at::Tensor growth_tracker_;  ///< int32 scalar
+  at::Tensor pending_;         ///< whether gradients overflowed, of optimizers updated since the last scale()
   at::Tensor last_loss_;       ///< without its graph
-  std::map<const torch::optim::Optimizer*, PerOptimizer> optimizers_;
+  bool agreement_ = true, has_checked_ = false;
+  Optimizers optimizers_;
 };
 
 }  // namespace accelerate::optim

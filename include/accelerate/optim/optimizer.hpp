@@ -66,8 +66,10 @@ class ACCELERATE_API AcceleratedOptimizer {
   using LossClosure = std::function<at::Tensor()>;
   /// One optimizer step, or nothing while accumulating. With a scaler it is collective (see GradScaler) and may be
   /// skipped.
-  /// @param closure  computes the loss again (LBFGS); not together with a scaler.
-  /// @return the closure's loss, else an undefined tensor.
+  /// @param closure  computes the loss again (LBFGS); not together with a scaler. Of an optimizer that may call it
+  ///                 several times (LBFGS, and classes that this library does not know) it is collective: the optimizer
+  ///                 sees the mean of the ranks' losses, so that all ranks call it equally often.
+  /// @return the closure's loss (the mean, where there is one), else an undefined tensor.
   at::Tensor step(const LossClosure& closure = nullptr) const;
   /// Drops (or zeroes) the gradients; nothing while accumulating.
   void zero_grad(bool set_to_none = true) const;

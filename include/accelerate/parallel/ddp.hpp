@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +22,10 @@ namespace accelerate::parallel {
 /// Knows a model only by its tensors. The model's forward runs between before_forward() and after_forward(). Gradients
 /// of a forward that did not (the module's own was called) are averaged too: the first one that arrives makes up for
 /// it, and after_backward() for the buffers, which then follow rank 0's behind the backward.
+///
+/// Which parameters require a gradient may change between steps, on all ranks alike: the next forward (or
+/// Accelerator::backward) follows. Bytes that were replaced (torch::load, module->to, set_data) are a ConfigError there
+/// where gradients would not be averaged any more.
 ///
 /// All ranks construct it with the same parameters in the same order; the constructor is collective and gives every
 /// rank rank 0's values.
@@ -40,6 +45,8 @@ class ACCELERATE_API DistributedDataParallel final : public Engine {
   void before_backward(const at::Tensor& loss) override;
   void after_backward() override;
 
+  bool averages(const at::Tensor& parameter) const override;
+
   bool require_backward_grad_sync() const override;
   void set_require_backward_grad_sync(bool value) override;
   void prepare_backward_sync() override;
@@ -57,7 +64,7 @@ class ACCELERATE_API DistributedDataParallel final : public Engine {
   /// Ranks may join: one without data adds zeros to the others' averages.
   void begin_join() override;
   void end_join() noexcept override;
-  bool shadow_step() override;
+  std::optional<bool> shadow_step() override;
   void finish_join(int64_t source) override;
 
  private:

@@ -64,6 +64,12 @@ class ACCELERATE_API Engine {
   virtual void leave_forward() noexcept {}
   /// Right before a backward of `loss` that may go through the model. Not collective.
   virtual void before_backward(const at::Tensor& loss) { static_cast<void>(loss); }
+  /// Whether this parameter of the model stays the same on all ranks when optimizers step on it: false for one that was
+  /// registered after the engine was made. Not collective.
+  virtual bool averages(const at::Tensor& parameter) const {
+    static_cast<void>(parameter);
+    return true;
+  }
   /// Whether the latest backward gave gradients to parameters of the model. Not collective.
   virtual bool took_part() const { return true; }
   /// Right after a backward in which the model took part, or no model did.
@@ -145,8 +151,9 @@ class ACCELERATE_API Engine {
   /// default). Not collective.
   virtual void begin_join();
   virtual void end_join() noexcept {}
-  /// A rank without data does its share of one step of the others. @return false when there is none any more.
-  virtual bool shadow_step() { return false; }
+  /// A rank without data does its share of one step of the others. @return whether gradients were averaged in it;
+  /// nothing when no rank trains any more. @throws ConfigError on all ranks where some average and some don't.
+  virtual std::optional<bool> shadow_step() { return std::nullopt; }
   /// All get the model of the rank `source`.
   virtual void finish_join(int64_t source);
 };

@@ -25,9 +25,10 @@
 namespace accelerate {
 
 struct CheckpointOptions {
-  /// Run again with the random numbers of the first run (CPU generator, and the accelerator's generator of the device
-  /// that was current), and put the generators back afterwards. Costs nothing for closures that draw none. The
-  /// generators are the process's: closures that draw while other threads draw can't be repeated.
+  /// Run again with the random numbers of the first run (CPU generator, the accelerator's generator of the device that
+  /// was current, and generators that are given to operators: at::bernoulli(probs, my_generator)), and put the
+  /// generators back afterwards. Closures that draw none keep no state. Closures that draw from a generator while other
+  /// threads draw from it can't be repeated.
   bool preserve_rng_state = true;
   /// Stop running again as soon as the last tensor that backward needs is there: by an exception that passes through
   /// the closure. Off: the closure runs to its end.
@@ -43,9 +44,10 @@ namespace detail {
 /// counted and not kept.
 class ACCELERATE_API CheckpointedCall {
  public:
-  /// @param run_again  runs the closure with these tensors in place of the ones in `inputs`
+  /// @param run_again       runs the closure with these tensors in place of the ones in `inputs`
+  /// @param own_generators  false: it sees to generators that operators get as arguments by itself
   CheckpointedCall(std::function<void(std::vector<at::Tensor>)> run_again, const std::vector<at::Tensor>& inputs,
-                   const CheckpointOptions& options);
+                   const CheckpointOptions& options, bool own_generators = true);
   CheckpointedCall(const CheckpointedCall&) = delete;
   CheckpointedCall& operator=(const CheckpointedCall&) = delete;
   ~CheckpointedCall();

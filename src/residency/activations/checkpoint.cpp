@@ -321,15 +321,19 @@ void Frame::run_again(int pass, size_t asked) {
 namespace detail {
 
 struct CheckpointedCall::State {
-  State(std::shared_ptr<residency::Frame> frame, std::unique_ptr<residency::UnitCheckpoints::Pause> pause)
-      : pause(std::move(pause)), frame(frame), scope(std::move(frame)) {}
+  State(std::shared_ptr<residency::Frame> frame, std::unique_ptr<residency::UnitCheckpoints::Pause> pause,
+        std::shared_ptr<residency::Recipe> recipe)
+      : pause(std::move(pause)), recipe(std::move(recipe)), frame(frame), scope(std::move(frame)) {}
   std::unique_ptr<residency::UnitCheckpoints::Pause> pause;
+  std::shared_ptr<residency::Recipe> recipe;  ///< while `listening` writes into it
+  std::optional<residency::ReplayState::Listening> listening;
   std::shared_ptr<residency::Frame> frame;
   residency::SavedTensorHooksScope scope;
 };
 
 CheckpointedCall::CheckpointedCall(std::function<void(std::vector<at::Tensor>)> run_again,
-                                   const std::vector<at::Tensor>& inputs, const CheckpointOptions& options) {
+                                   const std::vector<at::Tensor>& inputs, const CheckpointOptions& options,
+                                   bool own_generators) {
   using namespace residency;
   if (options.determinism_check != "default" && options.determinism_check != "none")
     raise<ConfigError>("checkpoint: found determinism_check \"{}\", expected \"default\" or \"none\".",
@@ -345,10 +349,15 @@ CheckpointedCall::CheckpointedCall(std::function<void(std::vector<at::Tensor>)> 
     rerun->offer(recipe);
   }
   state_ =
-      std::make_unique<State>(std::make_shared<Frame>(options, std::move(recipe), std::move(outer)), std::move(pause));
+      std::make_unique<State>(std::make_shared<Frame>(options, recipe, std::move(outer)), std::move(pause), recipe);
+  if (own_generators) state_->listening.emplace(recipe->state);
 }
 
-CheckpointedCall::~CheckpointedCall() { state_->frame->end_of_first_run(); }
+CheckpointedCall::~CheckpointedCall() {
+  state_->listening.reset();
+  state_->recipe.reset();
+  state_->frame->end_of_first_run();
+}
 
 }  // namespace detail
 }  // namespace accelerate

@@ -73,11 +73,14 @@ void OperatorTape::record(OperatorCall& call, Next next) {
                 .results = {},
                 .keys = c10::impl::tls_local_dispatch_key_set(),
                 .grad_mode = at::GradMode::is_enabled(),
+                .random = {},
                 .last_uses = {}};
   const auto arguments = call.arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (call.writes(i))
       for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { keep_before_write(call, tensor); });
+    if (arguments[i].isGenerator() && arguments[i].toGenerator().defined())
+      record.random.emplace(arguments[i].toGenerator());
     Argument argument{.value = arguments[i], .slots = {}};
     map_tensors(argument.value, [&](const at::Tensor& tensor) {
       argument.slots.push_back(slot_of(tensor));
@@ -130,7 +133,9 @@ void OperatorTape::replay(const std::vector<at::Tensor>& inputs) const {
                                               : input.written ? at::clone(input.tensor)
                                                               : input.tensor;
   }
+  BorrowedGenerators generators;
   for (const auto& record : records_) {
+    if (record.random) generators.set(*record.random);
     torch::jit::Stack stack;
     for (const auto& argument : record.arguments) {
       stack.push_back(argument.value);

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "residency/activations/replay_state.hpp"
 #include "residency/activations/saved_tensor_hooks.hpp"
 #include "residency/chain.hpp"
 
@@ -46,6 +47,7 @@ class OperatorTape {
     c10::SmallVector<int32_t, 2> results;  ///< slots, tensor by tensor
     c10::impl::LocalDispatchKeySet keys;   ///< of the thread: autocast, no-grad kernels
     bool grad_mode;
+    std::optional<GeneratorState> random;    ///< before the first run, of a generator among the arguments
     c10::SmallVector<int32_t, 2> last_uses;  ///< slots that nobody asks for afterwards
   };
   /// A tensor from outside.

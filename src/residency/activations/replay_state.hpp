@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/DeviceGuard.h>
@@ -16,12 +17,42 @@ namespace accelerate::residency {
 /// The accelerator's device that is current on this thread; nothing on a machine without one.
 std::optional<c10::Device> current_accelerator();
 
+/// Where a generator of random numbers stands.
+class GeneratorState {
+ public:
+  /// As it is now.
+  explicit GeneratorState(at::Generator generator);
+  void apply() const;
+  bool is_present() const;
+  const at::Generator& generator() const { return generator_; }
+
+ private:
+  at::Generator generator_;
+  at::Tensor state_;  ///< bytes, on the host for every device
+};
+
+/// Generators that run again: those that were set are put back where they were.
+class BorrowedGenerators {
+ public:
+  BorrowedGenerators() = default;
+  BorrowedGenerators(const BorrowedGenerators&) = delete;
+  BorrowedGenerators& operator=(const BorrowedGenerators&) = delete;
+  ~BorrowedGenerators();
+  void set(const GeneratorState& state);
+
+ private:
+  std::vector<GeneratorState> before_;
+};
+
 /// What a closure's result depends on besides its arguments: generators, autocast, who computes on codes, the current
 /// device.
 class ReplayState {
  public:
   /// Records this thread's state.
   explicit ReplayState(bool random);
+  /// While it lives, generators that operators of this thread get as arguments, the model's own, are noted before the
+  /// first number is drawn from them.
+  class Listening;
   /// After the first run: forgets generators from which nothing was drawn.
   void forget_unused_generators() noexcept;
 
@@ -29,10 +60,6 @@ class ReplayState {
   class Scope;
 
  private:
-  struct Generator {
-    c10::Device device;
-    at::Tensor state;  ///< bytes
-  };
   struct Autocast {
     c10::DeviceType device_type;
     bool enabled;
@@ -40,14 +67,24 @@ class ReplayState {
   };
   static Autocast present_autocast(c10::DeviceType type);
   static void apply(const Autocast& autocast);
-  static at::Tensor present_state(c10::Device device);
-  static void apply(const Generator& generator);
 
   std::optional<c10::Device> device_;
-  std::vector<Generator> generators_;
+  bool random_;
+  std::vector<GeneratorState> generators_;
   std::vector<Autocast> autocast_;
   bool autocast_cache_;
   std::shared_ptr<Handler> codes_;  ///< null where this thread had none
+};
+
+class ReplayState::Listening {
+ public:
+  explicit Listening(ReplayState& state);
+  Listening(const Listening&) = delete;
+  Listening& operator=(const Listening&) = delete;
+  ~Listening();
+
+ private:
+  ReplayState& state_;
 };
 
 class ReplayState::Scope {
@@ -58,7 +95,7 @@ class ReplayState::Scope {
   ~Scope();
 
  private:
-  std::vector<Generator> generators_before_;
+  BorrowedGenerators generators_;
   std::vector<Autocast> autocast_before_;
   bool cache_before_;
   c10::OptionalDeviceGuard device_;

@@ -85,7 +85,7 @@ void UnitCheckpoints::open(const Unit& unit, const OperatorCall& call) {
       counts::add(counts::Count::units_recomputed);
       tape->replay(given);
     };
-    span->first_run.emplace(again, inputs, CheckpointOptions{});
+    span->first_run.emplace(again, inputs, CheckpointOptions{}, /*own_generators=*/false);
   } catch (...) {
     opening_ = false;
     throw;

@@ -1,0 +1,118 @@
+#include <algorithm>
+
+#include "accelerate/data/loader.hpp"
+#include "accelerator/accelerator_impl.hpp"
+#include "utils/log.hpp"
+#include "utils/raise.hpp"
+
+/// Whether all that is trained was prepared: what was not trains each rank by itself, or nothing at all, and neither
+/// shows.
+namespace accelerate {
+namespace {
+
+using Tensors = std::unordered_set<const at::TensorImpl*>;
+
+/// What optimizers may step on so that it stays the same on all ranks.
+Tensors trained_together() {
+  Tensors trained;
+  for (const auto* run : live_runs())
+    for (const auto& model : run->models) {
+      if (!model->engine) continue;
+      for (const auto& [name, parameter] : model->model.parameters())
+        if (model->engine->averages(parameter)) trained.insert(parameter.unsafeGetTensorImpl());
+      for (const auto& holding : model->engine->pieces()) trained.insert(holding.held().unsafeGetTensorImpl());
+    }
+  return trained;
+}
+
+/// At each step, as layers may come later. @param trained  what was found before
+void check_that_ranks_stay_together(const run_state::RunState& run, Tensors& trained) {
+  bool fresh = false;
+  for (size_t i = 0; i < run.optimizers.size(); ++i) {
+    int64_t index = -1;
+    for (const auto& group : run.optimizers[i].optimizer().param_groups())
+      for (const auto& parameter : group.params()) {
+        ++index;
+        const auto* const tensor = parameter.unsafeGetTensorImpl();
+        if (!parameter.grad().defined() || trained.contains(tensor)) continue;
+        if (!std::exchange(fresh, true)) trained = trained_together();
+        if (trained.contains(tensor)) continue;
+        raise<ConfigError>(
+            "backward: parameter {} of prepared optimizer {}, of shape {}, has a gradient and belongs to no model "
+            "that was prepared for training, so that each of the {} processes would go its own way, expected "
+            "parameters of prepared models only; pass the model that holds it to prepare(), after all its layers have "
+            "been registered, or step it with an optimizer that is not prepared",
+            index, i, parameter.sizes(), PartialState().num_processes());
+      }
+  }
+}
+
+Tensors prepared_parameters(const run_state::RunState& run) {
+  Tensors prepared;
+  for (const auto& model : run.models) {
+    for (const auto& [name, parameter] : model->model.parameters()) prepared.insert(parameter.unsafeGetTensorImpl());
+    if (!model->engine) continue;
+    for (const auto& holding : model->engine->pieces()) prepared.insert(holding.held().unsafeGetTensorImpl());
+  }
+  return prepared;
+}
+
+void warn_of_idle_optimizers(const run_state::RunState& run) {
+  const auto prepared = prepared_parameters(run);
+  for (size_t i = 0; i < run.optimizers.size(); ++i) {
+    bool ours = false, moves = false;
+    for (const auto& group : run.optimizers[i].optimizer().param_groups())
+      for (const auto& parameter : group.params()) {
+        ours |= prepared.contains(parameter.unsafeGetTensorImpl());
+        moves |= parameter.grad().defined();
+      }
+    if (!ours && !moves)
+      logs::warn(
+          "accelerate.accelerator",
+          "backward: prepared optimizer {} holds no parameter of a prepared model, and none of its own has a gradient: "
+          "its steps will change nothing. It was probably made for another model, or for a copy of this one.",
+          i);
+  }
+}
+
+bool some_optimizer_holds(const run_state::RunState& run, const Tensors& tensors) {
+  return std::any_of(run.optimizers.begin(), run.optimizers.end(), [&](const auto& optimizer) {
+    for (const auto& group : optimizer.param_groups())
+      for (const auto& parameter : group.params())
+        if (tensors.contains(parameter.unsafeGetTensorImpl())) return true;
+    return false;
+  });
+}
+
+}  // namespace
+
+void Accelerator::check_belonging() {
+  if (!sync_gradients()) return;
+  auto& run = impl_->run;
+  if (use_distributed()) check_that_ranks_stay_together(run, impl_->trained);
+  if (const auto now = std::pair(run.models.size(), run.optimizers.size()); now != impl_->checked) {
+    impl_->checked = now;
+    if (!run.models.empty()) warn_of_idle_optimizers(run);
+    impl_->nobody_unscales = 0;
+    impl_->gradients_are_scaled_for_nobody = run.scaler && run.scaler->is_enabled() && !run.models.empty() &&
+                                             !some_optimizer_holds(run, prepared_parameters(run));
+  }
+  // Not at the first one: the program may use the scaler by itself, which shows when it has.
+  if (impl_->gradients_are_scaled_for_nobody && !run.scaler->has_checked() && ++impl_->nobody_unscales > 1)
+    raise<ConfigError>(
+        "backward: in fp16 gradients are {} times too large until they are unscaled, and no prepared optimizer holds a "
+        "parameter of a prepared model, expected one, whose step() does that; pass the optimizer to prepare() and step "
+        "the handle that it returns, or train with mixed_precision \"bf16\" or \"no\"",
+        run.scaler->get_scale());
+  if (impl_->checked_loaders || !use_distributed() || gradient_state().in_dataloader()) return;
+  if (data::detail::unprepared_passes() == 0) return;
+  impl_->checked_loaders = true;
+  if (is_main_process())
+    logs::warn("accelerate.accelerator",
+               "backward: the loop reads a DataLoader that was not prepared, while {} processes train: each of them "
+               "reads all of its batches. Pass the loader to prepare(), which gives each its share; nothing is wrong "
+               "if each process has data of its own.",
+               num_processes());
+}
+
+}  // namespace accelerate

@@ -1,0 +1,105 @@
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+
+#include "accelerator/accelerator_impl.hpp"
+#include "accelerator/join.hpp"
+#include "parallel/join.hpp"
+#include "utils/log.hpp"
+#include "utils/raise.hpp"
+
+namespace accelerate {
+
+double items_of_all_ranks(double items, const at::Device& device) {
+  const auto options = at::TensorOptions().dtype(at::kDouble).device(device.is_mps() ? at::Device(at::kCPU) : device);
+  return comm::agreed::all_reduce(at::full({1}, items, options), Reduction::sum, 1.0).item<double>();
+}
+
+namespace {
+
+/// Of another rank, on the host: devices have other numbers there. Nothing where the class has no such state.
+std::optional<c10::IValue> state_of(const AcceleratedOptimizer& optimizer, int64_t source) {
+  std::vector<c10::IValue> state(1);
+  try {
+    if (comm::rank() == source) state[0] = optimizer.state_dict().deepcopy(at::kCPU);
+  } catch (const ConfigError&) {
+    // The others learn of it by getting none.
+  }
+  broadcast_object_list(state, source);
+  return state[0].isNone() ? std::nullopt : std::optional(state[0]);
+}
+
+/// Ranks that ended early stood still while others went on: they take what those have become, so that all step alike
+/// from here on. Parameters and buffers have been taken by the engines.
+void take_over_run(run_state::RunState& run, int64_t source) {
+  const bool ours = comm::rank() == source;
+  for (size_t i = 0; i < run.optimizers.size(); ++i) {
+    const auto& optimizer = run.optimizers[i];
+    if (const auto state = state_of(optimizer, source)) {
+      if (!ours) optimizer.load_state_dict(*state);
+    } else if (ours) {
+      logs::warn("accelerate.accelerator",
+                 "join_uneven_inputs: ranks ended after different numbers of steps, and what prepared optimizer {} has "
+                 "learned in them (momentum, say) can't be given to those that ended early, because its class has no "
+                 "state_dict(): their next steps may differ. Derive it from optim::OwnStateDict, too.",
+                 i);
+    }
+  }
+  std::vector<c10::IValue> rest;
+  for (const auto& schedule : run.schedulers) rest.push_back(schedule.state_dict());
+  if (run.scaler) rest.push_back(run.scaler->state_dict());
+  rest.emplace_back(run.step);
+  broadcast_object_list(rest, source);
+  if (ours) return;
+  size_t next = 0;
+  for (const auto& schedule : run.schedulers) schedule.load_state_dict(rest[next++]);
+  if (run.scaler) run.scaler->load_state_dict(rest[next++]);
+  run.step = rest[next].toInt();
+}
+
+}  // namespace
+
+void Accelerator::join(const parallel::Engines& models, const std::function<void()>& loop,
+                       std::optional<bool> even_batches) {
+  // A rank without data runs no forwards, of which scales would be the maximum over all ranks.
+  for (const auto& model : impl_->run.models)
+    if (use_distributed() && model->fp8 && model->engine && remembers_scales(impl_->fp8.recipe) &&
+        std::find(models.begin(), models.end(), model->engine) != models.end())
+      throw ConfigError(
+          "join_uneven_inputs: the model computes in fp8 with scales from the past (TERecipeKwargs), which ranks "
+          "agree on in each forward, expected as many batches on each rank; use AORecipeKwargs, whose scales are of "
+          "each tensor as it is now, or give the ranks equal numbers of batches (even_batches)");
+  // The setting returns even when the loop throws.
+  Scope restore;
+  if (even_batches) {
+    bool overridden = false;
+    for (const auto& loader : impl_->run.loaders) overridden |= loader->override_even_batches(even_batches);
+    if (!overridden && use_distributed())
+      throw ConfigError(
+          "join_uneven_inputs: even_batches was given, but no prepared loader reads a map-style data set without "
+          "dispatching, the only kind that it applies to; leave it out");
+    restore = Scope([loaders = impl_->run.loaders] {
+      for (const auto& loader : loaders) loader->override_even_batches(std::nullopt);
+    });
+  }
+  const auto& scaler = impl_->run.scaler;
+  const bool tokens = gradient_state().average() == GradientAverage::tokens;
+  if (tokens && models.size() > 1 && use_distributed())
+    throw ConfigError(
+        "join_uneven_inputs: gradients of several models are averaged over tokens (GradientAverage::tokens), expected "
+        "one model: a rank without data answers how many items it has once for each model's step, and backward asks "
+        "once for all of them; use GradientAverage::steps, or let the loader give all ranks the same number of batches "
+        "(even_batches)");
+  // Gradients are those of all ranks, so that each sees by itself whether they overflowed, and one without data need
+  // not be asked.
+  if (scaler) scaler->set_agreement(false);
+  const Scope agree([scaler] {
+    if (scaler) scaler->set_agreement(true);
+  });
+  const auto source = parallel::join(models, loop, [&](bool averages) {
+    if (tokens && averages) items_of_all_ranks(0, device());
+  });
+  if (source) take_over_run(impl_->run, *source);
+}
+
+}  // namespace accelerate

@@ -1,0 +1,28 @@
+#include <algorithm>
+
+#include "accelerator/accelerator_impl.hpp"
+
+namespace accelerate {
+namespace {
+
+std::vector<run_state::RunState*>& all_runs() {
+  static std::vector<run_state::RunState*> runs;
+  return runs;
+}
+
+}  // namespace
+
+LiveRun::LiveRun(run_state::RunState& run) : run_(run) { all_runs().push_back(&run); }
+LiveRun::~LiveRun() { std::erase(all_runs(), &run_); }
+
+std::vector<run_state::RunState*> live_runs() { return all_runs(); }
+
+parallel::Engines live_engines() {
+  parallel::Engines engines;
+  for (const auto* run : all_runs())
+    for (const auto& engine : run->engines())
+      if (std::find(engines.begin(), engines.end(), engine) == engines.end()) engines.push_back(engine);
+  return engines;
+}
+
+}  // namespace accelerate
