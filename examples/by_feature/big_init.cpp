@@ -66,8 +66,8 @@ void run(accelerate_examples::Arguments args) {
   accelerator.print("this process keeps", kept, "of", count(model),
                     "parameters, and as many gradients and twice as many moments");
 
-  // 3. Training as always. The task: say again what was said eight tokens ago. Each process draws numbers of its own from
-  // here on, however many of the model's it has drawn.
+  // 3. Training as always. The task: say again what was said eight tokens ago. Each process draws numbers of its own
+  // from here on, however many of the model's it has drawn.
   accelerate::set_seed(7, {.device_specific = true});
   m->train();
   double first = 0, last = 0;

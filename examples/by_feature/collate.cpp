@@ -15,12 +15,16 @@ struct Blend {
 
 // Any callable that takes a list of samples. What it returns is the loader's batch type; rows are counted by its
 // tensors' first dimension. With num_workers it is copied into the loader and called by several threads at once, so it
-// keeps no state that changes; random numbers come from LibTorch's default generator, which is locked.
+// keeps no state that changes. Its random numbers come from a generator that begins with the batch: LibTorch's default
+// one is locked, but which thread draws first would be another one in each run.
 Blend mixup(std::vector<examples::Point> samples) {
   const auto batch = accelerate::data::default_collate(std::move(samples));  // the usual stacking first
   const auto classes = torch::one_hot(batch.target, 2).to(torch::kFloat);
-  const auto partner = torch::randperm(batch.data.size(0));
-  const auto share = 1 - 0.3 * torch::rand({batch.data.size(0), 1});  // of the sample itself, the rest its partner's
+  const auto seed = static_cast<uint64_t>(1e6 * batch.data.abs().sum().item<double>());
+  const auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  const auto partner = torch::randperm(batch.data.size(0), generator);
+  const auto share =
+      1 - 0.3 * torch::rand({batch.data.size(0), 1}, generator);  // of the sample itself, the rest its partner's
   return {share * batch.data + (1 - share) * batch.data.index_select(0, partner),
           share * classes + (1 - share) * classes.index_select(0, partner)};
 }
