@@ -94,7 +94,7 @@ void warn_of_skipped_steps(int64_t skipped, const optim::GradScaler& scaler) {
 /// which average gradients in it: it gets the mean of their losses.
 AcceleratedOptimizer::LossClosure in_step(const AcceleratedOptimizer::LossClosure& closure,
                                           torch::optim::Optimizer& optimizer) {
-  if (!closure || comm::world_size() == 1 || !optim::may_search(optimizer)) return closure;
+  if (!closure || comm::world_size() == 1 || optim::is_element_wise(optimizer)) return closure;
   return [closure] { return comm::agreed::all_reduce(closure().detach(), Reduction::mean, 1.0); };
 }
 

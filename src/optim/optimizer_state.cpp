@@ -239,10 +239,6 @@ bool is_element_wise(const torch::optim::Optimizer& optimizer) {
   return dynamic_cast<const ElementWise*>(&optimizer) != nullptr;
 }
 
-bool may_search(Optimizer& optimizer) {
-  return !has_own_state_dict(optimizer) && !with_description(optimizer, []<class D>() {});
-}
-
 bool has_own_state_dict(const Optimizer& optimizer) { return dynamic_cast<const OwnStateDict*>(&optimizer); }
 
 c10::IValue optimizer_state_dict(Optimizer& optimizer) {

@@ -20,8 +20,6 @@ bool is_element_wise(const torch::optim::Optimizer& optimizer);
 void refuse_torch_save(torch::optim::Optimizer& optimizer, const std::function<bool(const void* parameter)>& is_piece);
 /// An OwnStateDict: what it holds is for nobody to look into.
 bool has_own_state_dict(const torch::optim::Optimizer& optimizer);
-/// Its step may evaluate a closure any number of times: LBFGS, and classes that are not known here.
-bool may_search(torch::optim::Optimizer& optimizer);
 /// What it would hold of a parameter of the group before the first step, by Python's names: {"step": 0, "exp_avg":
 /// zeros, …}. Empty where it would hold nothing. @throws ConfigError for classes without a counterpart.
 std::map<std::string, at::Tensor> initial_state(torch::optim::Optimizer& optimizer,

@@ -625,7 +625,12 @@ RANKS_TEST(AcceleratorRanks, ALaterAcceleratorShardsAsTheFirst, 2) {
   auto [model, optimizer] = second.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
   EXPECT_TRUE(model.core()->engine->holds_pieces());
   second.backward(model(torch::ones({1, 4})).sum());  // the optimizer's pieces are known as the model's
-  optimizer.step();
+  optimizer.step(), optimizer.zero_grad();
+  // What one has sharded is sharded for all: prepared again, and clipped by another.
+  EXPECT_EQ(first.prepare(net).core()->engine, model.core()->engine);
+  second.backward(model(torch::ones({1, 4})).sum());
+  EXPECT_NEAR(first.clip_grad_norm_(net->parameters(), 0.5).item<double>(), std::sqrt(20.0), 1e-5);
+  EXPECT_NEAR(second.clip_grad_norm_(net->parameters(), 1.0).item<double>(), 0.5, 1e-5);
 }
 
 RANKS_TEST(AcceleratorRanks, SplitBetweenProcesses, 3) {

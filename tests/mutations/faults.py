@@ -256,7 +256,7 @@ F("the old optimizer's step is named", file, "«check_for_foreign_steps(state);�
 F("AcceleratedOptimizerOptions::fused", "src/optim/optimizer.cpp", "if («options.fused.value_or(true)») impl_->fused",
   "true", "optim_tests OptimTest.FallsBackWhereTheKernelsCannot")
 F("searching optimizers see the mean loss", "src/optim/optimizer.cpp",
-  "comm::world_size() == 1 || «!optim::may_search(optimizer)») return closure;", "true",
+  "comm::world_size() == 1 || «optim::is_element_wise(optimizer)») return closure;", "true",
   "ddp_habits_tests DdpHabits.LbfgsEvaluatesEquallyOftenOnAllRanks")
 file = "src/optim/accelerated_scheduler.cpp"
 F("schedules of split batches step once", file, "if («self.split_batches») return step_once();",
