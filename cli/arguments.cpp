@@ -127,9 +127,9 @@ class Reader {
       for (const auto& known : option->spellings()) names.push_back(known);
     // What torchrun and others call it is no slip of a letter.
     constexpr std::pair<std::string_view, const char*> kCalledElsewhere[] = {
-        {"nproc_per_node", "--num_processes"}, {"nproc", "--num_processes"},     {"num_proc", "--num_processes"},
-        {"num_procs", "--num_processes"},      {"num_gpus", "--num_processes"},  {"np", "--num_processes"},
-        {"nnodes", "--num_machines"},          {"num_nodes", "--num_machines"},  {"node_rank", "--machine_rank"},
+        {"nproc_per_node", "--num_processes"}, {"nproc", "--num_processes"},          {"num_proc", "--num_processes"},
+        {"num_procs", "--num_processes"},      {"num_gpus", "--num_processes"},       {"np", "--num_processes"},
+        {"nnodes", "--num_machines"},          {"num_nodes", "--num_machines"},       {"node_rank", "--machine_rank"},
         {"master_addr", "--main_process_ip"},  {"master_port", "--main_process_port"}};
     std::string plain = spelling.substr(std::min(spelling.find_first_not_of('-'), spelling.size()));
     std::replace(plain.begin(), plain.end(), '-', '_');

@@ -166,7 +166,8 @@ constexpr Option kDistributed[] = {
      .kind = text,
      .fallback = "0",
      .value = "STREAMS",
-     .help = "Streams written to log files and, after [ROLE and local rank]:, to the terminal: 0 none, 1 stdout, 2 stderr, 3 both, "
+     .help = "Streams written to log files and, after [ROLE and local rank]:, to the terminal: 0 none, 1 stdout, 2 "
+             "stderr, 3 both, "
              "or by local rank: 0:1,1:3",
      .flags = "-t,--tee"},
     {.name = "log_dir",

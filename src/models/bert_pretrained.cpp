@@ -52,8 +52,11 @@ void BertModelImpl::save_pretrained(const fs::path& folder) const { save_pretrai
 void BertModelImpl::save_pretrained(const fs::path& folder, const std::map<std::string, at::Tensor>& weights) const {
   save_folder(*this, weights, folder, [&](const std::string& dtype) { return to_json(config_, "BertModel", dtype); });
 }
-void BertForSequenceClassificationImpl::save_pretrained(const fs::path& folder) const { save_pretrained(folder, named_weights(*this)); }
-void BertForSequenceClassificationImpl::save_pretrained(const fs::path& folder, const std::map<std::string, at::Tensor>& weights) const {
+void BertForSequenceClassificationImpl::save_pretrained(const fs::path& folder) const {
+  save_pretrained(folder, named_weights(*this));
+}
+void BertForSequenceClassificationImpl::save_pretrained(const fs::path& folder,
+                                                        const std::map<std::string, at::Tensor>& weights) const {
   save_folder(*this, weights, folder,
               [&](const std::string& dtype) { return to_json(config_, "BertForSequenceClassification", dtype); });
 }

@@ -48,9 +48,13 @@ void GPT2ModelImpl::save_pretrained(const fs::path& folder) const { save_pretrai
 void GPT2ModelImpl::save_pretrained(const fs::path& folder, const std::map<std::string, at::Tensor>& weights) const {
   save_folder(*this, weights, folder, [&](const std::string& dtype) { return to_json(config_, "GPT2Model", dtype); });
 }
-void GPT2LMHeadModelImpl::save_pretrained(const fs::path& folder) const { save_pretrained(folder, named_weights(*this)); }
-void GPT2LMHeadModelImpl::save_pretrained(const fs::path& folder, const std::map<std::string, at::Tensor>& weights) const {
-  save_folder(*this, weights, folder, [&](const std::string& dtype) { return to_json(config_, "GPT2LMHeadModel", dtype); });
+void GPT2LMHeadModelImpl::save_pretrained(const fs::path& folder) const {
+  save_pretrained(folder, named_weights(*this));
+}
+void GPT2LMHeadModelImpl::save_pretrained(const fs::path& folder,
+                                          const std::map<std::string, at::Tensor>& weights) const {
+  save_folder(*this, weights, folder,
+              [&](const std::string& dtype) { return to_json(config_, "GPT2LMHeadModel", dtype); });
 }
 
 Architecture build_gpt2(const fs::path& path, const std::string&) {

@@ -53,8 +53,11 @@ void LlamaModelImpl::save_pretrained(const fs::path& folder, const std::map<std:
   save_folder(*this, weights, folder,
               [&](const std::string& dtype) { return to_json(config_, config_.family() + "Model", dtype); });
 }
-void LlamaForCausalLMImpl::save_pretrained(const fs::path& folder) const { save_pretrained(folder, named_weights(*this)); }
-void LlamaForCausalLMImpl::save_pretrained(const fs::path& folder, const std::map<std::string, at::Tensor>& weights) const {
+void LlamaForCausalLMImpl::save_pretrained(const fs::path& folder) const {
+  save_pretrained(folder, named_weights(*this));
+}
+void LlamaForCausalLMImpl::save_pretrained(const fs::path& folder,
+                                           const std::map<std::string, at::Tensor>& weights) const {
   save_folder(*this, weights, folder,
               [&](const std::string& dtype) { return to_json(config_, config_.family() + "ForCausalLM", dtype); });
 }

@@ -19,7 +19,8 @@ inline void show_help_if_asked(int argc, char** argv, const char* command) {
     const auto launcher = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path() / "accelerate";
     std::string words = command;  // one or two
     const size_t blank = words.find(' ');
-    const std::string first = words.substr(0, blank), second = blank == std::string::npos ? "" : words.substr(blank + 1);
+    const std::string first = words.substr(0, blank),
+                      second = blank == std::string::npos ? "" : words.substr(blank + 1);
     if (second.empty()) ::execl(launcher.c_str(), "accelerate", first.c_str(), "--help", nullptr);
     else ::execl(launcher.c_str(), "accelerate", first.c_str(), second.c_str(), "--help", nullptr);
     std::printf("This is a part of `accelerate %s`, which is not beside it.\n", command);

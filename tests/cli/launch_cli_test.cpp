@@ -333,9 +333,9 @@ TEST_F(Launch, LogFilesHaveTorchrunsLayout) {
 
 TEST_F(Launch, LinesAreMarkedAsTorchrunDoes) {
   const auto lines_of = [&](const std::string& tee, std::vector<std::string> env = {}) {
-    const auto result = launch(shells(1, "echo out; echo err >&2", {"-q", "--log_dir", folder / "logs", "--tee", tee,
-                                                                    "--role", "trainer"}),
-                               {.env = std::move(env)});
+    const auto result = launch(
+        shells(1, "echo out; echo err >&2", {"-q", "--log_dir", folder / "logs", "--tee", tee, "--role", "trainer"}),
+        {.env = std::move(env)});
     return std::pair(result.out, result.err);
   };
   EXPECT_EQ(lines_of("1"), std::pair(std::string("[trainer0]:out\n"), std::string("err\n")));
@@ -351,12 +351,13 @@ TEST_F(Launch, InsideMpirunALauncherIsOneRank) {
     const std::string there = Program({"/bin/sh", "-c", std::string("command -v ") + mpirun}).wait().out;
     if (there.empty()) continue;
     found = true;
-    const auto file = write("c.yaml", "distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 2\nnum_machines: 1\n");
-    const auto result = Program({"/usr/bin/env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
-                                 "OMPI_MCA_rmaps_base_oversubscribe=1", mpirun, "-n", "2", accelerate(), "launch",
-                                 "--config_file", file, "/bin/sh", "-c",
-                                 "echo $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE at $MASTER_PORT"})
-                            .wait();
+    const auto file =
+        write("c.yaml", "distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 2\nnum_machines: 1\n");
+    const auto result =
+        Program({"/usr/bin/env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+                 "OMPI_MCA_rmaps_base_oversubscribe=1", mpirun, "-n", "2", accelerate(), "launch", "--config_file",
+                 file, "/bin/sh", "-c", "echo $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE at $MASTER_PORT"})
+            .wait();
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(sorted_lines(result.out),
               (std::vector<std::string>{"0 of 2, 0 of 2 at 29500", "1 of 2, 1 of 2 at 29500"}))
@@ -686,8 +687,9 @@ TEST_F(Launch, OneProcessHasTheTerminalToItself) {
 // Debuggers, prompts and colours; the others have nobody to talk to.
 TEST_F(Launch, TheFirstOfSeveralProcessesHasTheTerminal) {
   const std::string terminals = "[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && echo three terminals of $RANK; ";
-  Program program(with_launch(shells(2, terminals + "[ $RANK = 0 ] || exec sleep 1; read line; echo read $line", {"-q"})),
-                  kTerminal);
+  Program program(
+      with_launch(shells(2, terminals + "[ $RANK = 0 ] || exec sleep 1; read line; echo read $line", {"-q"})),
+      kTerminal);
   ASSERT_TRUE(program.wait_for("three terminals of 0"));
   program.type("typed\n");
   const auto result = program.wait();

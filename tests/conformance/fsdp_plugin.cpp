@@ -127,9 +127,10 @@ void run_case(const json& row, Report& report) {
   }
   if (refused.find("requires `activation_checkpointing=True`") != std::string::npos && found.is_object() &&
       !kwargs.contains("activation_checkpointing_offload"))
-    return report.differs(row,
-                          "activation_checkpointing_offload of the environment, without checkpointing, is a remark; the "
-                          "reference raises");
+    return report.differs(
+        row,
+        "activation_checkpointing_offload of the environment, without checkpointing, is a remark; the "
+        "reference raises");
   for (const char* config :
        {"state_dict_config", "optim_state_dict_config"})  // _use_dtensor is Python's choice of a tensor type
     if (expected.contains(config) && expected[config].is_object()) expected[config].erase("_use_dtensor");

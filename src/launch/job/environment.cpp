@@ -184,7 +184,8 @@ std::map<std::string, std::string> build_environment(const Job& job, const Host&
       env.insert({{"WORLD_SIZE", "1"}, {"RANK", "0"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
     // Also for one process of which a file says that it is several: it may start the others itself.
     if (job.settings.launcher() == Launcher::simple && job.settings.num_processes() > 1)
-      env.insert({{"MASTER_ADDR", job.main_ip}, {"MASTER_PORT", std::to_string(job.main_port ? job.main_port : 29500)}});
+      env.insert(
+          {{"MASTER_ADDR", job.main_ip}, {"MASTER_PORT", std::to_string(job.main_port ? job.main_port : 29500)}});
     return env;
   }
   const auto rank = std::to_string(job.rank(local_rank));

@@ -15,7 +15,7 @@ struct Host {
   int64_t accelerators = 0;                        ///< GPUs and the like that this process may use
   const char* device_type = "cuda";                ///< their kind (utils/device_types.hpp)
   bool peer_access_is_broken = false;              ///< between GPUs, though their driver claims it
-  std::filesystem::path folder;                    ///< of the program that runs, as it was called: links are not followed
+  std::filesystem::path folder;  ///< of the program that runs, as it was called: links are not followed
   static Host current();
 
   /// The variable's text; nothing if it is unset or empty.

@@ -43,9 +43,9 @@ struct Job {
   /// Where the main process leaves its receipts; empty: nobody asked for them.
   std::filesystem::path receipts_file;
   int64_t max_restarts = 0;
-  int64_t attempt = 0;  ///< how often the ranks have been started before
+  int64_t attempt = 0;               ///< how often the ranks have been started before
   std::vector<std::string> remarks;  ///< beside those of the settings: what has no effect, a line each
-  std::string run_id;   ///< names the log folder; also TORCHELASTIC_RUN_ID
+  std::string run_id;                ///< names the log folder; also TORCHELASTIC_RUN_ID
 
   bool quiet() const { return settings.on("quiet"); }
   bool distributed() const { return world_size > 1 || round; }

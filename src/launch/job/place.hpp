@@ -8,7 +8,8 @@ namespace accelerate::launcher {
 
 struct Host;
 
-/// The rank that another launcher (mpirun, srun) has given this one in a job of its own: whatever it starts is that rank.
+/// The rank that another launcher (mpirun, srun) has given this one in a job of its own: whatever it starts is that
+/// rank.
 struct Place {
   std::string launcher;  ///< who did
   int64_t rank = 0;

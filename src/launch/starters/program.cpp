@@ -1,7 +1,8 @@
 #include "launch/starters/program.hpp"
 
+#include <unistd.h>
+
 #include <filesystem>
-#include <fstream>
 #include <string_view>
 
 #include "accelerate/config.hpp"
@@ -12,6 +13,8 @@
 #include "launch/starters/deepspeed.hpp"
 #include "launch/starters/mpirun.hpp"
 #include "launch/starters/xla.hpp"
+#include "utils/fd.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -44,10 +47,11 @@ fs::path find_python(const Host& host) {
 
 /// Whether Python may run it though it has another ending: text, and not for another interpreter.
 bool may_be_python(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
+  const Fd opened(open_regular(file).file);
   char bytes[4096];
-  in.read(bytes, sizeof(bytes));
-  const std::string_view begin(bytes, static_cast<size_t>(in.gcount()));
+  const ssize_t got = opened ? ::read(opened.get(), bytes, sizeof(bytes)) : -1;
+  if (got < 0) return false;
+  const std::string_view begin(bytes, static_cast<size_t>(got));
   const std::string_view first = begin.substr(0, begin.find('\n'));
   return begin.find('\0') == std::string_view::npos &&
          (!first.starts_with("#!") || first.find("python") != std::string_view::npos);

@@ -87,8 +87,8 @@ RankStreams::Ends RankStreams::connect(int64_t local_rank) {
 
 /// A terminal is the first rank's, so that colours, prompts and debuggers are as they are without a launcher.
 bool RankStreams::is_direct(int64_t local_rank, Streams kind) const {
-  return direct_ && (job_.local_world_size == 1 ||
-                     (local_rank == 0 && ::isatty(kind == kStdout ? STDOUT_FILENO : STDERR_FILENO)));
+  return direct_ &&
+         (job_.local_world_size == 1 || (local_rank == 0 && ::isatty(kind == kStdout ? STDOUT_FILENO : STDERR_FILENO)));
 }
 
 Fd RankStreams::connect(int64_t local_rank, Streams kind) {
@@ -97,12 +97,12 @@ Fd RankStreams::connect(int64_t local_rank, Streams kind) {
   if (!(kind == kStdout ? logs.stdout_on_terminal : logs.stderr_on_terminal)) return open_log(file);
   if (is_direct(local_rank, kind) && file.empty()) return {};
   Pipe pipe = make_pipe();
-  passing_.push_back({local_rank, kind,
-                      LineForwarder(std::move(pipe.read),
-                                    {.sink = kind == kStdout ? &out_ : errors_,
-                                     .prefix = logs.marked & kind ? mark_of(job_, local_rank) : "",
-                                     .log = file.empty() ? Fd() : open_log(file),
-                                     .log_name = file.string()})});
+  passing_.push_back(
+      {local_rank, kind,
+       LineForwarder(std::move(pipe.read), {.sink = kind == kStdout ? &out_ : errors_,
+                                            .prefix = logs.marked & kind ? mark_of(job_, local_rank) : "",
+                                            .log = file.empty() ? Fd() : open_log(file),
+                                            .log_name = file.string()})});
   return std::move(pipe.write);
 }
 

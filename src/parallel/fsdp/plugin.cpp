@@ -137,8 +137,7 @@ MixedPrecision resolve(MixedPrecision policy, int64_t version) {
         "within the model, but calls of LibTorch's modules can't be seen, expected false; cast_root_forward_inputs "
         "converts the model's inputs, and x.to(...) in a forward those of a module");
   if (!policy.cast_forward_inputs) policy.cast_forward_inputs = version == 2;
-  if (version == 1 && !policy.module_classes_to_ignore)
-    policy.module_classes_to_ignore = batch_norm_classes();
+  if (version == 1 && !policy.module_classes_to_ignore) policy.module_classes_to_ignore = batch_norm_classes();
   return policy;
 }
 
@@ -309,8 +308,9 @@ FullyShardedDataParallelPlugin resolve(FullyShardedDataParallelPlugin plugin) {
     const bool asked = flag_or_false("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD");
     // Files and launchers share it with other programs; what the program itself sets has to fit together.
     if (asked && !*plugin.activation_checkpointing)
-      warn("activation_checkpointing_offload (FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD) has no effect without "
-           "activation_checkpointing.");
+      warn(
+          "activation_checkpointing_offload (FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD) has no effect without "
+          "activation_checkpointing.");
     plugin.activation_checkpointing_offload = asked && *plugin.activation_checkpointing;
   }
   if (*plugin.activation_checkpointing_offload && !*plugin.activation_checkpointing)
