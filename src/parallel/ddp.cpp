@@ -195,6 +195,11 @@ struct DistributedDataParallel::Impl {
     for (const auto& [name, tensor] : parameters) {
       trains.push_back(static_cast<char>(tensor.requires_grad()));
       if (!tensor.requires_grad()) continue;
+      if (kwargs.static_graph && tensor.is_complex())
+        raise<ConfigError>(
+            "DistributedDataParallelKwargs: found static_graph with the complex parameter '{}', expected real ones: "
+            "the first averages of complex gradients come out wrong there. Leave static_graph out",
+            name);
       names[trained.size()] = name;
       trained.push_back(tensor);
     }
@@ -241,7 +246,10 @@ struct DistributedDataParallel::Impl {
   }
 
   void on_gradient(size_t index) {
-    if (!grad_sync) return;
+    if (!grad_sync) {
+      suspended = true;  // also after a step within no_sync, which averaged what had come before
+      return;
+    }
     // The same parameter again: an earlier backward, whose forward was the module's own, has left others out.
     if (trained_parameters[index].has_gradient && !kwargs.static_graph) check_finished();
     if (!reducer->expects_gradients()) expect_unannounced();
