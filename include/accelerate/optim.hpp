@@ -4,8 +4,8 @@
 
 #include "accelerate/optim/accelerated_scheduler.hpp"
 #include "accelerate/optim/adam8bit.hpp"
-#include "accelerate/optim/grad_scaler.hpp"
 #include "accelerate/optim/element_wise.hpp"
+#include "accelerate/optim/grad_scaler.hpp"
 #include "accelerate/optim/optimizer.hpp"
 #include "accelerate/optim/scheduler.hpp"
 #include "accelerate/optim/schedules.hpp"

@@ -15,8 +15,7 @@ namespace {
 /// - `_cached_rotary_tables`: cosines and sines of all positions were buffers of every attention until 4.40. With them
 ///   idefics-80b gives its published sizes to the byte, and llama-3-8B its 28.21 GB.
 constexpr BuiltInModel kModels[] = {
-    {"google-bert/bert-base-cased", "",
-     R"({"model_type": "bert", "vocab_size": 28996})"},
+    {"google-bert/bert-base-cased", "", R"({"model_type": "bert", "vocab_size": 28996})"},
     {"google-bert/bert-base-uncased", "", R"({"model_type": "bert"})"},
     {"google-bert/bert-large-uncased", "",
      R"({"model_type": "bert", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096})"},

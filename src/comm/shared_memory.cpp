@@ -161,10 +161,12 @@ class SharedMemory::Deadlock {
     const int64_t ranks = memory_.group_->world_size();
     std::string text = "no rank can go on:";
     for (int64_t rank = 0; rank < ranks; ++rank)
-      text += (rank ? ", rank " : " rank ") + std::to_string(memory_.group_->global_ranks()[static_cast<size_t>(rank)]) +
-              " waits in '" + memory_.arrivals()[rank].waits_for + "'";
-    return text + "; all ranks must run the same forwards, backwards and steps in the same order: look for control "
-                  "flow that depends on the rank or on its data";
+      text += (rank ? ", rank " : " rank ") +
+              std::to_string(memory_.group_->global_ranks()[static_cast<size_t>(rank)]) + " waits in '" +
+              memory_.arrivals()[rank].waits_for + "'";
+    return text +
+           "; all ranks must run the same forwards, backwards and steps in the same order: look for control "
+           "flow that depends on the rank or on its data";
   }
 
   // A poll that has waited for some time comes 50 us after the last one, or later.
@@ -186,8 +188,7 @@ void SharedMemory::wait(const char* operation, const std::function<bool()>& done
   group_->wait_until(operation, [&] {
     if (done()) return true;
     mine.polls.fetch_add(1, std::memory_order_relaxed);
-    if (const std::string text = deadlock.look(); !text.empty())
-      throw CommError(std::string(operation) + ": " + text);
+    if (const std::string text = deadlock.look(); !text.empty()) throw CommError(std::string(operation) + ": " + text);
     return false;
   });
 }
@@ -213,8 +214,9 @@ bool SharedMemory::meet(const char* operation, bool mine) {
   for (int64_t rank = 0; rank < group_->world_size(); ++rank)
     text += (rank ? ", rank " : " rank ") + std::to_string(group_->global_ranks()[static_cast<size_t>(rank)]) +
             " from '" + said_by(rank).operation + "'";
-  throw CommError(text + "; all ranks must run the same forwards, backwards and steps in the same order: look for "
-                         "control flow that depends on the rank or on its data");
+  throw CommError(text +
+                  "; all ranks must run the same forwards, backwards and steps in the same order: look for "
+                  "control flow that depends on the rank or on its data");
 }
 
 }  // namespace accelerate::comm

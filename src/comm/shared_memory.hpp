@@ -50,7 +50,7 @@ class SharedMemory {
     std::atomic<uint64_t> count;  ///< of meetings; set last
     Meeting meetings[2];
     std::atomic<uint64_t> place, polls;  ///< of waits: which one (0: in none), and how often it has looked
-    std::atomic<bool> stuck;  ///< it has seen that nobody can go on
+    std::atomic<bool> stuck;             ///< it has seen that nobody can go on
     char waits_for[32];
   };
   SharedMemory(std::shared_ptr<Group> group, char* base, size_t length)

@@ -15,8 +15,9 @@ c10::IValue optimizer_state_dict(torch::optim::Optimizer& optimizer);
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const c10::IValue& state);
 /// One of LibTorch's that are known to be, or an ElementWise.
 bool is_element_wise(const torch::optim::Optimizer& optimizer);
-/// The states of parameters that `is_piece` names are of this rank's pieces: torch::save() of the optimizer, which would
-/// write them as if they were whole, is refused from here on. Classes that are not known here are left as they are.
+/// The states of parameters that `is_piece` names are of this rank's pieces: torch::save() of the optimizer, which
+/// would write them as if they were whole, is refused from here on. Classes that are not known here are left as they
+/// are.
 void refuse_torch_save(torch::optim::Optimizer& optimizer, const std::function<bool(const void* parameter)>& is_piece);
 /// An OwnStateDict: what it holds is for nobody to look into.
 bool has_own_state_dict(const torch::optim::Optimizer& optimizer);

@@ -59,7 +59,9 @@ class Home {
   /// operator writes reaches them at once, in their precision. The flat storage is then never stored for an operator.
   virtual std::optional<at::ScalarType> keeps() const { return std::nullopt; }
   /// `values`, of that dtype, are elements of the flat storage from `begin` on: those that are kept here become exact.
-  virtual void refine(int64_t begin, const at::Tensor& values) const { static_cast<void>(begin), static_cast<void>(values); }
+  virtual void refine(int64_t begin, const at::Tensor& values) const {
+    static_cast<void>(begin), static_cast<void>(values);
+  }
   /// An operator has left these values.
   virtual void take(int64_t begin, const at::Tensor& values) { static_cast<void>(begin), static_cast<void>(values); }
   /// Another number when what is kept has changed, by whomever: a flat storage that was filled before is out of date.

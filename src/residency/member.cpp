@@ -43,7 +43,8 @@ std::string Member::absent_text() const {
   return "parameter '" + name_ +
          "' is not resident: its data was asked for outside of an operator (data_ptr(), torch::save, accessors) while "
          "its bytes are elsewhere; save a prepared model by accelerator.save_model(), or what "
-         "accelerator.get_state_dict() gives rank 0 (all ranks call either); put residency::summon(module) around other "
+         "accelerator.get_state_dict() gives rank 0 (all ranks call either); put residency::summon(module) around "
+         "other "
          "such code, with writeback = false where it is in few bits";
 }
 

@@ -71,8 +71,8 @@ Unit& Residency::add(const std::string& name, std::vector<PartSpec> parts, bool 
     const bool faults = !unit->fixed_ || home.keeps() || home.own().length > 0 || across_devices();
     for (size_t i = 0; i < parts[p].members.size(); ++i)
       unit->parts_[p].members.push_back(std::make_unique<Member>(*unit, unit->parts_[p], parts[p].members[i].first,
-                                                                 parts[p].members[i].second,
-                                                                 parts[p].layout.offsets[i], faults));
+                                                                 parts[p].members[i].second, parts[p].layout.offsets[i],
+                                                                 faults));
     if (parts[p].stretch_is_last) unit->parts_[p].members.back()->set_stretch();
   }
   for (const auto& part : unit->parts_)
@@ -115,9 +115,9 @@ void Residency::pin(Unit& unit, bool writes) {
 
 /// What its homes keep has changed since it was filled.
 bool Residency::out_of_date(const Unit& unit) const {
-  return !unit.fixed_ && !unit.private_ &&
-         std::any_of(unit.parts_.begin(), unit.parts_.end(),
-                     [](const Part& part) { return part.home->version() != part.version; });
+  return !unit.fixed_ && !unit.private_ && std::any_of(unit.parts_.begin(), unit.parts_.end(), [](const Part& part) {
+    return part.home->version() != part.version;
+  });
 }
 
 /// Before something writes: others compute with these bytes.
@@ -200,8 +200,9 @@ void Residency::bring_up_to_date(Unit& unit, const Member& member) {
   {
     const MutexLock lock(mutex_);
     if (writes_together() || !publish_) return;
-    const bool behind = member.is_behind() || std::any_of(unit.parts_.begin(), unit.parts_.end(),
-                                    [](const Part& part) { return part.home->version() != part.version; });
+    const bool behind = member.is_behind() || std::any_of(unit.parts_.begin(), unit.parts_.end(), [](const Part& part) {
+                          return part.home->version() != part.version;
+                        });
     if (!behind && !unit.pieces_written_) return;
   }
   publish_();
@@ -223,7 +224,8 @@ at::Tensor Residency::exact(const Member& member) const {
   const MutexLock lock(mutex_);
   const PlainTensors plain;
   const Part& part = member.part();
-  at::Tensor values = part.flat.narrow(0, member.offset(), member.numel()).to(*part.home->keeps(), false, /*copy=*/true);
+  at::Tensor values =
+      part.flat.narrow(0, member.offset(), member.numel()).to(*part.home->keeps(), false, /*copy=*/true);
   part.home->refine(member.offset(), values);
   return values;
 }

@@ -91,7 +91,7 @@ class Unit {
   bool private_ = false;
   std::atomic<bool> pieces_written_{false};  ///< by ranks, each its own: nobody has seen the others' yet
   bool has_image_ = false;                   ///< of masters in another dtype, whose bytes are always there
-  bool writes_through_ = false;  ///< what operators write reaches its homes at once
+  bool writes_through_ = false;              ///< what operators write reaches its homes at once
   std::vector<Part> parts_;
   State state_ = State::absent;
   int64_t pins_ = 0;

@@ -104,9 +104,8 @@ void look_for_whole(parallel::Engine& engine, const std::unordered_set<const voi
                     torch::optim::Optimizer& optimizer) {
   const auto& groups = optimizer.param_groups();
   const bool any = std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
-    return std::any_of(group.params().begin(), group.params().end(), [&](const at::Tensor& parameter) {
-      return sharded.contains(parameter.unsafeGetTensorImpl());
-    });
+    return std::any_of(group.params().begin(), group.params().end(),
+                       [&](const at::Tensor& parameter) { return sharded.contains(parameter.unsafeGetTensorImpl()); });
   });
   if (!any) return;
   if (!optim::is_element_wise(optimizer) && !optim::has_own_state_dict(optimizer))

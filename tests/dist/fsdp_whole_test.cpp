@@ -1,6 +1,6 @@
 /// What programs do to parameters and gradients of a sharded model outside of forward, backward and step: each acts as
-/// on whole parameters, once, on any number of ranks, however they are connected. In C++ the names from before prepare()
-/// stay in scope, so programs use these, too.
+/// on whole parameters, once, on any number of ranks, however they are connected. In C++ the names from before
+/// prepare() stay in scope, so programs use these, too.
 
 #include <gtest/gtest.h>
 
@@ -85,9 +85,8 @@ std::vector<at::Tensor> run_plain(const Program& program, const MakeOptimizer& m
 }
 
 FullyShardedDataParallelPlugin plugin_of(const std::string& kind) {
-  FullyShardedDataParallelPlugin plugin{.fsdp_version = 2,
-                                        .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
-                                        .min_num_params = 100};
+  FullyShardedDataParallelPlugin plugin{
+      .fsdp_version = 2, .auto_wrap_policy = AutoWrapPolicy::size_based_wrap, .min_num_params = 100};
   if (kind == "keeps") plugin.reshard_after_forward = false;
   if (kind == "bf16")
     plugin.mixed_precision_policy = MixedPrecision{.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat};
@@ -146,49 +145,70 @@ void write(const Side& side, const std::function<void(at::Tensor&)>& f) {
 
 RANKS_TEST(FsdpWhole, WritesToParametersActOnce, 1, 2, 3, 5) {
   for (const std::string kind : {"shards", "keeps"}) {
-    compare("before the first step", [](const Side& side) {
-      write(side, [](at::Tensor& p) { p.mul_(0.5); });
-      side.train();
-    }, kind);
-    compare("between backward and step", [](const Side& side) {
-      side.backward(side.loss());
-      write(side, [](at::Tensor& p) { p.add_(0.01); });
-      side.step(), side.zero_grad();
-      side.train();
-    }, kind);
-    compare("after the step", [](const Side& side) {
-      side.train();
-      write(side, [](at::Tensor& p) { p.copy_(torch::full_like(p, 0.125)); });
-    }, kind);
-    compare("in a loop", [](const Side& side) {
-      for (int i = 0; i < 4; ++i) {
-        side.train();
-        write(side, [](at::Tensor& p) { p.mul_(0.99).clamp_(-0.2, 0.2); });
-      }
-    }, kind);
-    compare("that read first", [](const Side& side) {
-      side.train();
-      write(side, [](at::Tensor& p) { p.div_(p.norm()), p.add_(p.mean()); });
-      side.train();
-    }, kind);
-    compare("through data() and views", [](const Side& side) {
-      write(side, [](at::Tensor& p) { p.data().mul_(0.9), p.view({-1}).narrow(0, 1, p.numel() - 1).add_(0.1); });
-      side.train();
-    }, kind);
-    compare("an average in their place while evaluating", [](const Side& side) {
-      std::vector<at::Tensor> average, before;
-      write(side, [&](at::Tensor& p) { average.push_back(p.clone()); });
-      for (int i = 0; i < 3; ++i) {
-        side.train();
-        size_t at = 0;
-        write(side, [&](at::Tensor& p) { average[at++].mul_(0.5).add_(p, 0.5); });
-      }
-      size_t at = 0;
-      write(side, [&](at::Tensor& p) { before.push_back(p.clone()), p.copy_(average[at++]); });
-      side.train();
-      at = 0;
-      write(side, [&](at::Tensor& p) { p.copy_(before[at++]); });
-    }, kind);
+    compare(
+        "before the first step",
+        [](const Side& side) {
+          write(side, [](at::Tensor& p) { p.mul_(0.5); });
+          side.train();
+        },
+        kind);
+    compare(
+        "between backward and step",
+        [](const Side& side) {
+          side.backward(side.loss());
+          write(side, [](at::Tensor& p) { p.add_(0.01); });
+          side.step(), side.zero_grad();
+          side.train();
+        },
+        kind);
+    compare(
+        "after the step",
+        [](const Side& side) {
+          side.train();
+          write(side, [](at::Tensor& p) { p.copy_(torch::full_like(p, 0.125)); });
+        },
+        kind);
+    compare(
+        "in a loop",
+        [](const Side& side) {
+          for (int i = 0; i < 4; ++i) {
+            side.train();
+            write(side, [](at::Tensor& p) { p.mul_(0.99).clamp_(-0.2, 0.2); });
+          }
+        },
+        kind);
+    compare(
+        "that read first",
+        [](const Side& side) {
+          side.train();
+          write(side, [](at::Tensor& p) { p.div_(p.norm()), p.add_(p.mean()); });
+          side.train();
+        },
+        kind);
+    compare(
+        "through data() and views",
+        [](const Side& side) {
+          write(side, [](at::Tensor& p) { p.data().mul_(0.9), p.view({-1}).narrow(0, 1, p.numel() - 1).add_(0.1); });
+          side.train();
+        },
+        kind);
+    compare(
+        "an average in their place while evaluating",
+        [](const Side& side) {
+          std::vector<at::Tensor> average, before;
+          write(side, [&](at::Tensor& p) { average.push_back(p.clone()); });
+          for (int i = 0; i < 3; ++i) {
+            side.train();
+            size_t at = 0;
+            write(side, [&](at::Tensor& p) { average[at++].mul_(0.5).add_(p, 0.5); });
+          }
+          size_t at = 0;
+          write(side, [&](at::Tensor& p) { before.push_back(p.clone()), p.copy_(average[at++]); });
+          side.train();
+          at = 0;
+          write(side, [&](at::Tensor& p) { p.copy_(before[at++]); });
+        },
+        kind);
   }
 }
 
@@ -200,123 +220,174 @@ RANKS_TEST(FsdpWhole, SummonedWritesActAndAreLostWhenAskedTo, 1, 2, 3) {
       if (!side.ours && !keep) return;
       for (auto& p : side.parameters()) std::fill_n(p.data_ptr<float>(), p.numel(), value);
     };
-    compare("raw writes", [&](const Side& side) {
-      side.train();
-      fill(side, 0.25, true);
-      side.train();
-    }, kind);
-    compare("raw writes at the end", [&](const Side& side) {
-      side.train();
-      fill(side, 0.25, true);
-    }, kind);
-    compare("raw writes that are lost", [&](const Side& side) {
-      write(side, [](at::Tensor& p) { p.mul_(0.5); });
-      fill(side, 7, false);
-      side.train();
-      fill(side, 7, false);
-    }, kind);
+    compare(
+        "raw writes",
+        [&](const Side& side) {
+          side.train();
+          fill(side, 0.25, true);
+          side.train();
+        },
+        kind);
+    compare(
+        "raw writes at the end",
+        [&](const Side& side) {
+          side.train();
+          fill(side, 0.25, true);
+        },
+        kind);
+    compare(
+        "raw writes that are lost",
+        [&](const Side& side) {
+          write(side, [](at::Tensor& p) { p.mul_(0.5); });
+          fill(side, 7, false);
+          side.train();
+          fill(side, 7, false);
+        },
+        kind);
   }
 }
 
 RANKS_TEST(FsdpWhole, WritesReachMastersInTheirPrecision, 1, 2, 3) {
   // A factor that bf16 can't tell from 1.
-  compare("many small factors", [](const Side& side) {
-    for (int i = 0; i < 50; ++i) write(side, [](at::Tensor& p) { p.mul_(0.9995); });
-  }, "bf16");
-  compare("copies", [](const Side& side) {
-    write(side, [](at::Tensor& p) { p.copy_(torch::linspace(0, 0.3, p.numel()).view(p.sizes())); });
-  }, "bf16");
-  compare("summoned", [](const Side& side) {
-    const auto here = side.ours ? std::optional(residency::summon(side.model)) : std::nullopt;
-    write(side, [](at::Tensor& p) { p.fill_(0.75); });
-  }, "bf16");
+  compare(
+      "many small factors",
+      [](const Side& side) {
+        for (int i = 0; i < 50; ++i) write(side, [](at::Tensor& p) { p.mul_(0.9995); });
+      },
+      "bf16");
+  compare(
+      "copies",
+      [](const Side& side) {
+        write(side, [](at::Tensor& p) { p.copy_(torch::linspace(0, 0.3, p.numel()).view(p.sizes())); });
+      },
+      "bf16");
+  compare(
+      "summoned",
+      [](const Side& side) {
+        const auto here = side.ours ? std::optional(residency::summon(side.model)) : std::nullopt;
+        write(side, [](at::Tensor& p) { p.fill_(0.75); });
+      },
+      "bf16");
   // One step in bf16 has errors of its own; what was written before and after must be there beside them.
-  compare("around a step", [](const Side& side) {
-    write(side, [](at::Tensor& p) { p.mul_(0.5); });
-    side.train();
-    write(side, [](at::Tensor& p) { p.mul_(0.5); });
-  }, "bf16", make_sgd, 4e-3);
+  compare(
+      "around a step",
+      [](const Side& side) {
+        write(side, [](at::Tensor& p) { p.mul_(0.5); });
+        side.train();
+        write(side, [](at::Tensor& p) { p.mul_(0.5); });
+      },
+      "bf16", make_sgd, 4e-3);
 }
 
 RANKS_TEST(FsdpWhole, GradientsAreWholeBetweenBackwardAndStep, 1, 2, 3, 5) {
   for (const std::string kind : {"shards", "whole"}) {
-    compare("scaled", [](const Side& side) {
-      side.backward(side.loss());
-      for (auto& p : side.parameters()) {
-        EXPECT_EQ(p.grad().sizes(), p.sizes());
-        p.mutable_grad().mul_(0.25);
-      }
-      side.step(), side.zero_grad();
-      side.train();
-    }, kind);
-    compare("a step by hand", [](const Side& side) {
-      for (int i = 0; i < 3; ++i) {
-        side.backward(side.loss());
-        write(side, [](at::Tensor& p) { p.sub_(0.3 * p.grad()); });
-        side.module().zero_grad();
-      }
-    }, kind);
-    compare("LibTorch's clipping", [](const Side& side) {
-      for (int i = 0; i < 3; ++i) {
-        side.backward(side.loss());
-        EXPECT_GT(nn::utils::clip_grad_norm_(side.parameters(), 0.05), 0.05);
-        side.step(), side.zero_grad();
-      }
-    }, kind);
-    compare("the module's zero_grad", [](const Side& side) {
-      for (int i = 0; i < 4; ++i) {
-        side.module().zero_grad();
-        side.backward(side.loss());
-        side.step();
-      }
-    }, kind);
-    compare("the module's zero_grad, between forward and backward", [](const Side& side) {
-      for (int i = 0; i < 3; ++i) {
-        const auto loss = side.loss();
-        side.module().zero_grad();
-        side.backward(loss);
-        side.step();
-      }
-    }, kind);
-    compare("cleared one by one", [](const Side& side) {
-      for (int i = 0; i < 3; ++i) {
-        for (auto& p : side.parameters()) p.mutable_grad() = at::Tensor();
-        side.backward(side.loss());
-        side.step();
-      }
-    }, kind);
-    compare("replaced", [](const Side& side) {
-      side.backward(side.loss());
-      for (auto& p : side.parameters()) p.mutable_grad() = (p.grad() * 0.5 + p.detach() * 0.1).detach();
-      side.step(), side.zero_grad();
-      side.train();
-    }, kind);
-    compare("several backwards", [](const Side& side) {
-      const auto loss = side.loss();
-      side.backward(loss);
-      side.backward(loss * 0.5);
-      side.backward(side.loss());
-      side.step(), side.zero_grad();
-    }, kind);
-    compare("LibTorch's own backward, twice", [](const Side& side) {
-      const auto loss = side.loss();
-      loss.backward({}, true);
-      loss.backward();
-      EXPECT_GT(side.parameters().front().grad().abs().sum().item<double>(), 0);
-      side.step(), side.zero_grad();
-      side.train();
-    }, kind);
+    compare(
+        "scaled",
+        [](const Side& side) {
+          side.backward(side.loss());
+          for (auto& p : side.parameters()) {
+            EXPECT_EQ(p.grad().sizes(), p.sizes());
+            p.mutable_grad().mul_(0.25);
+          }
+          side.step(), side.zero_grad();
+          side.train();
+        },
+        kind);
+    compare(
+        "a step by hand",
+        [](const Side& side) {
+          for (int i = 0; i < 3; ++i) {
+            side.backward(side.loss());
+            write(side, [](at::Tensor& p) { p.sub_(0.3 * p.grad()); });
+            side.module().zero_grad();
+          }
+        },
+        kind);
+    compare(
+        "LibTorch's clipping",
+        [](const Side& side) {
+          for (int i = 0; i < 3; ++i) {
+            side.backward(side.loss());
+            EXPECT_GT(nn::utils::clip_grad_norm_(side.parameters(), 0.05), 0.05);
+            side.step(), side.zero_grad();
+          }
+        },
+        kind);
+    compare(
+        "the module's zero_grad",
+        [](const Side& side) {
+          for (int i = 0; i < 4; ++i) {
+            side.module().zero_grad();
+            side.backward(side.loss());
+            side.step();
+          }
+        },
+        kind);
+    compare(
+        "the module's zero_grad, between forward and backward",
+        [](const Side& side) {
+          for (int i = 0; i < 3; ++i) {
+            const auto loss = side.loss();
+            side.module().zero_grad();
+            side.backward(loss);
+            side.step();
+          }
+        },
+        kind);
+    compare(
+        "cleared one by one",
+        [](const Side& side) {
+          for (int i = 0; i < 3; ++i) {
+            for (auto& p : side.parameters()) p.mutable_grad() = at::Tensor();
+            side.backward(side.loss());
+            side.step();
+          }
+        },
+        kind);
+    compare(
+        "replaced",
+        [](const Side& side) {
+          side.backward(side.loss());
+          for (auto& p : side.parameters()) p.mutable_grad() = (p.grad() * 0.5 + p.detach() * 0.1).detach();
+          side.step(), side.zero_grad();
+          side.train();
+        },
+        kind);
+    compare(
+        "several backwards",
+        [](const Side& side) {
+          const auto loss = side.loss();
+          side.backward(loss);
+          side.backward(loss * 0.5);
+          side.backward(side.loss());
+          side.step(), side.zero_grad();
+        },
+        kind);
+    compare(
+        "LibTorch's own backward, twice",
+        [](const Side& side) {
+          const auto loss = side.loss();
+          loss.backward({}, true);
+          loss.backward();
+          EXPECT_GT(side.parameters().front().grad().abs().sum().item<double>(), 0);
+          side.step(), side.zero_grad();
+          side.train();
+        },
+        kind);
   }
 }
 
 RANKS_TEST(FsdpWhole, OptimizersFromBeforeAndAfterPrepareAct, 1, 2, 3, 5) {
-  compare("the bare one", [](const Side& side) {
-    for (int i = 0; i < 3; ++i) {
-      side.backward(side.loss());
-      side.bare->step();
-      side.bare->zero_grad();
-    }
-  }, "shards", make_momentum);
+  compare(
+      "the bare one",
+      [](const Side& side) {
+        for (int i = 0; i < 3; ++i) {
+          side.backward(side.loss());
+          side.bare->step();
+          side.bare->zero_grad();
+        }
+      },
+      "shards", make_momentum);
   compare("made later", [](const Side& side) {
     torch::optim::SGD late(side.parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
     for (int i = 0; i < 3; ++i) {
@@ -329,27 +400,35 @@ RANKS_TEST(FsdpWhole, OptimizersFromBeforeAndAfterPrepareAct, 1, 2, 3, 5) {
     return std::make_shared<torch::optim::SGD>(model->ptr(0)->parameters(), torch::optim::SGDOptions(kRate));
   };
   for (const bool bare : {false, true})
-    compare(bare ? "a group, by the bare name" : "a group", [bare](const Side& side) {
-      side.train();
-      const auto others = side.model->ptr(2)->parameters();
-      if (bare) side.bare->add_param_group({others});
-      else side.add_group(others);
-      side.train(), side.train();
-    }, "shards", first_layer);
-  compare("LBFGS", [](const Side& side) {
-    std::optional<at::Tensor> fixed;
-    Batches batches;
-    for (int i = 0; i < 2; ++i)
-      side.step_with([&] {
-        side.zero_grad();
-        const auto loss = side.loss();
-        side.backward(loss);
-        return loss.detach();
-      });
-  }, "shards", [](const nn::Sequential& model) {
-    return std::make_shared<torch::optim::LBFGS>(model->parameters(),
-                                                 torch::optim::LBFGSOptions(0.05).max_iter(3).history_size(3));
-  }, 2e-5);
+    compare(
+        bare ? "a group, by the bare name" : "a group",
+        [bare](const Side& side) {
+          side.train();
+          const auto others = side.model->ptr(2)->parameters();
+          if (bare) side.bare->add_param_group({others});
+          else side.add_group(others);
+          side.train(), side.train();
+        },
+        "shards", first_layer);
+  compare(
+      "LBFGS",
+      [](const Side& side) {
+        std::optional<at::Tensor> fixed;
+        Batches batches;
+        for (int i = 0; i < 2; ++i)
+          side.step_with([&] {
+            side.zero_grad();
+            const auto loss = side.loss();
+            side.backward(loss);
+            return loss.detach();
+          });
+      },
+      "shards",
+      [](const nn::Sequential& model) {
+        return std::make_shared<torch::optim::LBFGS>(model->parameters(),
+                                                     torch::optim::LBFGSOptions(0.05).max_iter(3).history_size(3));
+      },
+      2e-5);
 }
 
 /// Divides by the norm of a parameter's whole gradient: not element by element.
@@ -382,16 +461,20 @@ class Restless : public Normalised, public optim::ElementWise {
 };
 
 RANKS_TEST(FsdpWhole, ForeignOptimizersAct, 1, 2, 3) {
-  compare("norms", [](const Side& side) { side.train(), side.train(); }, "shards",
-          [](const nn::Sequential& model) { return std::make_shared<Normalised>(model->parameters()); });
-  compare("between steps", [](const Side& side) {
-    for (int i = 0; i < 3; ++i) {
-      side.train();
-      dynamic_cast<Restless&>(*side.bare).shrink();
-      const torch::NoGradGuard no_grad;
-      EXPECT_GT(side.loss().item<double>(), 0);
-    }
-  }, "shards", [](const nn::Sequential& model) { return std::make_shared<Restless>(model->parameters()); });
+  compare(
+      "norms", [](const Side& side) { side.train(), side.train(); }, "shards",
+      [](const nn::Sequential& model) { return std::make_shared<Normalised>(model->parameters()); });
+  compare(
+      "between steps",
+      [](const Side& side) {
+        for (int i = 0; i < 3; ++i) {
+          side.train();
+          dynamic_cast<Restless&>(*side.bare).shrink();
+          const torch::NoGradGuard no_grad;
+          EXPECT_GT(side.loss().item<double>(), 0);
+        }
+      },
+      "shards", [](const nn::Sequential& model) { return std::make_shared<Restless>(model->parameters()); });
 }
 
 RANKS_TEST(FsdpWhole, WhatIsFreedTrainsAndWhatIsFrozenStays, 1, 2, 3) {
@@ -403,11 +486,14 @@ RANKS_TEST(FsdpWhole, WhatIsFreedTrainsAndWhatIsFrozenStays, 1, 2, 3) {
     for (auto& p : model->ptr(2)->parameters()) p.set_requires_grad(false);
     return make_sgd(model);
   };
-  compare("freed", [&](const Side& side) {
-    side.train(), side.train();
-    set(side, 0, true), set(side, 2, true);
-    side.train(), side.train();
-  }, "shards", frozen_from_the_start);
+  compare(
+      "freed",
+      [&](const Side& side) {
+        side.train(), side.train();
+        set(side, 0, true), set(side, 2, true);
+        side.train(), side.train();
+      },
+      "shards", frozen_from_the_start);
   compare("frozen", [&](const Side& side) {
     side.train();
     set(side, 2, false);
@@ -427,16 +513,19 @@ RANKS_TEST(FsdpWhole, WeightsOfAFileAreLoadedIntoThePreparedModel, 1, 2, 3) {
   const PartialState state({.cpu = true});
   state.wait_for_everyone();
   for (const std::string kind : {"shards", "bf16"})
-    compare("a file", [&](const Side& side) {
-      write(side, [](at::Tensor& p) { p.mul_(3); });
-      if (side.ours) {
-        load_checkpoint_in_model(side.model, file);
-      } else {
-        size_t at = 0;
-        write(side, [&](at::Tensor& p) { p.copy_(trained[at++]); });
-      }
-      if (kind == "shards") side.train();
-    }, kind);
+    compare(
+        "a file",
+        [&](const Side& side) {
+          write(side, [](at::Tensor& p) { p.mul_(3); });
+          if (side.ours) {
+            load_checkpoint_in_model(side.model, file);
+          } else {
+            size_t at = 0;
+            write(side, [&](at::Tensor& p) { p.copy_(trained[at++]); });
+          }
+          if (kind == "shards") side.train();
+        },
+        kind);
 }
 
 RANKS_TEST(FsdpWhole, LibTorchsSaveOfAnOptimizerInPiecesIsRefused, 1, 2) {
@@ -510,8 +599,7 @@ RANKS_TEST(FsdpWhole, HalfPrecisionIsAveragedOnAnyNumberOfRanks, 1, 2, 3, 5, 6, 
     plugins[name + " kept"].mixed_precision_policy =
         MixedPrecision{.param_dtype = type, .reduce_dtype = type, .keep_low_precision_grads = true};
     plugins[name + " replicas"].mixed_precision_policy = MixedPrecision{.reduce_dtype = type};
-    if (world % 2 == 0 || world % 3 == 0)
-      plugins[name + " replicas"].dp_replicate_size = world % 3 == 0 ? 3 : 2;
+    if (world % 2 == 0 || world % 3 == 0) plugins[name + " replicas"].dp_replicate_size = world % 3 == 0 ? 3 : 2;
   }
   for (auto& [name, plugin] : plugins) {
     plugin.fsdp_version = name.ends_with("kept") ? 1 : 2;

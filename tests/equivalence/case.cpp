@@ -9,8 +9,9 @@ namespace {
 
 /// In the order in which files have them.
 const std::vector<std::pair<std::string, std::string>> kSettings = {
-    {"seed", "1"},     {"model", "mlp"},      {"dtype", "f64"},   {"layout", "one"},     {"ranks", "1"},
-    {"transport", "memory"}, {"precision", "no"}, {"optimizer", "sgd"}, {"rate", "0.1"}, {"accumulation", "1"}, {"withheld", "0"}, {"prepare", "together"}, {"recompute", "0"}};
+    {"seed", "1"},           {"model", "mlp"},        {"dtype", "f64"},     {"layout", "one"}, {"ranks", "1"},
+    {"transport", "memory"}, {"precision", "no"},     {"optimizer", "sgd"}, {"rate", "0.1"},   {"accumulation", "1"},
+    {"withheld", "0"},       {"prepare", "together"}, {"recompute", "0"}};
 
 [[noreturn]] void fail(const std::string& line, const std::string& why) {
   throw std::runtime_error("case: " + why + " in the line '" + line + "'");
@@ -98,7 +99,8 @@ const std::vector<std::pair<std::string, std::vector<std::string>>>& simpler_set
 Case with_plain_sgd(Case what) {
   what.settings["optimizer"] = "sgd";
   what.settings["rate"] = "0.5";
-  std::erase_if(what.program, [](const Operation& operation) { return operation.verb.find("clip") != std::string::npos; });
+  std::erase_if(what.program,
+                [](const Operation& operation) { return operation.verb.find("clip") != std::string::npos; });
   return what;
 }
 

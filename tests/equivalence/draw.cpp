@@ -51,8 +51,7 @@ class Author {
       std::map<std::string, std::string> values{{"limit", random_.of({"0.02", "0.1", "1", "100"})}};
       if (random_.chance(0.2)) values["kind"] = random_.of({"1", "inf"});
       add("clip_norm", values);
-    }
-    else add("clip_value", {{"limit", random_.of({"0.001", "0.01", "0.1"})}});
+    } else add("clip_value", {{"limit", random_.of({"0.001", "0.01", "0.1"})}});
   }
   void step() {
     clip();
@@ -160,8 +159,8 @@ class Author {
       return add("ema_swap");
     }
     std::map<std::string, std::string> values{
-        {"kind", random_.of({"mul", "add", "copy", "lerp", "zero", "fill", "clamp", "constant", "row", "index", "scaled",
-                             "own_copy"})},
+        {"kind", random_.of({"mul", "add", "copy", "lerp", "zero", "fill", "clamp", "constant", "row", "index",
+                             "scaled", "own_copy"})},
         {"value", random_.of({"0.9", "0.5", "0.1"})},
         {"data", std::to_string(random_.between(1, 99))}};
     if (random_.chance(0.5)) values["index"] = std::to_string(random_.below(6));
@@ -184,7 +183,8 @@ class Author {
         std::vector<std::string> others;
         for (const auto& layout : layouts())
           if (std::find(layout.ranks.begin(), layout.ranks.end(), what_.integer("ranks")) != layout.ranks.end() &&
-              layout.param_dtype + layout.reduce_dtype + layout.wire_dtype == "" && layout.finds_unused == layout_.finds_unused)
+              layout.param_dtype + layout.reduce_dtype + layout.wire_dtype == "" &&
+              layout.finds_unused == layout_.finds_unused)
             others.push_back(layout.name);
         if (others.empty()) return;
         add("reload", {{"layout", random_.of(others)}});
@@ -199,7 +199,8 @@ class Author {
     // Where there is one replica only, LocalSGD is refused, and so is a join where models are sharded.
     const bool refused = random_.chance(0.05), several = layout_.ranks_of_replica(2) < 2 || layout_.shard_ranks != 0;
     if (random_.chance(0.5) && (several || refused))
-      return add("local_sgd", {{"data", data}, {"every", random_.of({"1", "2", "3"})}, {"steps", random_.of({"3", "4"})}});
+      return add("local_sgd",
+                 {{"data", data}, {"every", random_.of({"1", "2", "3"})}, {"steps", random_.of({"3", "4"})}});
     if (!layout_.sharded || refused) add("join", {{"data", data}, {"steps", random_.of({"21", "132", "20", "333"})}});
   }
 
@@ -228,7 +229,8 @@ Case draw(uint64_t seed, const Wish& wish) {
   // What people use most as often as all the rest of its kind.
   std::vector<std::string> names;
   for (const auto& layout : layouts())
-    if (layout.name.starts_with(random.chance(0.5) ? "fsdp" : "ddp") || layout.name == "one") names.push_back(layout.name);
+    if (layout.name.starts_with(random.chance(0.5) ? "fsdp" : "ddp") || layout.name == "one")
+      names.push_back(layout.name);
   const std::string any = random.of(names);
   choose("layout", random.chance(0.4) ? random.of({"ddp", "fsdp2"}) : any);
   const auto& possible = layout_named(s["layout"]).ranks;

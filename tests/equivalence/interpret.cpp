@@ -32,8 +32,9 @@ class Flow {
       if (unprepared_ && (unsynchronised_ || forwards_ > 0)) return false;
       if (verb == "step") {
         // Loss scaling wants a loss, and gradients that were not stepped on already.
-        if (scaled_ && gate_ && (!scaled_once_ || stepped_.contains(which) || stepped_.contains("all") ||
-                                 (which == "all" && !stepped_.empty())))
+        if (scaled_ && gate_ &&
+            (!scaled_once_ || stepped_.contains(which) || stepped_.contains("all") ||
+             (which == "all" && !stepped_.empty())))
           return false;
         if (!gate_) return true;
         forget_graphs();
@@ -104,16 +105,18 @@ class Flow {
     unsynchronised_ = is_in("no_sync") || (is_in("accumulate") && !gate_);
     return true;
   }
-  bool is_in(const std::string& scope) const { return std::find(scopes_.begin(), scopes_.end(), scope) != scopes_.end(); }
+  bool is_in(const std::string& scope) const {
+    return std::find(scopes_.begin(), scopes_.end(), scope) != scopes_.end();
+  }
   /// A step changes what graphs of earlier forwards have saved, and a scope is for forwards with their backwards.
   void forget_graphs() {
     forwards_ = 0;
     machine_.forget_graphs();
   }
 
-  static inline const std::set<std::string> kOnGradients = {"module_zero_grad", "grad_none", "bare_step",
-                                                            "bare_zero_grad",   "torch_clip", "read_grad", "hand_step",
-                                                            "scale_grad"};
+  static inline const std::set<std::string> kOnGradients = {"module_zero_grad", "grad_none",  "bare_step",
+                                                            "bare_zero_grad",   "torch_clip", "read_grad",
+                                                            "hand_step",        "scale_grad"};
   static inline const std::set<std::string> kWriting = {"write", "summon", "ema", "ema_swap", "freeze", "unfreeze"};
   static inline const std::set<std::string> kReading = {"evaluate", "read", "state_dict", "set_rate"};
 
@@ -128,7 +131,7 @@ class Flow {
   bool unsynchronised_ = false;  ///< some gradients are each rank's own
   bool has_gradients_ = false;   ///< some parameter may have one
   std::set<std::string> saved_;
-  bool scaled_once_ = false;     ///< there was a loss
+  bool scaled_once_ = false;       ///< there was a loss
   std::set<std::string> stepped_;  ///< with loss scaling: optimizers that have, on the gradients that are there
 };
 

@@ -59,14 +59,22 @@ RankReport get(const std::string& file) {
 
 const char* class_of(const accelerate::Error& error) {
   switch (error.kind()) {
-    case accelerate::ErrorKind::config: return "ConfigError";
-    case accelerate::ErrorKind::shape: return "ShapeError";
-    case accelerate::ErrorKind::checkpoint: return "CheckpointError";
-    case accelerate::ErrorKind::comm: return "CommError";
-    case accelerate::ErrorKind::launch: return "LaunchError";
-    case accelerate::ErrorKind::resource: return "ResourceError";
-    case accelerate::ErrorKind::not_built: return "NotBuiltError";
-    case accelerate::ErrorKind::internal: return "InternalError";
+    case accelerate::ErrorKind::config:
+      return "ConfigError";
+    case accelerate::ErrorKind::shape:
+      return "ShapeError";
+    case accelerate::ErrorKind::checkpoint:
+      return "CheckpointError";
+    case accelerate::ErrorKind::comm:
+      return "CommError";
+    case accelerate::ErrorKind::launch:
+      return "LaunchError";
+    case accelerate::ErrorKind::resource:
+      return "ResourceError";
+    case accelerate::ErrorKind::not_built:
+      return "NotBuiltError";
+    case accelerate::ErrorKind::internal:
+      return "InternalError";
   }
   return "Error";
 }
@@ -91,8 +99,9 @@ size_t run_some(const std::vector<Case>& cases, size_t from, std::vector<Report>
   for (size_t i = from; i < cases.size(); ++i)
     std::ofstream(folder + "/" + std::to_string(i - from)) << support::free_port() << "\n" << to_text(cases[i]);
   const int64_t ranks = cases[from].integer("ranks");
-  const auto results = support::run_program({"--rank", folder}, 
-                                            {.world_size = ranks, .deadline = std::chrono::seconds(2 * kSeconds * (cases.size() - from + 1))});
+  const auto results = support::run_program(
+      {"--rank", folder},
+      {.world_size = ranks, .deadline = std::chrono::seconds(2 * kSeconds * (cases.size() - from + 1))});
   for (size_t i = 0; from + i < cases.size(); ++i) {
     Report report;
     bool failed = false, last = from + i + 1 == cases.size();
@@ -137,7 +146,8 @@ int run_rank(const std::string& folder) {
       return 3;
     };
     try {
-      const auto machine = make_ours(what, folder + "/" + std::to_string(index) + "_saved", [&](int64_t, const Observation& seen) { put(out, seen); });
+      const auto machine = make_ours(what, folder + "/" + std::to_string(index) + "_saved",
+                                     [&](int64_t, const Observation& seen) { put(out, seen); });
       interpret(what, *machine);
     } catch (const accelerate::Error& exception) {
       return error(class_of(exception), exception);

@@ -65,15 +65,16 @@ Verdict compare(const Case& what, int64_t rank, const RankReport& report, const 
   for (size_t i = 0; i < report.seen.size(); ++i) {
     const Observation& found = report.seen[i];
     if (i >= expected.size() || expected[i].name != found.name || expected[i].operation != found.operation)
-      return {"other things seen", "rank " + std::to_string(rank) + " has " + found.name + " " +
-                                       where(what, found.operation) + ", expected " +
-                                       (i < expected.size() ? expected[i].name + " " + where(what, expected[i].operation)
-                                                            : std::string("nothing more"))};
+      return {"other things seen",
+              "rank " + std::to_string(rank) + " has " + found.name + " " + where(what, found.operation) +
+                  ", expected " +
+                  (i < expected.size() ? expected[i].name + " " + where(what, expected[i].operation)
+                                       : std::string("nothing more"))};
     const std::string off = difference(found.value, expected[i].value, tolerance);
     if (off.empty()) continue;
-    return {"numbers: " + first_of(found.name),
-            "rank " + std::to_string(rank) + ", " + where(what, found.operation) + ": " + found.name + " is " + off +
-                "\n  found    " + shown(found.value) + "\n  expected " + shown(expected[i].value)};
+    return {"numbers: " + first_of(found.name), "rank " + std::to_string(rank) + ", " + where(what, found.operation) +
+                                                    ": " + found.name + " is " + off + "\n  found    " +
+                                                    shown(found.value) + "\n  expected " + shown(expected[i].value)};
   }
   if (report.finished && report.seen.size() < expected.size())
     return {"other things seen", "rank " + std::to_string(rank) + " lacks " + expected[report.seen.size()].name + " " +
@@ -96,7 +97,9 @@ std::string all_errors(const Report& report) {
   for (size_t rank = 0; rank < report.size(); ++rank) {
     const auto& own = report[rank];
     text += "  rank " + std::to_string(rank) + ": " +
-            (own.finished ? "finished" : own.error.empty() ? "no error" : own.error + ": " + own.error_text.substr(0, 600)) +
+            (own.finished        ? "finished"
+             : own.error.empty() ? "no error"
+                                 : own.error + ": " + own.error_text.substr(0, 600)) +
             (own.end.empty() ? "" : " (" + own.end + ")") + "\n";
   }
   return text;
@@ -133,7 +136,8 @@ std::vector<Refusal> read_refusals(const std::string& page) {
     if (cells.size() < 4) continue;
     Refusal refusal{{}, cells[2], cells[3]};
     std::istringstream parts(cells[1]);
-    for (std::string part; std::getline(parts, part, ',');) refusal.where.push_back(part.substr(part.find_first_not_of(' ')));
+    for (std::string part; std::getline(parts, part, ',');)
+      refusal.where.push_back(part.substr(part.find_first_not_of(' ')));
     refusals.push_back(refusal);
   }
   return refusals;
@@ -143,8 +147,8 @@ Verdict judge(const Case& what, const Report& report, const std::vector<Refusal>
   std::vector<std::vector<Observation>> expected(report.size());
   std::string failure;
   try {
-    const auto reference =
-        make_reference(what, [&](int64_t rank, Observation seen) { expected[static_cast<size_t>(rank)].push_back(std::move(seen)); });
+    const auto reference = make_reference(
+        what, [&](int64_t rank, Observation seen) { expected[static_cast<size_t>(rank)].push_back(std::move(seen)); });
     interpret(what, *reference);
   } catch (const std::exception& error) {
     failure = error.what();
@@ -157,7 +161,9 @@ Verdict judge(const Case& what, const Report& report, const std::vector<Refusal>
   for (size_t rank = 1; rank < report.size(); ++rank)
     for (size_t i = 0; i < std::min(report[0].seen.size(), report[rank].seen.size()); ++i) {
       const auto &one = report[0].seen[i], &other = report[rank].seen[i];
-      if (!one.name.starts_with("param.") || i >= expected[0].size() || i >= expected[rank].size() || !at::equal(expected[0][i].value, expected[rank][i].value)) continue;
+      if (!one.name.starts_with("param.") || i >= expected[0].size() || i >= expected[rank].size() ||
+          !at::equal(expected[0][i].value, expected[rank][i].value))
+        continue;
       if (!at::equal(one.value, other.value) && !one.value.isnan().any().item<bool>())
         return {"ranks differ: param", "rank " + std::to_string(rank) + " has not rank 0's bits of " + one.name + " " +
                                            where(what, one.operation)};

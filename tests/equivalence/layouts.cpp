@@ -41,22 +41,42 @@ std::vector<Layout> make_layouts() {
   std::vector<Layout> all = {
       {.name = "one", .ranks = {1}, .choose = [](AcceleratorOptions&) {}},
       {.name = "ddp", .ranks = kSeveral, .buffers_from_rank0 = true, .finds_unused = false, .choose = ddp({})},
-      {.name = "ddp_unused", .ranks = kSeveral, .buffers_from_rank0 = true,
+      {.name = "ddp_unused",
+       .ranks = kSeveral,
+       .buffers_from_rank0 = true,
        .choose = ddp({.find_unused_parameters = true})},
-      {.name = "ddp_static", .ranks = kSeveral, .buffers_from_rank0 = true, .finds_unused = false,
+      {.name = "ddp_static",
+       .ranks = kSeveral,
+       .buffers_from_rank0 = true,
+       .finds_unused = false,
        .choose = ddp({.static_graph = true})},
-      {.name = "ddp_views", .ranks = kSeveral, .buffers_from_rank0 = true, .finds_unused = false,
+      {.name = "ddp_views",
+       .ranks = kSeveral,
+       .buffers_from_rank0 = true,
+       .finds_unused = false,
        .choose = ddp({.gradient_as_bucket_view = true})},
-      {.name = "ddp_own_buffers", .ranks = kSeveral, .finds_unused = false, .choose = ddp({.broadcast_buffers = false})},
-      {.name = "ddp_bf16_hook", .ranks = kSeveral, .buffers_from_rank0 = true, .finds_unused = false,
-       .wire_dtype = "bf16", .choose = ddp({.comm_hook = accelerate::DDPCommunicationHookType::bf16})},
-      {.name = "ddp_fp16_hook", .ranks = kSeveral, .buffers_from_rank0 = true, .finds_unused = false,
-       .wire_dtype = "fp16", .choose = ddp({.comm_hook = accelerate::DDPCommunicationHookType::fp16})},
+      {.name = "ddp_own_buffers",
+       .ranks = kSeveral,
+       .finds_unused = false,
+       .choose = ddp({.broadcast_buffers = false})},
+      {.name = "ddp_bf16_hook",
+       .ranks = kSeveral,
+       .buffers_from_rank0 = true,
+       .finds_unused = false,
+       .wire_dtype = "bf16",
+       .choose = ddp({.comm_hook = accelerate::DDPCommunicationHookType::bf16})},
+      {.name = "ddp_fp16_hook",
+       .ranks = kSeveral,
+       .buffers_from_rank0 = true,
+       .finds_unused = false,
+       .wire_dtype = "fp16",
+       .choose = ddp({.comm_hook = accelerate::DDPCommunicationHookType::fp16})},
   };
   for (auto& layout : all) layout.starts_from_rank0 = true;
   const auto sharded = [&](const char* name, const std::vector<int64_t>& ranks, Choose choose) -> Layout& {
     const bool first = std::string(name).starts_with("fsdp1");
-    all.push_back({.name = name, .ranks = ranks, .sharded = true, .converts_buffers = first, .choose = std::move(choose)});
+    all.push_back(
+        {.name = name, .ranks = ranks, .sharded = true, .converts_buffers = first, .choose = std::move(choose)});
     return all.back();
   };
   sharded("fsdp2", kAny, fsdp2());
@@ -72,8 +92,8 @@ std::vector<Layout> make_layouts() {
   };
   sharded("fsdp2_params_bf16", kAny, fsdp2(in_bf16({.param_dtype = at::kBFloat16}))).param_dtype = "bf16";
   sharded("fsdp2_reduce_bf16", kAny, fsdp2(in_bf16({.reduce_dtype = at::kBFloat16}))).reduce_dtype = "bf16";
-  Layout& precise = sharded("fsdp2_reduce_f32", kAny,
-                            fsdp2(in_bf16({.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat})));
+  Layout& precise =
+      sharded("fsdp2_reduce_f32", kAny, fsdp2(in_bf16({.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat})));
   precise.param_dtype = "bf16";
   precise.reduce_dtype = "f32";
   sharded("fsdp1", kAny, fsdp1(ShardingStrategy::full_shard));

@@ -46,6 +46,8 @@ inline int64_t steps_in_join(const Operation& operation, int64_t rank) {
 }
 
 /// Of the batch that a rank reads.
-inline uint64_t batch_seed(int64_t data, int64_t rank) { return static_cast<uint64_t>(data) * 1000 + static_cast<uint64_t>(rank); }
+inline uint64_t batch_seed(int64_t data, int64_t rank) {
+  return static_cast<uint64_t>(data) * 1000 + static_cast<uint64_t>(rank);
+}
 
 }  // namespace equivalence

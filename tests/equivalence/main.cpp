@@ -48,7 +48,8 @@ struct Options {
 
 /// FNV-1a, as small a number as people like to type.
 uint64_t seed_of(const std::string& text) {
-  if (!text.empty() && text.find_first_not_of("0123456789") == std::string::npos && text.size() < 16) return std::stoull(text);
+  if (!text.empty() && text.find_first_not_of("0123456789") == std::string::npos && text.size() < 16)
+    return std::stoull(text);
   uint64_t hash = 0xcbf29ce484222325ULL;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
   return hash % 1'000'000'000;
@@ -206,7 +207,8 @@ int fuzz(const Options& options) {
     const auto begin = Clock::now();
     const auto goes_on = [&](int64_t n) {
       if (fuzzer.done()) return false;
-      if (options.minutes) return Clock::now() - begin < std::chrono::duration<double, std::ratio<60>>(*options.minutes);
+      if (options.minutes)
+        return Clock::now() - begin < std::chrono::duration<double, std::ratio<60>>(*options.minutes);
       return n < options.count.value_or(1);
     };
     for (int64_t n = 0; goes_on(n); ++n) {

@@ -62,9 +62,7 @@ struct Tied : Net {
     body = register_module("body", nn::Linear(6, 6));
     tied = register_parameter("tied", embedding->weight);
   }
-  at::Tensor forward(at::Tensor ids) override {
-    return torch::linear(torch::tanh(body(embedding(ids).mean(1))), tied);
-  }
+  at::Tensor forward(at::Tensor ids) override { return torch::linear(torch::tanh(body(embedding(ids).mean(1))), tied); }
   at::Tensor input(int64_t rows, const at::Generator& generator) const override {
     return at::randint(0, 11, {rows, 4}, generator, at::kLong);
   }
@@ -126,9 +124,7 @@ struct Odd : Net {
     shift = register_parameter("shift", at::full({1}, 0.1));
     nothing = register_parameter("nothing", at::zeros({0, 3}));
   }
-  at::Tensor forward(at::Tensor x) override {
-    return head(torch::tanh(body(x)) * scale + shift) + nothing.sum();
-  }
+  at::Tensor forward(at::Tensor x) override { return head(torch::tanh(body(x)) * scale + shift) + nothing.sum(); }
   nn::Linear body{nullptr}, head{nullptr};
   at::Tensor scale, shift, nothing;
 };
@@ -166,11 +162,11 @@ template <class T> Make maker() {
 }
 
 const std::map<std::string, Make>& models() {
-  static const std::map<std::string, Make> all = {
-      {"mlp", maker<Mlp>()},         {"frozen", maker<Frozen>()},   {"conv", maker<Conv>()},
-      {"tied", maker<Tied>()},       {"gpt", maker<SmallGpt>()},    {"recurrent", maker<Recurrent>()},
-      {"buffers", maker<Buffers>()}, {"odd", maker<Odd>()},         {"complex", maker<Complex>()},
-      {"branches", maker<Branches>()}};
+  static const std::map<std::string, Make> all = {{"mlp", maker<Mlp>()},         {"frozen", maker<Frozen>()},
+                                                  {"conv", maker<Conv>()},       {"tied", maker<Tied>()},
+                                                  {"gpt", maker<SmallGpt>()},    {"recurrent", maker<Recurrent>()},
+                                                  {"buffers", maker<Buffers>()}, {"odd", maker<Odd>()},
+                                                  {"complex", maker<Complex>()}, {"branches", maker<Branches>()}};
   return all;
 }
 

@@ -20,8 +20,8 @@ struct Net : torch::nn::Module {
   int64_t part = 0;
   /// A part of the forward that may run again in backward; by default it just runs.
   using Segment = std::function<at::Tensor(const at::Tensor&)>;
-  std::function<at::Tensor(const Segment&, const at::Tensor&)> run_segment = [](const Segment& segment,
-                                                                                const at::Tensor& x) { return segment(x); };
+  std::function<at::Tensor(const Segment&, const at::Tensor&)> run_segment =
+      [](const Segment& segment, const at::Tensor& x) { return segment(x); };
 };
 
 std::vector<std::string> model_names();

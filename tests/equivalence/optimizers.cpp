@@ -39,7 +39,8 @@ using Make = std::function<std::unique_ptr<optim::Optimizer>(const Parameters&, 
 
 const std::map<std::string, Make>& makers() {
   static const std::map<std::string, Make> all = {
-      {"sgd", [](const auto& p, double rate, double) { return std::make_unique<optim::SGD>(p, optim::SGDOptions(rate)); }},
+      {"sgd",
+       [](const auto& p, double rate, double) { return std::make_unique<optim::SGD>(p, optim::SGDOptions(rate)); }},
       {"momentum",
        [](const auto& p, double rate, double) {
          return std::make_unique<optim::SGD>(p, optim::SGDOptions(rate).momentum(0.8).weight_decay(0.01));
@@ -48,10 +49,8 @@ const std::map<std::string, Make>& makers() {
        [](const auto& p, double rate, double eps) {
          return std::make_unique<optim::AdamW>(p, optim::AdamWOptions(0.2 * rate).eps(eps).weight_decay(0.1));
        }},
-      {"adam",
-       [](const auto& p, double rate, double eps) {
-         return std::make_unique<optim::Adam>(p, optim::AdamOptions(0.2 * rate).eps(eps));
-       }},
+      {"adam", [](const auto& p, double rate,
+                  double eps) { return std::make_unique<optim::Adam>(p, optim::AdamOptions(0.2 * rate).eps(eps)); }},
       {"adagrad",
        [](const auto& p, double rate, double eps) {
          return std::make_unique<optim::Adagrad>(p, optim::AdagradOptions(0.2 * rate).eps(eps));

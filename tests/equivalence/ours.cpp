@@ -82,7 +82,8 @@ class Ours final : public Machine {
       : case_(what),
         folder_(std::move(folder)),
         observe_(std::move(observe)),
-        o_(std::make_unique<Objects>(what, layout_named(what["layout"]), static_cast<uint64_t>(what.integer("seed")))) {}
+        o_(std::make_unique<Objects>(what, layout_named(what["layout"]), static_cast<uint64_t>(what.integer("seed")))) {
+  }
 
   void forget_graphs() override { o_->losses.clear(); }
 
@@ -115,8 +116,7 @@ class Ours final : public Machine {
     } else if (verb == "grad_none") {
       for (auto& parameter : m->parameters()) parameter.mutable_grad().reset();
     } else if (verb == "clip_norm") {
-      see("norm",
-          accelerator.clip_grad_norm_(m->parameters(), operation.number("limit"), operation.number("kind", 2)));
+      see("norm", accelerator.clip_grad_norm_(m->parameters(), operation.number("limit"), operation.number("kind", 2)));
     } else if (verb == "clip_value") {
       accelerator.clip_grad_value_(tensors_to_clamp(), operation.number("limit"));
     } else if (verb == "torch_clip") {

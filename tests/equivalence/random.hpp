@@ -25,7 +25,9 @@ class Random {
   template <class T> const T& of(const std::vector<T>& choices) {
     return choices[static_cast<size_t>(below(static_cast<int64_t>(choices.size())))];
   }
-  std::string of(std::initializer_list<const char*> choices) { return *(choices.begin() + below(static_cast<int64_t>(choices.size()))); }
+  std::string of(std::initializer_list<const char*> choices) {
+    return *(choices.begin() + below(static_cast<int64_t>(choices.size())));
+  }
 
  private:
   uint64_t state_;

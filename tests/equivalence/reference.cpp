@@ -128,7 +128,8 @@ class Reference final : public Machine {
     } else if (verb == "zero_grad") {
       if (!gate_) return;
       for (auto& replica : replicas_)
-        each_optimizer(replica, operation, [&](auto& optimizer) { zero_grad(replica, optimizer, operation.integer("zeros") == 0); });
+        each_optimizer(replica, operation,
+                       [&](auto& optimizer) { zero_grad(replica, optimizer, operation.integer("zeros") == 0); });
     } else if (verb == "bare_zero_grad") {
       for (auto& replica : replicas_)
         for (auto& optimizer : replica.optimizers) optimizer->zero_grad();
@@ -172,8 +173,8 @@ class Reference final : public Machine {
     } else if (verb == "add_group") {
       for (auto& replica : replicas_) {
         const auto count = replica.parameters.size(), held = count - static_cast<size_t>(case_.integer("withheld"));
-        replica.optimizers[0]->add_param_group(
-            std::vector<at::Tensor>(replica.parameters.begin() + static_cast<std::ptrdiff_t>(held), replica.parameters.end()));
+        replica.optimizers[0]->add_param_group(std::vector<at::Tensor>(
+            replica.parameters.begin() + static_cast<std::ptrdiff_t>(held), replica.parameters.end()));
       }
     } else if (verb == "save" || verb == "save_model") {
       save(verb + operation.word("name", "a"), verb == "save");
@@ -364,7 +365,7 @@ class Reference final : public Machine {
   void average() {
     const auto all = static_cast<int64_t>(replicas_.size());
     unsettled_ = false;
-    for (int64_t first = 0; first < all; first += together_ > 0 ? together_ : all)
+    for (int64_t first = 0; first<all; first += together_> 0 ? together_ : all)
       average(static_cast<size_t>(first), static_cast<size_t>(together_ > 0 ? first + together_ : all));
   }
   /// Of the ranks begin … end - 1.
@@ -373,7 +374,7 @@ class Reference final : public Machine {
     const auto type = type_named(!layout_->wire_dtype.empty()     ? layout_->wire_dtype
                                  : !layout_->reduce_dtype.empty() ? layout_->reduce_dtype
                                  : layout_->sharded               ? case_["precision"]
-                                                                 : "");
+                                                                  : "");
     for (size_t p = 0; p < replicas_[0].parameters.size(); ++p) {
       at::Tensor sum;
       for (size_t rank = begin; rank < end; ++rank) {
@@ -480,9 +481,9 @@ class Reference final : public Machine {
 
   // ---- loops that the library runs
 
-  /// Each rank takes as many steps as its digit says. Averages are over all ranks, those that have ended included, whose
-  /// gradients count as zeros and whose optimizers stand still; at the end all have the model of the rank that stopped
-  /// last.
+  /// Each rank takes as many steps as its digit says. Averages are over all ranks, those that have ended included,
+  /// whose gradients count as zeros and whose optimizers stand still; at the end all have the model of the rank that
+  /// stopped last.
   void join(const Operation& operation) {
     const auto ranks = static_cast<int64_t>(replicas_.size());
     const auto steps_of = [&](int64_t rank) { return steps_in_join(operation, rank); };
@@ -597,9 +598,9 @@ class Reference final : public Machine {
   std::vector<bool> scopes_;  ///< those that are open, and whether each lets gradients be averaged
   const bool scaled_ = case_["precision"] == "fp16";
   Scale scale_;
-  int64_t steps_ = 0;         ///< of accumulate
-  bool gate_ = true;          ///< whether step and zero_grad act
-  bool unsettled_ = false;    ///< some gradients are each rank's own
+  int64_t steps_ = 0;       ///< of accumulate
+  bool gate_ = true;        ///< whether step and zero_grad act
+  bool unsettled_ = false;  ///< some gradients are each rank's own
   bool buffers_may_differ_ = true;
   bool announced_ = false;  ///< a forward says that a backward which averages will come
 };

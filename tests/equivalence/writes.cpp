@@ -10,7 +10,9 @@ namespace {
 void write(const at::Tensor& parameter, const std::string& kind, double value, uint64_t seed) {
   at::Tensor p = parameter;
   const auto drawn = [&] {
-    return at::randn(p.sizes(), at::make_generator<at::CPUGeneratorImpl>(seed), at::kDouble).mul_(0.3).to(p.scalar_type());
+    return at::randn(p.sizes(), at::make_generator<at::CPUGeneratorImpl>(seed), at::kDouble)
+        .mul_(0.3)
+        .to(p.scalar_type());
   };
   if (kind == "mul") p.mul_(value);
   else if (kind == "add") p.add_(value);

@@ -520,7 +520,7 @@ F("StateDictConfig::rank0_only of optimizers", "src/run_state/optimizers.cpp",
   "in_pieces.empty() || «!config.rank0_only.value_or(true)»;", "false", u)
 F("StateDictConfig::offload_to_cpu", "src/run_state/models.cpp", ".copies = true, .on_host = «config.offload_to_cpu»}",
   "false", f + "StatesThatAreNotOffloadedStayOnTheDevice")
-F("StateDictConfig::offload_to_cpu", "src/run_state/models.cpp", "«config.offload_to_cpu» ? value.cpu() : value",
+F("StateDictConfig::offload_to_cpu", "src/run_state/models.cpp", "if («config.offload_to_cpu») value = value.cpu();",
   "false")
 
 # ---- distributed checkpoints of the user's own dict

@@ -75,9 +75,9 @@ class ACCELERATE_API GPT2ModelImpl : public torch::nn::Cloneable<GPT2ModelImpl> 
   const torch::nn::Embedding& wte() const { return wte_; }
   /// Writes config.json and model.safetensors; creates the folder. @throws CheckpointError, ResourceError
   void save_pretrained(const std::filesystem::path& folder) const;
-  /// The same of these weights, by the model's own names: what Accelerator::get_state_dict() gives rank 0 of a model that
-  /// is sharded, whose own are elsewhere. @throws CheckpointError where one is missing, has another shape or belongs to
-  /// another model
+  /// The same of these weights, by the model's own names: what Accelerator::get_state_dict() gives rank 0 of a model
+  /// that is sharded, whose own are elsewhere. @throws CheckpointError where one is missing, has another shape or
+  /// belongs to another model
   void save_pretrained(const std::filesystem::path& folder, const std::map<std::string, at::Tensor>& weights) const;
 
  private:

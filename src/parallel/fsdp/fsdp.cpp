@@ -130,11 +130,11 @@ struct FullyShardedDataParallel::Impl {
   CodeBytes code_bytes;  ///< members of `parts` that are no parameters of the model
   std::unique_ptr<ShardStore> store;
   std::unique_ptr<GradientReducer> reducer;
-  std::unique_ptr<WholeGradients> gradients;                            ///< what grad() of the parameters is
+  std::unique_ptr<WholeGradients> gradients;                                  ///< what grad() of the parameters is
   std::unordered_map<const at::TensorImpl*, BeforeGradient> before_gradient;  ///< by the module's parameter
-  std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of;  ///< by the module's parameter; of `parts`
+  std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of;        ///< by the module's parameter; of `parts`
   std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of_piece;
-  std::set<std::string> fp8_weights;                                    ///< names of what travels as fp8
+  std::set<std::string> fp8_weights;  ///< names of what travels as fp8
   std::vector<std::string>
       full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
   std::unique_ptr<residency::UnitCheckpoints> checkpoints;  ///< null: not asked for

@@ -62,9 +62,8 @@ class GatheredStore final : public ShardStore {
   }
   std::unique_ptr<GradientReducer> make_reducer() override { return collective_reducer(parts_, mesh_, options_); }
   void refresh(residency::Residency&) override {
-    if (std::any_of(parts_.begin(), parts_.end(), [&](const ShardedPart& part) {
-          return part.fp8 && part.master._version() != scaled_[part.index];
-        }))
+    if (std::any_of(parts_.begin(), parts_.end(),
+                    [&](const ShardedPart& part) { return part.fp8 && part.master._version() != scaled_[part.index]; }))
       work_out_scales();
   }
   void publish(residency::Residency&) override { work_out_scales(); }

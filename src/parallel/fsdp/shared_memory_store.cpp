@@ -68,7 +68,9 @@ struct Plan {
       all_now += bytes;
     }
     // One can be filled while the last one is read; many small ones need not wait for each other.
-    const auto in_use = [](size_t largest, size_t all) { return std::min(std::max(2 * largest, size_t{8} << 20), all); };
+    const auto in_use = [](size_t largest, size_t all) {
+      return std::min(std::max(2 * largest, size_t{8} << 20), all);
+    };
     recycled = in_use(largest, all);
     for (auto& place : dedicated) place += recycled;
     used = reserve(2 * static_cast<size_t>(world) * member_count);
@@ -195,7 +197,8 @@ class SharedReducer final : public GradientReducer {
     const size_t bytes = Plan::whole_lines(static_cast<size_t>(parts_[p].numel()) * c10::elementSize(type));
     const size_t begin = find_room(p, bytes);
     const auto later = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) { return slot.begin > begin; });
-    slots_.insert(later, {.part = p, .begin = begin, .end = begin + bytes, .generation = generation_, .round = rounds_[p] + 1});
+    slots_.insert(
+        later, {.part = p, .begin = begin, .end = begin + bytes, .generation = generation_, .round = rounds_[p] + 1});
     states_[p].offset = static_cast<int64_t>(begin);
     return at::from_blob(mapping_->room(group_->rank()) + begin, {parts_[p].numel()}, at::TensorOptions().dtype(type));
   }

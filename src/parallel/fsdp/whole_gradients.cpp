@@ -95,9 +95,8 @@ WholeGradients::~WholeGradients() {
 bool WholeGradients::is_held(const ShardedPart& part) const {
   constexpr size_t kOwners = 2, kStorages = 2;  // the state and the member; the tensor's and the member's
   return std::any_of(states_[part.index].begin(), states_[part.index].end(), [](const State& state) {
-    return state.whole.defined() &&
-           (state.whole.use_count() > kOwners + (state.shows == Shows::whole ? 1 : 0) ||
-            state.whole.unsafeGetTensorImpl()->unsafe_storage().use_count() > kStorages);
+    return state.whole.defined() && (state.whole.use_count() > kOwners + (state.shows == Shows::whole ? 1 : 0) ||
+                                     state.whole.unsafeGetTensorImpl()->unsafe_storage().use_count() > kStorages);
   });
 }
 

@@ -62,7 +62,7 @@ class WholeGradients {
   std::vector<ShardedPart>& parts_;
   Mesh mesh_;
   std::function<void()> meet_;
-  std::vector<std::vector<State>> states_;                         ///< by part and member
+  std::vector<std::vector<State>> states_;                          ///< by part and member
   std::vector<std::unique_ptr<residency::Residency>> residencies_;  ///< by part
 };
 

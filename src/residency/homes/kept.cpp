@@ -9,7 +9,8 @@ namespace accelerate::residency {
 namespace {
 
 /// f(kept elements, the same ones in `values`), if there are any.
-template <class F> void overlap(const at::Tensor& kept, int64_t kept_begin, int64_t begin, const at::Tensor& values, F&& f) {
+template <class F>
+void overlap(const at::Tensor& kept, int64_t kept_begin, int64_t begin, const at::Tensor& values, F&& f) {
   const int64_t from = std::max(kept_begin, begin);
   const int64_t to = std::min(kept_begin + kept.numel(), begin + values.numel());
   if (from < to) f(kept.detach().narrow(0, from - kept_begin, to - from), values.narrow(0, from - begin, to - from));
