@@ -118,7 +118,7 @@ void GradScaler::check_for_foreign_steps(Watched& state) const {
   if (state.has_stepped || state.looks++ >= kLooks) return;
   const at::Tensor now = norms_of(*state.optimizer), before = std::exchange(state.norms, now);
   if (!now.defined() || !before.defined() || before.sizes() != now.sizes() ||
-      at::isclose(now, before, /*rtol=*/0, /*atol=*/0, /*equal_nan=*/true).all().item<bool>() ||
+      at::isclose(now, before, /*rtol=*/0, /*atol=*/0, /*equal_nan=*/true).any().item<bool>() ||  // a step moves all
       has_gradients(*state.optimizer))
     return;
   raise<ConfigError>(

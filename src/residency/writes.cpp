@@ -42,11 +42,15 @@ void carry_out_writes(OperatorCall& call, const Next& next, const Written& writt
     next();
   } else {
     const std::vector<c10::IValue> originals(call.arguments().begin(), call.arguments().end());
-    call.map_tensors([&](const at::Tensor& tensor) {
-      const auto found = in_place_of(Member::of(tensor));
-      return found == wide.end() ? tensor
-                                 : found->values.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-    });
+    for (size_t i = 0; i < originals.size(); ++i)
+      call.map_tensors(i, [&](const at::Tensor& tensor) {
+        if (const auto found = in_place_of(Member::of(tensor)); found != wide.end())
+          return found->values.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+        // Some operators want operands of one type (lerp_).
+        return !call.writes(i) && tensor.scalar_type() == wide.front().member->part().dtype
+                   ? tensor.to(wide.front().values.scalar_type())
+                   : tensor;
+      });
     next();
     call.put_back(originals);
     // Who saved such a tensor for backward must hear of it.

@@ -256,6 +256,12 @@ RANKS_TEST(FsdpWhole, WritesReachMastersInTheirPrecision, 1, 2, 3) {
       },
       "bf16");
   compare(
+      "operators that want one type",
+      [](const Side& side) {
+        write(side, [](at::Tensor& p) { p.lerp_(torch::full_like(p, 0.5), 0.25).addcmul_(p.clone(), p.clone(), 0.5); });
+      },
+      "bf16", make_sgd, 2e-3);
+  compare(
       "copies",
       [](const Side& side) {
         write(side, [](at::Tensor& p) { p.copy_(torch::linspace(0, 0.3, p.numel()).view(p.sizes())); });
