@@ -248,7 +248,8 @@ Case draw(uint64_t seed, const Wish& wish) {
   choose("rate", random.of({"0.1", "0.3"}));
   choose("accumulation", random.of({"1", "1", "2", "3"}));
   const bool in_full = wish.plain || random.chance(0.75);
-  choose("withheld", in_full || random.chance(0.6) ? "0" : random.of({"1", "2"}));
+  // A scaler divides what optimizers hold, and nothing else.
+  choose("withheld", in_full || s["precision"] == "fp16" || random.chance(0.6) ? "0" : random.of({"1", "2"}));
   choose("prepare", in_full || s["precision"] == "fp16" || s["withheld"] != "0"
                         ? "together"
                         : random.of({"together", "late", "late_prepared", "never"}));

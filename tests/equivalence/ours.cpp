@@ -252,7 +252,7 @@ class Ours final : public Machine {
   void state_dict() {
     const auto state = o_->accelerator.get_state_dict(*o_->model);
     std::vector<std::string> names;
-    for (const auto& [name, parameter] : parameters_of(*o_->net)) names.push_back(name);
+    for (const auto& item : o_->net->named_parameters()) names.push_back(item.key());
     for (const auto& item : o_->net->named_buffers()) names.push_back(item.key());
     for (const auto& name : names)
       if (const auto found = state.find(name); found != state.end()) see("state." + name, found->second);

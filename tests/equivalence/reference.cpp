@@ -216,7 +216,7 @@ class Reference final : public Machine {
     } else if (verb == "state_dict") {
       each([&](int64_t rank, Replica& replica) {
         if (layout_->sharded && rank > 0) return;
-        for (const auto& [name, parameter] : parameters_of(*replica.net)) see(rank, "state." + name, parameter);
+        for (const auto& item : replica.net->named_parameters()) see(rank, "state." + item.key(), item.value());
         for (const auto& item : replica.net->named_buffers()) see(rank, "state." + item.key(), item.value());
       });
     } else if (verb == "evaluate") {
