@@ -72,6 +72,12 @@ void Accelerator::clip_grad_value_(const std::vector<at::Tensor>& parameters, do
   if (!(clip_value >= 0)) raise<ConfigError>("clip_grad_value_: clip_value is {}, expected 0 or more", clip_value);
   const auto gradients = ready_to_clip(parameters, live_engines(), sync_gradients());
   at::NoGradGuard no_grad;
+  for (const auto* some : {&gradients.whole, &gradients.pieces})
+    for (const at::Tensor& gradient : *some)
+      if (gradient.is_complex())
+        throw ConfigError(
+            "clip_grad_value_: found a complex gradient, expected real ones: complex numbers have no order. Clip by "
+            "clip_grad_norm_, or pass the other parameters only");
   for (const at::Tensor& gradient : gradients.whole) gradient.clamp_(-clip_value, clip_value);
   for (const at::Tensor& gradient : gradients.pieces) gradient.clamp_(-clip_value, clip_value);
 }
