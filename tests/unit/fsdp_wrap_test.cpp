@@ -332,14 +332,14 @@ TEST(FsdpWrap, AFunctionMayDecide) {
 
 TEST(FsdpWrap, BatchNormsComputeInFullPrecisionOfTheirOwn) {
   const ModelRef model(std::make_shared<gpt::ModelImpl>());
-  const auto units = wrap_units(model, resolve({.mixed_precision_policy = MixedPrecision{.preset = "bf16"}}));
-  ASSERT_EQ(units.size(), 2u);
-  EXPECT_FALSE(units[0].full_precision);
-  EXPECT_EQ(units[1].path, "extras.bn");
-  EXPECT_TRUE(units[1].full_precision);
-  EXPECT_EQ(wrap_units(model, resolve({.fsdp_version = 2, .mixed_precision_policy = MixedPrecision{.preset = "bf16"}}))
-                .size(),
-            1u);
+  for (const int64_t version : {1, 2}) {
+    const auto units = wrap_units(
+        model, resolve({.fsdp_version = version, .mixed_precision_policy = MixedPrecision{.preset = "bf16"}}));
+    ASSERT_EQ(units.size(), 2u) << version;
+    EXPECT_FALSE(units[0].full_precision);
+    EXPECT_EQ(units[1].path, "extras.bn");
+    EXPECT_TRUE(units[1].full_precision);
+  }
 }
 
 TEST(FsdpWrap, AClassThatIsNotThereIsNamedWithTheNearest) {
