@@ -146,7 +146,7 @@ TEST(FsdpPlugin, SettingsWithoutEffectWarnOnRankZero) {
     EXPECT_EQ(warnings.text, "");
   }
   Warnings warnings;
-  resolve({});
+  resolve(Plugin{});
   resolve({.fsdp_version = 2});
   EXPECT_EQ(warnings.text, "");
   EXPECT_EQ(resolve({.sync_module_states = false, .cpu_ram_efficient_loading = true}).sync_module_states, true);
@@ -165,7 +165,7 @@ TEST(FsdpPlugin, MixedPrecisionFieldsWinOverThePreset) {
                            .mixed_precision_policy;
   EXPECT_TRUE(*second.cast_forward_inputs);
   EXPECT_FALSE(second.reduce_dtype || second.output_dtype || second.module_classes_to_ignore);
-  EXPECT_FALSE(resolve({}).mixed_precision_policy);
+  EXPECT_FALSE(resolve(Plugin{}).mixed_precision_policy);
 
   const auto refused = [](int64_t version, MixedPrecision policy) {
     return refusal({.fsdp_version = version, .mixed_precision_policy = std::move(policy)});

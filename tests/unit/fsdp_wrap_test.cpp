@@ -242,8 +242,8 @@ TEST(FsdpWrap, SubmodulesAreNamedByClass) {
 
 TEST(FsdpWrap, EachParameterIsInItsInnermostUnit) {
   const auto model = bert();
-  for (const auto& plugin :
-       {transformer({"BertLayer", "BertAttention"}), sized(280), sized(280, 2), sized(1), resolve({})})
+  for (const auto& plugin : {transformer({"BertLayer", "BertAttention"}), sized(280), sized(280, 2), sized(1),
+                             resolve(FullyShardedDataParallelPlugin{})})
     expect_partition(model, wrap_units(model, plugin));
   const auto units = by_path(wrap_units(model, transformer({"BertLayer", "BertAttention"})));
   EXPECT_EQ(units.size(), 7u);  // the root, and 3 x (layer, attention)
@@ -254,7 +254,7 @@ TEST(FsdpWrap, EachParameterIsInItsInnermostUnit) {
                   "bert.encoder.layer.1.output.LayerNorm.weight", "bert.encoder.layer.1.output.LayerNorm.bias"));
   EXPECT_EQ(units.at("bert.encoder.layer.2.attention").size(), 10u);
   EXPECT_EQ(units.at("").front(), "bert.embeddings.word_embeddings.weight");
-  EXPECT_EQ(wrap_units(model, resolve({})).size(), 1u);
+  EXPECT_EQ(wrap_units(model, resolve(FullyShardedDataParallelPlugin{})).size(), 1u);
   EXPECT_EQ(wrap_units(model, sized(0)).size(), 1u);  // the reference's way to say no_wrap
 }
 
