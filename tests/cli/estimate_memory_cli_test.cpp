@@ -40,7 +40,7 @@ TEST(EstimateMemory, PrintsThePublishedTables) {
   EXPECT_EQ(row(bert, "int8"), "│int8│21.62MB│103.29MB│N/A│");
   EXPECT_EQ(row(bert, "int4"), "│int4│10.81MB│51.65MB│N/A│");
   EXPECT_THAT(bert.out, HasSubstr("Counted: BertModel in float32, 108310272 parameters (413.17 MB), buffers "));
-  EXPECT_THAT(bert.out, HasSubstr("A layer is a module without parts, or a BertLayer\n"));
+  EXPECT_THAT(bert.out, HasSubstr("A layer is a module without parts, or a BertEmbeddings, a BertLayer\n"));
   // Published are 112.84 GB, which is four times the rounded number.
   const auto llama = estimate({"llama-3-8B"});
   EXPECT_THAT(row(llama, "float32"), HasSubstr("│28.21GB│112.83GB│"));
@@ -62,11 +62,11 @@ TEST(EstimateMemory, PrintsThePublishedTables) {
 
 TEST(EstimateMemory, PrintsOnlyTheDtypesAskedFor) {
   const auto result = estimate({"bert-base-cased", "--dtypes", "float16", "int8"});
-  EXPECT_EQ(row(result, "float16"), "│float16│42.47MB│206.59MB│826.36MB│");
+  EXPECT_EQ(row(result, "float16"), "│float16│43.23MB│206.59MB│826.36MB│");
   EXPECT_THAT(row(result, "float32"), HasSubstr("no row"));
   EXPECT_THAT(row(result, "int4"), HasSubstr("no row"));
   const auto attached = estimate({"--dtypes=int4", "bert-base-cased"});
-  EXPECT_EQ(row(attached, "int4"), "│int4│10.62MB│51.65MB│N/A│");
+  EXPECT_EQ(row(attached, "int4"), "│int4│10.81MB│51.65MB│N/A│");
   EXPECT_THAT(row(attached, "float32"), HasSubstr("no row"));
 }
 
@@ -77,8 +77,8 @@ TEST(EstimateMemory, PrintsJson) {
   EXPECT_EQ(json["parameters"], 108310272);
   EXPECT_EQ(json["counted"]["parameters"], 4 * 108310272);
   EXPECT_EQ(json["counted"]["parameters"].get<int64_t>() + json["counted"]["buffers"].get<int64_t>(), 433249280);
-  EXPECT_EQ(json["counted"]["kept_whole"], nlohmann::json::parse(R"(["BertLayer"])"));
-  EXPECT_EQ(json["rows"], nlohmann::json::parse(R"([{"dtype": "float32", "largest_layer": 89075712, "total": 433249280,
+  EXPECT_EQ(json["counted"]["kept_whole"], nlohmann::json::parse(R"(["BertEmbeddings", "BertLayer"])"));
+  EXPECT_EQ(json["rows"], nlohmann::json::parse(R"([{"dtype": "float32", "largest_layer": 90669056, "total": 433249280,
       "training_adam": {"model": 433249280, "gradients": 433249280, "optimizer": 866498560, "step": 1732997120, "peak": 1732997120}}])"));
 }
 

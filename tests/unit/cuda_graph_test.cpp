@@ -90,7 +90,8 @@ TEST_F(CudaGraph, RepeatsWithEachCallsInputsAndGivesResultsOfTheirOwn) {
   EXPECT_EQ(recordings, 1);
   EXPECT_TRUE(torch::equal(first, net(x))) << "the next call left it alone";
   EXPECT_TRUE(torch::equal(second, net(y)));
-  EXPECT_TRUE(torch::equal(graph({transposed}).at(0), net(transposed)));
+  // The graph reads a copy in another order than the transposed one, for which some processors have other kernels.
+  EXPECT_TRUE(torch::allclose(graph({transposed}).at(0), net(transposed), 1e-6, 1e-7));
   second.zero_();
   EXPECT_TRUE(torch::equal(graph({y}).at(0), net(y))) << "what callers do to their results stays theirs";
   EXPECT_TRUE(torch::equal(graph({x}).at(0), first)) << "the caller's input is not kept";
