@@ -76,7 +76,8 @@ at::Tensor norm_of(const Gradients& gradients, const Engines& engines, double no
   if (whole.empty() && pieces.empty() && !shared) return at::zeros({});
   const at::Device where = !whole.empty() ? whole.front().device() : !pieces.empty() ? pieces.front().device() : device;
   // A rank that counts nothing must bring the others' dtype.
-  const auto type = pieces.empty() ? at::kFloat : at::promote_types(pieces.front().scalar_type(), at::kFloat);
+  const auto type =
+      pieces.empty() ? at::kFloat : c10::toRealValueType(at::promote_types(pieces.front().scalar_type(), at::kFloat));
   at::Tensor total = norm_of_all(counted, norm_type, where).to(type);
   if (shared) {
     // The norm of the whole from the norms of its pieces.

@@ -345,7 +345,8 @@ TEST_F(Machines, OnOneMachineTheStoreListensOnLoopbackOnly) {
       EXPECT_THAT(word[1], testing::ContainsRegex("^0.00007F:")) << word[1];
     }
   }
-  EXPECT_EQ(listening, 3u);  // the gate, and the store's two ends
+  // The gate, the store's two ends, and a silent socket for strangers where the kernel has rules for ordinary users.
+  EXPECT_THAT(listening, testing::AnyOf(3u, 4u));
 }
 
 TEST_F(Machines, AgentsAreSmall) {
