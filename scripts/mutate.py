@@ -14,7 +14,11 @@ The copy is built in --copy (build/mutants here), preset release; what ccache ha
 
 --others says for each fault which tests of other faults fail as well: the proof that a test is about its option.
 
-usage: mutate.py [--check] [--copy FOLDER] [--jobs N] [--build-only | --run-only] [--at-once N] [--others] [NAME ...]
+--fuzzer asks the equivalence fuzzer, in place of the tests, about the faults in engines (tests/mutations/engines.py):
+each gets fresh seeds for up to --minutes. The exit status is 1 where less than 80 % are noticed.
+
+usage: mutate.py [--check] [--copy FOLDER] [--jobs N] [--build-only | --run-only] [--at-once N] [--others]
+                 [--fuzzer [--minutes M] [--from SEED]] [NAME ...]
 """
 import argparse
 import collections
@@ -32,6 +36,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests/mutations"), str(ROOT / "scripts")]
 sys.dont_write_bytecode = True
 import check_options  # noqa: E402
+import engines  # noqa: E402
 import faults as listed  # noqa: E402
 
 # What hangs has noticed: with a fault a test may take so many times what it took without, and at least so many seconds,
@@ -106,6 +111,7 @@ def known_tests():
         for name, sources in call.findall(fragment.read_text()):
             files = [fragment.parent / file for file in re.findall(r"\$\{TEST_DIR\}/([\w/]+\.cpp)", sources)]
             tests[name] = {".".join(test) for file in files for test in declared.findall(file.read_text())}
+    tests["equivalence"] = {"fuzzer"}
     tests["conformance_tests"] = {cases.stem for cases in (ROOT / "tests/conformance/cases").glob("*.json")}
     return tests
 
@@ -126,6 +132,10 @@ def check(faults):
             if not any(fnmatch.fnmatch(one, name) for one in tests.get(binary, ())):
                 problems.append(f"fault '{fault.name}': there is no test {test}")
     problems += [f"fault '{name}' has no test" for name, its_tests in runs_of(faults).items() if not its_tests]
+    of_engines = {name for fault in faults if fault.file.startswith(engines.ENGINES) for name in runs_of([fault])}
+    for pattern in engines.NOT_DRAWN:
+        if not fnmatch.filter(of_engines, pattern):
+            problems.append(f"NOT_DRAWN of tests/mutations/engines.py names {pattern}, which is no fault in an engine")
     # An option is proved by a fault of its name: Struct::field, or that and more words.
     proved = {name.split()[0] for name in runs_of(faults)}
     fields = {f"{struct}::{field}" for struct, field in check_options.fields()}
@@ -175,12 +185,25 @@ def build(copy, binaries, jobs):
     subprocess.run(command, cwd=copy, check=True)
 
 
+class Fuzzer:
+    """What is asked of `equivalence`; without a fault one minute shows that it is clean."""
+    minutes, first = 10.0, "1"
+
+
+def arguments_of(copy, test, fault):
+    binary, _, name = test.partition(" ")
+    if binary == "equivalence":
+        keep = copy / "build/equivalence-failures"
+        return ["--minutes", str(Fuzzer.minutes if fault else 1), "--from", Fuzzer.first, "--stop", "--no-shrink", "--keep", keep]
+    if binary == "conformance_tests":
+        return ["--cases", copy / "tests/conformance/cases", "--only", name]
+    return ["--gtest_filter=" + ":".join(f"{one}:*/{one}/*" for one in name.split(":"))]  # with parameters, too
+
+
 def run_test(copy, test, fault="", limit=SECONDS_WITHOUT):
     """(passed, output, seconds); limit is in seconds."""
     binary, _, name = test.partition(" ")
-    cases = binary == "conformance_tests"
-    names = ":".join(f"{one}:*/{one}/*" for one in name.split(":"))  # with parameters, too
-    arguments = ["--cases", copy / "tests/conformance/cases", "--only", name] if cases else [f"--gtest_filter={names}"]
+    arguments = arguments_of(copy, test, fault)
     begin = time.monotonic()
     process = subprocess.Popen([copy / "build/release/bin" / binary, *arguments], cwd=copy / "build/release/tests",
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -190,7 +213,7 @@ def run_test(copy, test, fault="", limit=SECONDS_WITHOUT):
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output = process.communicate()[0] + f"\nkilled after {limit:.0f} s"
-    if process.returncode == 0 and not cases and not re.search(r"\[  PASSED  \] [1-9]", output):
+    if process.returncode == 0 and arguments[0].startswith("--gtest") and not re.search(r"\[  PASSED  \] [1-9]", output):
         output += "\nno test ran"
         return False, output, time.monotonic() - begin
     return process.returncode == 0, output, time.monotonic() - begin
@@ -217,6 +240,8 @@ def run(copy, runs, others, at_once):
             print(f"[{number}/{len(tests)}] without a fault: {test} {outcome} ({seconds:.1f} s)", flush=True)
             if passed:
                 limits[test] = max(LEAST_SECONDS, TIMES * seconds)
+                if test == engines.FUZZER:
+                    limits[test] += 60 * Fuzzer.minutes
             else:
                 print(output[-3000:])
         pairs = [(name, test) for name, its_tests in runs.items() for test in its_tests if test in limits]
@@ -241,6 +266,32 @@ def run(copy, runs, others, at_once):
     return 1 if survived or broken else 0
 
 
+def asked_of_the_fuzzer(faults):
+    """{name: tests}: the faults in engines that it has to notice."""
+    names = {fault.name for fault in faults if fault.file.startswith(engines.ENGINES)}
+    return {name: [engines.FUZZER] for name in sorted(names)
+            if not any(fnmatch.fnmatch(name, pattern) for pattern in engines.NOT_DRAWN)}
+
+
+def ask_fuzzer(copy, runs, at_once):
+    passed, output, seconds = run_test(copy, engines.FUZZER)
+    print(f"without a fault: {'clean' if passed else 'NOT CLEAN'} ({seconds:.0f} s)", flush=True)
+    if not passed:
+        print(output[-3000:])
+    unnoticed = []
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        found = zip(runs, pool.map(lambda name: run_test(copy, engines.FUZZER, name, 60 * Fuzzer.minutes + 600), runs))
+        for number, (name, (passed, output, seconds)) in enumerate(found, 1):
+            how = re.search(r"^FAILED (.*)", output, re.M)
+            print(f"[{number}/{len(runs)}] {'UNNOTICED' if passed else 'noticed'}: {name} ({seconds:.0f} s"
+                  f"{', ' + how.group(1)[:100] if how else ''})", flush=True)
+            if passed:
+                unnoticed.append(name)
+    noticed = len(runs) - len(unnoticed)
+    print(f"mutate: the fuzzer notices {noticed} of {len(runs)} faults in engines, {100 * noticed / max(len(runs), 1):.0f} %")
+    return 0 if noticed >= 0.8 * len(runs) else 1
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="faults, or parts of their names; default: all")
@@ -251,7 +302,11 @@ def main():
     parser.add_argument("--others", action="store_true", help="say which tests of other faults fail, too")
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--run-only", action="store_true", help="of the copy as it is")
+    parser.add_argument("--fuzzer", action="store_true", help="ask the equivalence fuzzer about the faults in engines")
+    parser.add_argument("--minutes", type=float, default=Fuzzer.minutes, help="that it has for each")
+    parser.add_argument("--from", dest="first", default=Fuzzer.first, metavar="SEED", help="its first seed")
     options = parser.parse_args()
+    Fuzzer.minutes, Fuzzer.first = options.minutes, options.first
     problems, proved, fields = check(listed.FAULTS)
     for problem in problems:
         print(problem)
@@ -259,12 +314,15 @@ def main():
         print(f"mutate: {len(runs_of(listed.FAULTS))} faults, which prove {proved} of {fields} option fields; "
               f"{len(problems)} problems")
         return 1 if problems else 0
-    runs = {name: its_tests for name, its_tests in runs_of(listed.FAULTS).items()
+    wanted = asked_of_the_fuzzer(listed.FAULTS) if options.fuzzer else runs_of(listed.FAULTS)
+    runs = {name: its_tests for name, its_tests in wanted.items()
             if not options.names or any(part in name for part in options.names)}
     copy = options.copy.resolve()
     if not options.run_only:
         copy_tree(copy, listed.FAULTS)
         build(copy, {test.split()[0] for its_tests in runs.values() for test in its_tests}, options.jobs)
+    if options.fuzzer and not options.build_only:
+        return ask_fuzzer(copy, runs, options.at_once)
     return 0 if options.build_only else run(copy, runs, options.others, options.at_once)
 
 

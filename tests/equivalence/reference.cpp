@@ -1,5 +1,6 @@
 #include "reference.hpp"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
@@ -9,6 +10,7 @@
 #include <sstream>
 #include <utility>
 
+#include "accelerate/optim/own_state_dict.hpp"
 #include "layouts.hpp"
 #include "models.hpp"
 #include "optimizers.hpp"
@@ -88,8 +90,12 @@ double norm_of(const std::vector<at::Tensor>& parameters, double kind) {
 
 class Reference final : public Machine {
  public:
-  Reference(const Case& what, Observe observe)
-      : case_(what), layout_(&layout_named(what["layout"])), observe_(std::move(observe)) {
+  Reference(const Case& what, Observe observe, double blur, uint64_t seed)
+      : case_(what),
+        layout_(&layout_named(what["layout"])),
+        observe_(std::move(observe)),
+        blur_(blur),
+        random_(at::make_generator<at::CPUGeneratorImpl>(seed)) {
     const bool precise = what["dtype"] == "f64" && what["precision"] == "no";
     for (int64_t rank = 0; rank < what.integer("ranks"); ++rank) {
       Replica replica;
@@ -380,7 +386,7 @@ class Reference final : public Machine {
       for (size_t rank = begin; rank < end; ++rank) {
         const auto& replica = replicas_[rank];
         if (!replica.computed[p].grad().defined()) continue;
-        const at::Tensor gradient = rounded(replica.computed[p].grad(), type);
+        const at::Tensor gradient = rounded(blurred(replica.computed[p].grad()), type);
         const at::Tensor wide = gradient.is_complex() ? gradient : gradient.to(at::kDouble);
         sum = sum.defined() ? sum + wide : wide.clone();
       }
@@ -401,6 +407,12 @@ class Reference final : public Machine {
   }
   void settle() {
     if (unsettled_) average();
+  }
+  /// A sum's terms round by their own sizes, and what went before by those of others.
+  at::Tensor blurred(const at::Tensor& gradient) {
+    if (blur_ == 0 || gradient.numel() == 0) return gradient;
+    const at::Tensor size = gradient.abs(), noise = at::rand(gradient.sizes(), random_, size.options()) * 2 - 1;
+    return gradient + noise * (size + 0.1 * size.max()) * blur_;
   }
 
   void zero_grad(Replica& replica, torch::optim::Optimizer& optimizer, bool to_none) const {
@@ -445,9 +457,23 @@ class Reference final : public Machine {
 
   struct Saved {
     std::vector<at::Tensor> parameters, buffers;
-    std::vector<std::string> optimizers;
+    std::vector<c10::IValue> optimizers;
     Scale scale;
   };
+  /// A class that is not LibTorch's has functions of its own for it.
+  static c10::IValue state_of(const torch::optim::Optimizer& optimizer) {
+    if (const auto* own = dynamic_cast<const accelerate::optim::OwnStateDict*>(&optimizer))
+      return own->state_dict().deepcopy();
+    std::ostringstream text;
+    torch::save(optimizer, text);
+    return text.str();
+  }
+  static void give_state(torch::optim::Optimizer& optimizer, const c10::IValue& state) {
+    if (auto* own = dynamic_cast<accelerate::optim::OwnStateDict*>(&optimizer))
+      return own->load_state_dict(state.deepcopy());
+    std::istringstream text(state.toStringRef());
+    torch::load(optimizer, text);
+  }
 
   void save(const std::string& name, bool all) {
     Saved saved;
@@ -455,9 +481,7 @@ class Reference final : public Machine {
     for (const auto& buffer : replicas_[0].net->buffers()) saved.buffers.push_back(buffer.clone());
     for (const auto& optimizer : replicas_[0].optimizers) {
       if (!all) break;
-      std::ostringstream text;
-      torch::save(*optimizer, text);
-      saved.optimizers.push_back(text.str());
+      saved.optimizers.push_back(state_of(*optimizer));
     }
     saved.scale = scale_;
     saved.scale.update();
@@ -471,10 +495,7 @@ class Reference final : public Machine {
       for (size_t i = 0; i < saved.parameters.size(); ++i) replica.parameters[i].copy_(saved.parameters[i]);
       const auto buffers = replica.net->buffers();
       for (size_t i = 0; i < buffers.size(); ++i) at::Tensor(buffers[i]).copy_(saved.buffers[i]);
-      for (size_t i = 0; i < saved.optimizers.size(); ++i) {
-        std::istringstream text(saved.optimizers[i]);
-        torch::load(*replica.optimizers[i], text);
-      }
+      for (size_t i = 0; i < saved.optimizers.size(); ++i) give_state(*replica.optimizers[i], saved.optimizers[i]);
     }
     if (!saved.optimizers.empty()) scale_ = saved.scale;
   }
@@ -592,6 +613,8 @@ class Reference final : public Machine {
   const Case case_;
   const Layout* layout_;
   const Observe observe_;
+  const double blur_;
+  at::Generator random_;
   std::vector<Replica> replicas_;
   std::map<std::string, Saved> saved_;
   int64_t together_ = 0;      ///< ranks whose gradients are averaged; 0: all
@@ -607,8 +630,8 @@ class Reference final : public Machine {
 
 }  // namespace
 
-std::unique_ptr<Machine> make_reference(const Case& what, Observe observe) {
-  return std::make_unique<Reference>(what, std::move(observe));
+std::unique_ptr<Machine> make_reference(const Case& what, Observe observe, double blur, uint64_t seed) {
+  return std::make_unique<Reference>(what, std::move(observe), blur, seed);
 }
 
 }  // namespace equivalence

@@ -198,6 +198,22 @@ TEST(LaunchEnvironment, InsideMpirunALauncherTakesItsRanksPlace) {
   }
 }
 
+// PMIx's own launcher says which rank this is and not of how many.
+TEST(LaunchEnvironment, ARankOfUnknownManyIsNamed) {
+  const Host host{.physical_cores = 8, .environment = {{"PMIX_RANK", "2"}}};
+  EXPECT_THAT(
+      [&] { job_of({.command = {"x"}, .num_processes = 8}, host); },
+      testing::ThrowsMessage<ConfigError>(AllOf(HasSubstr("PMIX_RANK 2"), HasSubstr("--machine_rank $PMIX_RANK"))));
+  EXPECT_FALSE(job_of({.command = {"x"}, .num_machines = 1}, host).place);
+  const LaunchOptions machines{.command = {"x"},
+                               .num_processes = 8,
+                               .num_machines = 8,
+                               .machine_rank = 2,
+                               .main_process_ip = "10.0.0.1",
+                               .main_process_port = 77};
+  EXPECT_EQ(build_environment(job_of(machines, host), host, 0).at("RANK"), "2");
+}
+
 TEST(LaunchEnvironment, NumbersInFilesForOneProcessStartOne) {
   const fs::path file = fs::path(support::scratch_dir()) / "one.yaml";
   const auto ranks = [&](const std::string& type, bool cpu, std::optional<int64_t> flag = {}) {

@@ -185,6 +185,12 @@ void Settings::take_place(const Host& host) {
               .local_world_size = task->local_world_size,
               .address = task->address,
               .port = task->port};
+  if (const auto rank = host.number("PMIX_RANK"); !place_ && rank && *rank > 0)
+    raise<ConfigError>(
+        "launch: found PMIX_RANK {}, and no variable that says how many ranks there are: each launcher would start a "
+        "job of its own. Start by mpirun or srun, which say it, or give --num_machines N --machine_rank $PMIX_RANK "
+        "--num_processes N; --num_machines 1 if these are jobs of their own",
+        *rank);
   if (!place_) return;
   if (const auto address = host.variable("MASTER_ADDR")) place_->address = *address;
   if (const auto port = host.number("MASTER_PORT")) place_->port = *port;
