@@ -1,9 +1,12 @@
 #include "accelerate/optim/accelerated_scheduler.hpp"
 
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/full.h>
 
 #include <algorithm>
+#include <numeric>
 
+#include "accelerate/comm.hpp"
 #include "accelerate/state.hpp"
 #include "utils/counts.hpp"
 
@@ -22,10 +25,25 @@ AcceleratedScheduler::AcceleratedScheduler(optim::Scheduler scheduler, std::vect
     : impl_(std::make_shared<Impl>(
           Impl{std::move(scheduler), std::move(optimizers), step_with_optimizer, split_batches})) {}
 
+namespace {
+
+/// The mean over ranks: one number for all, down to its last bit, or their rates would drift apart. Collective.
+double agreed(double metric) {
+  if (comm::world_size() == 1) return metric;
+  const at::Tensor all = comm::all_gather(at::full({1}, metric, at::TensorOptions().dtype(at::kDouble)));
+  const double* values = all.const_data_ptr<double>();
+  // Where ranks agree already their number stays as it is: a sum and a quotient would round it.
+  if (std::all_of(values, values + all.numel(), [&](double value) { return value == *values; })) return *values;
+  return std::accumulate(values, values + all.numel(), 0.0) / static_cast<double>(all.numel());
+}
+
+}  // namespace
+
 void AcceleratedScheduler::step(std::optional<double> metric) const {
   const Impl& self = *impl_;
   using counts::Count;
   const auto step_once = [&] {
+    if (metric) metric = agreed(*metric);
     self.scheduler.step(metric);
     counts::add(Count::schedule_steps);
   };
@@ -43,6 +61,8 @@ void AcceleratedScheduler::step(std::optional<double> metric) const {
   if (std::any_of(self.optimizers.begin(), self.optimizers.end(),
                   [](const auto& optimizer) { return optimizer.step_was_skipped(); }))
     return;
+  // A metric says how good the model is, however many ranks found out: one observation.
+  if (metric.has_value()) return step_once();
   if (self.split_batches) return step_once();
   const int64_t num_processes = PartialState().num_processes();
   for (int64_t i = 0; i < num_processes; ++i) {

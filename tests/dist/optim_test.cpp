@@ -78,5 +78,41 @@ RANKS_TEST(OptimRanks, SchedulesStepOncePerProcess, 2, 3) {
   EXPECT_EQ(cycle.last_epoch(), 2);
 }
 
+// A metric is one observation, of all ranks together: the rate falls when the mean has stopped falling, on all ranks at
+// once, whatever the rank's own metric does.
+RANKS_TEST(OptimRanks, AMetricCountsOnceAndIsTheMeanOfTheRanks, 2, 3, 5) {
+  const PartialState state;
+  const auto weight = torch::ones(3, torch::requires_grad());
+  for (const bool step_with_optimizer : {true, false})
+    for (const bool split_batches : {true, false}) {
+      torch::optim::SGD sgd(std::vector<at::Tensor>{weight}, torch::optim::SGDOptions(1.0));
+      const AcceleratedOptimizer optimizer(sgd);
+      const AcceleratedScheduler schedule(reduce_lr_on_plateau(sgd, {.factor = 0.5, .patience = 2, .threshold = 0}),
+                                          {optimizer}, step_with_optimizer, split_batches);
+      // Rank 0 gets better in each step, the others worse by as much in all.
+      const double others = state.is_main_process() ? -1.0 : 1.0 / static_cast<double>(state.num_processes() - 1);
+      for (int step = 0; step < 6; ++step) schedule.step(1.0 / (1 + step));
+      EXPECT_EQ(schedule.get_last_lr()[0], 1.0) << "six metrics, each better than the one before";
+      EXPECT_EQ(schedule.last_epoch(), 6);
+      for (int step = 0; step < 3; ++step) {
+        EXPECT_EQ(schedule.get_last_lr()[0], 1.0) << step;
+        schedule.step(1.0 / 4 + others * step);
+      }
+      EXPECT_EQ(schedule.get_last_lr()[0], 0.5) << "the mean was no better three times";
+    }
+}
+
+// A NaN of one rank is a bad epoch for all.
+RANKS_TEST(OptimRanks, AMetricThatIsNaNOnOneRankIsNaNOnAll, 2, 3) {
+  const PartialState state;
+  const auto weight = torch::ones(3, torch::requires_grad());
+  torch::optim::SGD sgd(std::vector<at::Tensor>{weight}, torch::optim::SGDOptions(1.0));
+  const AcceleratedScheduler schedule(reduce_lr_on_plateau(sgd, {.factor = 0.5, .patience = 0}),
+                                      {AcceleratedOptimizer(sgd)});
+  schedule.step(1.0);
+  schedule.step(state.is_last_process() ? std::numeric_limits<double>::quiet_NaN() : 0.5);
+  EXPECT_EQ(schedule.get_last_lr()[0], 0.5);
+}
+
 }  // namespace
 }  // namespace accelerate

@@ -26,6 +26,10 @@ class ACCELERATE_API AcceleratedScheduler {
 
   /// While accumulating nothing moves, but the step is counted if GradientState::adjust_scheduler(). A schedule with
   /// total_steps never goes past them.
+  /// @param metric  for schedules that watch one (reduce_lr_on_plateau). It is one observation, so it moves the
+  /// schedule by one step, not by num_processes. Each rank may have its own (the loss of its batches): the schedule
+  /// sees their mean, NaN where one is NaN, and all ranks keep the same rate. Collective when there is a metric: all
+  /// ranks pass one.
   void step(std::optional<double> metric = std::nullopt) const;
 
   const std::vector<double>& get_last_lr() const { return scheduler().get_last_lr(); }
