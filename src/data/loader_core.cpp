@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "draws.hpp"
+#include "own_numbers.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::data {
@@ -89,7 +90,12 @@ class PlainCursor final : public BatchCursor {
 
 int64_t unprepared_passes() { return unprepared; }
 
-void draw_base_seed(const std::optional<at::Generator>& generator) { draw_seed(generator); }
+void throw_pass_is_over(const char* of_what) {
+  raise<ConfigError>(
+      "DataLoader: a loop asked for its next batch after another loop over the same data had begun, expected one at a "
+      "time because they share {}; finish one loop first, or give the inner one a loader of its own",
+      of_what);
+}
 
 LoaderCore::LoaderCore(std::shared_ptr<MapSource> source, DataLoaderOptions options,
                        std::shared_ptr<AnyBatchSampler> batches)
@@ -97,10 +103,14 @@ LoaderCore::LoaderCore(std::shared_ptr<MapSource> source, DataLoaderOptions opti
       map_(std::move(source)),
       ops_(map_->ops()),
       dataset_size_(map_->size()),
-      batches_(std::move(batches)) {}
+      batches_(std::move(batches)) {
+  OwnNumbers::install();
+}
 
 LoaderCore::LoaderCore(std::shared_ptr<StreamSource> source, DataLoaderOptions options)
-    : options_(std::move(options)), stream_(std::move(source)), ops_(stream_->ops()), dataset_size_(stream_->size()) {}
+    : options_(std::move(options)), stream_(std::move(source)), ops_(stream_->ops()), dataset_size_(stream_->size()) {
+  OwnNumbers::install();
+}
 
 void LoaderCore::set_epoch(int64_t epoch) {
   if (batches_) batches_->set_epoch(epoch);
@@ -123,35 +133,54 @@ std::optional<int64_t> LoaderCore::num_batches() const {
 }
 
 std::unique_ptr<Pass> LoaderCore::start(const PassPlan& plan) {
-  if (plan.draw_base_seed) draw_base_seed(plan.generator);
+  // As Python's loader does at the start of each pass, so that a seeded program draws the same orders.
+  if (plan.draw_seed) *plan.seed = draw_seed(plan.generator);
   const BatchOps* pin_by =
       options_.pin_memory && (at::globalContext().hasCUDA() || at::globalContext().hasXPU()) ? &ops_ : nullptr;
-  const auto pinned = [pin_by](std::optional<LoadedBatch> loaded) {
-    if (pin_by && loaded) pin_by->pin_memory(loaded->batch);
-    return loaded;
-  };
-  std::function<Pass::Read()> next_read;
-  if (stream_) {
-    next_read = [source = stream_, plan = plan.stream, skip = plan.skip, begun = false,
-                 pinned]() mutable -> Pass::Read {
-      return [source, plan, pinned, skip, reset = !std::exchange(begun, true)] {
-        if (reset) source->reset(plan, skip);
-        return pinned(source->read(plan));
+  auto next_read = stream_ ? stream_reads(plan) : map_reads(plan);
+  if (pin_by)
+    next_read = [next_read = std::move(next_read), pin_by]() -> Pass::Read {
+      auto read = next_read();
+      if (!read) return {};
+      return [read = std::move(read), pin_by] {
+        auto loaded = read();
+        if (loaded) pin_by->pin_memory(loaded->batch);
+        return loaded;
       };
     };
-  } else {
-    auto cursor = plan.batches->start();
-    for (int64_t i = 0; i < plan.skip; ++i)
-      if (!cursor()) break;
-    next_read = [cursor = std::move(cursor), source = map_, pinned]() -> Pass::Read {
-      auto indices = cursor();
-      if (!indices) return {};
-      return [indices = std::move(*indices), source, pinned] {
-        return pinned(LoadedBatch{source->fetch(indices), std::nullopt});
-      };
-    };
-  }
   return std::make_unique<Pass>(std::move(next_read), pool(), options_.num_workers * options_.prefetch_factor);
+}
+
+std::function<Pass::Read()> LoaderCore::stream_reads(const PassPlan& plan) {
+  constexpr int64_t kBeforeTheFirst = -1;
+  // Reads follow each other, by one thread at a time.
+  return [source = stream_, latest = stream_passes_, pass = std::make_shared<int64_t>(0), plan = plan.stream,
+          skip = plan.skip, seed = plan.seed, step = plan.skip]() mutable -> Pass::Read {
+    return [source, latest, pass, plan, skip, seed, step = step++] {
+      OwnNumbers numbers(*seed, kBeforeTheFirst);
+      if (step == skip) {
+        *pass = ++*latest;
+        source->reset(plan, skip, [&](int64_t skipped) { numbers.select(skipped); });
+      }
+      if (*pass != *latest) throw_pass_is_over("a stream, which has one position");
+      numbers.select(step);
+      return source->read(plan);
+    };
+  };
+}
+
+std::function<Pass::Read()> LoaderCore::map_reads(const PassPlan& plan) const {
+  auto cursor = plan.batches->start();
+  for (int64_t i = 0; i < plan.skip; ++i)
+    if (!cursor()) break;
+  return [cursor = std::move(cursor), source = map_, seed = plan.seed, step = plan.skip]() mutable -> Pass::Read {
+    auto indices = cursor();
+    if (!indices) return {};
+    return [indices = std::move(*indices), source, seed, step = step++]() -> std::optional<LoadedBatch> {
+      const OwnNumbers numbers(*seed, step);
+      return LoadedBatch{source->fetch(indices), std::nullopt};
+    };
+  };
 }
 
 std::shared_ptr<WorkerPool> LoaderCore::pool() {

@@ -3,6 +3,7 @@
 #include <ATen/core/Generator.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -17,12 +18,11 @@ struct PassPlan {
   std::shared_ptr<AnyBatchSampler> batches = nullptr;  ///< map data sets
   StreamPlan stream = {};                              ///< streams
   int64_t skip = 0;                                    ///< steps to leave out at the start
-  bool draw_base_seed = true;
+  bool draw_seed = true;                               ///< false: `seed` has one already
+  /// Of the random numbers that data sets draw; may be changed until the first batch is read.
+  std::shared_ptr<int64_t> seed = std::make_shared<int64_t>(0);
   std::optional<at::Generator> generator = std::nullopt;
 };
-
-/// As Python's loader does at the start of each pass, so that a seeded program draws the same orders.
-void draw_base_seed(const std::optional<at::Generator>& generator);
 
 class LoaderCore {
  public:
@@ -50,6 +50,8 @@ class LoaderCore {
   std::unique_ptr<Pass> start(const PassPlan& plan);
 
  private:
+  std::function<Pass::Read()> stream_reads(const PassPlan& plan);
+  std::function<Pass::Read()> map_reads(const PassPlan& plan) const;
   std::shared_ptr<WorkerPool> pool();
 
   DataLoaderOptions options_;
@@ -58,6 +60,7 @@ class LoaderCore {
   const BatchOps& ops_;
   std::optional<int64_t> dataset_size_;
   std::shared_ptr<AnyBatchSampler> batches_;
+  std::shared_ptr<int64_t> stream_passes_ = std::make_shared<int64_t>(0);  // that have begun to read
   std::mutex mutex_;
   std::shared_ptr<WorkerPool> pool_;  // last: joined before the rest goes
 };

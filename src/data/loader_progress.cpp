@@ -171,7 +171,7 @@ void LoaderProgress::count_batch(bool last, const std::optional<int64_t>& remain
   if (settings_.num_processes == 1 || settings_.dispatch || is_stream_ || remainder_ < 0) return;
   if (remainder_ == 0) counts::add(counts::Count::even_passes);
   else if (!even_batches()) counts::add(counts::Count::uneven_passes);
-  else counts::add(counts::Count::samples_repeated, *total_batch_size() - remainder_);
+  else if (const auto total = total_batch_size()) counts::add(counts::Count::samples_repeated, *total - remainder_);
 }
 
 }  // namespace accelerate::data::detail

@@ -1,4 +1,10 @@
 #include "prepared_loader.hpp"
+
+#include "accelerate/comm.hpp"
+#include "agreed_start.hpp"
+#include "draws.hpp"
+#include "own_numbers.hpp"
+#include "utils/raise.hpp"
 #include "utils/trace.hpp"
 #include "utils/wait_clock.hpp"
 
@@ -10,25 +16,28 @@
 namespace accelerate::data::detail {
 namespace {
 
-/// Remembers the first `count` samples of the latest pass.
+/// Remembers the first batches of the latest pass, until they have `count` samples.
 class RecordingBatchSampler : public BatchSamplerWrapper {
  public:
   RecordingBatchSampler(std::shared_ptr<AnyBatchSampler> inner, int64_t count)
       : BatchSamplerWrapper(std::move(inner)), count_(count) {}
   Cursor<Indices> start() override {
-    first_ = std::make_shared<Indices>();
-    return [next = inner_->start(), first = first_, count = static_cast<size_t>(count_)] {
+    first_ = std::make_shared<std::vector<Indices>>();
+    return [next = inner_->start(), first = first_, left = count_]() mutable {
       auto batch = next();
-      for (size_t i = 0; batch && i < batch->size() && first->size() < count; ++i) first->push_back((*batch)[i]);
+      if (batch && left > 0) {
+        left -= static_cast<int64_t>(batch->size());
+        first->push_back(*batch);
+      }
       return batch;
     };
   }
   std::optional<int64_t> size() const override { return inner_->size(); }
-  const Indices& first() const { return *first_; }
+  const std::vector<Indices>& first() const { return *first_; }
 
  private:
   int64_t count_;
-  std::shared_ptr<Indices> first_ = std::make_shared<Indices>();
+  std::shared_ptr<std::vector<Indices>> first_ = std::make_shared<std::vector<Indices>>();
 };
 
 /// For traces: which of the process's loaders it is.
@@ -58,6 +67,11 @@ class PreparedLoader::Cursor final : public BatchCursor {
   Cursor& operator=(const Cursor&) = delete;
 
   const AnyBatch* next() override {
+    if (replaced_)
+      raise<ConfigError>(
+          "DataLoader: a loop over a prepared loader asked for its next batch after another loop over the same loader "
+          "had begun and ended it, expected one at a time because a loader has one position; prepare a second loader "
+          "of the same data for the inner loop");
     if (!active_) return nullptr;
     const WaitClock waiting(counts::Count::data_wait_ns);
     try {
@@ -78,9 +92,16 @@ class PreparedLoader::Cursor final : public BatchCursor {
       stop(false);
       throw;
     }
-    loader_->count_batch(!ahead_ && !failed_, current_->remainder);
+    const bool last = !ahead_ && !failed_;
+    loader_->count_batch(last, last && !current_->remainder ? loader_->rest_of_pass() : current_->remainder);
     count();
     return &current_->batch;
+  }
+
+  /// Another pass begins.
+  void replace() noexcept {
+    replaced_ = active_;
+    stop(false);
   }
 
   void stop(bool completed) noexcept {
@@ -114,7 +135,7 @@ class PreparedLoader::Cursor final : public BatchCursor {
 
   std::shared_ptr<PreparedLoader> loader_;
   std::unique_ptr<Feed> feed_;
-  bool active_ = false, begun_ = false;
+  bool active_ = false, begun_ = false, replaced_ = false;
   std::optional<LoadedBatch> current_, ahead_;
   std::exception_ptr failed_;
 };
@@ -161,7 +182,7 @@ std::shared_ptr<PreparedStatus> PreparedLoader::skipping(int64_t num_batches) co
 }
 
 std::shared_ptr<BatchCursor> PreparedLoader::start() {
-  if (const auto running = running_.lock()) running->stop(false);
+  if (const auto running = running_.lock()) running->replace();
   auto cursor = std::make_shared<Cursor>(shared_from_this());
   running_ = cursor;
   return cursor;
@@ -209,26 +230,75 @@ std::unique_ptr<Feed> PreparedLoader::make_feed(int64_t samples, int64_t steps) 
     plan.stream.skip_samples = samples;
   } else {
     const auto all = samples == 0 ? batches() : without_first(*batches(), samples);
-    plan.batches = dispatch ? all : sharded_sampler(all);
+    plan.batches = dispatch ? all : sharded_sampler(watched(all));
   }
   if (dispatch) return make_dispatch_feed(plan);
-  auto pass = core_->start(plan);
+  auto pass = agrees_on_starts() ? start_together(plan) : core_->start(plan);
+  *plan.seed = seed_of_epoch().value_or(*plan.seed);
+  // Streams shuffle by these numbers, too, before ranks take their share: there they stay alike.
+  if (!core_->is_stream()) *plan.seed = seed_of_rank(*plan.seed, settings().process_index);
   if (self_sharding() && settings().config.even_batches)
     return std::make_unique<AgreedFeed>(core_->ops(), std::move(pass), settings(), plan.stream.group,
                                         core_->options().drop_last);
   return pass;
 }
 
+std::shared_ptr<AnyBatchSampler> PreparedLoader::watched(const std::shared_ptr<AnyBatchSampler>& batches) {
+  // Enough to tell one random order from another; with batches of any size it's no more than workers read ahead.
+  constexpr int64_t kCompared = 256;
+  const int64_t batches_per_step = settings().config.split_batches ? 1 : settings().num_processes;
+  watched_ = std::make_shared<WatchedBatchSampler>(batches, batches_per_step, agrees_on_starts() ? kCompared : 0);
+  return watched_;
+}
+
+bool PreparedLoader::agrees_on_starts() const {
+  return settings().num_processes > 1 && comm::world_size() > 1 && !settings().dispatch && !self_sharding();
+}
+
+std::unique_ptr<Pass> PreparedLoader::start_together(PassPlan& plan) {
+  std::unique_ptr<Pass> pass;
+  PassStart mine;
+  try {
+    pass = core_->start(plan);
+    mine = {.seed = *plan.seed, .dataset_size = core_->dataset_size()};
+    if (plan.batches) {
+      mine.num_batches = watched_->size();
+      mine.order = watched_->seen();
+    }
+  } catch (...) {
+    mine.failed = std::current_exception();  // the others wait to hear of it
+  }
+  // One rank's for all: a checkpoint has its generators, and ranks get different numbers out of it.
+  *plan.seed = agree_on_start(mine);
+  return pass;
+}
+
+std::optional<int64_t> PreparedLoader::seed_of_epoch() const {
+  const auto fixed = std::dynamic_pointer_cast<BatchSampler>(batches());
+  const auto seedable = fixed ? std::dynamic_pointer_cast<SeedableRandomSampler>(fixed->sampler()) : nullptr;
+  if (!seedable || !seedable->generator()) return std::nullopt;
+  return static_cast<int64_t>(seedable->generator()->current_seed());
+}
+
+std::optional<int64_t> PreparedLoader::rest_of_pass() const {
+  if (!watched_ || drop_last() || !watched_->seen().ended) return std::nullopt;
+  const OrderSeen& seen = watched_->seen();
+  if (const auto total = total_batch_size()) return seen.samples % *total;
+  const int64_t per_step = settings().config.split_batches ? 1 : settings().num_processes;
+  return seen.batches % per_step == 0 ? 0 : seen.samples_of_step;
+}
+
 std::unique_ptr<Feed> PreparedLoader::make_dispatch_feed(PassPlan& plan) {
   if (!settings().config.split_batches) plan.skip *= settings().num_processes;
   // Only rank 0 reads, but all draw the same random numbers.
+  *plan.seed = draw_seed(plan.generator);
+  plan.draw_seed = false;
   std::unique_ptr<Pass> pass;
   std::function<AnyBatch()> first_rows;
-  if (settings().process_index != 0) {
-    draw_base_seed(plan.generator);
-  } else {
+  if (settings().process_index == 0) {
     if (plan.skip > 0) first_rows = first_rows_of(plan);
     pass = core_->start(plan);
+    *plan.seed = seed_of_epoch().value_or(*plan.seed);
   }
   return std::make_unique<DispatchFeed>(core_->ops(), std::move(pass), settings(),
                                         DispatchFeed::Plan{.drop_last = drop_last(),
@@ -242,12 +312,18 @@ std::function<AnyBatch()> PreparedLoader::first_rows_of(PassPlan& plan) {
   if (plan.batches) {
     const auto recorder = std::make_shared<RecordingBatchSampler>(plan.batches, ranks);
     plan.batches = recorder;
-    return [recorder, source = core_->map()] { return source->fetch(recorder->first()); };
+    return [recorder, source = core_->map(), seed = plan.seed] {
+      std::vector<AnyBatch> batches;
+      for (const Indices& indices : recorder->first()) {
+        const OwnNumbers numbers(*seed, static_cast<int64_t>(batches.size()));
+        batches.push_back(source->fetch(indices));
+      }
+      return batches.size() == 1 ? std::move(batches[0]) : source->ops().concat(batches);
+    };
   }
   const BatchOps& ops = core_->ops();
   PassPlan from_start = plan;
   from_start.skip = 0;
-  from_start.draw_base_seed = false;
   const auto pass = core_->start(from_start);
   std::vector<AnyBatch> batches;
   for (int64_t rows = 0; rows < ranks; rows += ops.rows(batches.back())) {

@@ -8,6 +8,7 @@
 
 #include "feeds.hpp"
 #include "loader_progress.hpp"
+#include "watched_sampler.hpp"
 
 namespace accelerate::data::detail {
 
@@ -32,6 +33,16 @@ class PreparedLoader final : public LoaderProgress, public std::enable_shared_fr
   /// @param batches  those of all ranks
   std::shared_ptr<AnyBatchSampler> sharded_sampler(const std::shared_ptr<AnyBatchSampler>& batches) const;
   StreamPlan stream_plan() const;
+  /// For the next pass.
+  std::shared_ptr<AnyBatchSampler> watched(const std::shared_ptr<AnyBatchSampler>& batches);
+  /// Ranks share out one order, which they had better all have.
+  bool agrees_on_starts() const;
+  /// Collective.
+  std::unique_ptr<Pass> start_together(PassPlan& plan);
+  /// Where the order of the pass that has begun depends on seed and epoch only: so do the numbers that data sets draw.
+  std::optional<int64_t> seed_of_epoch() const;
+  /// Samples of the last, incomplete step of all ranks; 0: none is incomplete. Unset: not known.
+  std::optional<int64_t> rest_of_pass() const;
   /// Of a pass that leaves out so many samples and then so many steps.
   std::unique_ptr<Feed> make_feed(int64_t samples, int64_t steps);
   std::unique_ptr<Feed> make_dispatch_feed(PassPlan& plan);
@@ -41,7 +52,8 @@ class PreparedLoader final : public LoaderProgress, public std::enable_shared_fr
   std::shared_ptr<LoaderCore> core_;
   SliceFunction<AnyBatch> slice_;
   std::weak_ptr<Cursor> running_;
-  const std::string name_;  ///< for traces
+  std::shared_ptr<WatchedBatchSampler> watched_;  ///< of the latest pass; null where ranks don't share batches out
+  const std::string name_;                        ///< for traces
 };
 
 }  // namespace accelerate::data::detail

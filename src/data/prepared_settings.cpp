@@ -26,6 +26,12 @@ PreparedSettings resolve(const PrepareDataLoaderOptions& options, const LoaderCo
         "batches "
         "travel through it; leave num_processes unset or set dispatch_batches = false",
         ranks, comm::world_size());
+  if (ranks > 1 && core.batches() && core.batches()->sharded())
+    raise<ConfigError>(
+        "prepare_data_loader: the sampler gives one rank's part already (LibTorch's DistributedRandomSampler and "
+        "DistributedSequentialSampler do, and BatchSamplerShard), expected one of the whole data set because the "
+        "prepared loader shares it out to {} ranks; pass a torch::data::samplers::RandomSampler, or shuffle = true",
+        ranks);
   if (options.config.split_batches && ranks > 1) {
     const auto batch_size =
         core.is_stream() ? std::optional<int64_t>(core.options().batch_size) : core.batches()->batch_size();

@@ -6,7 +6,7 @@
 
 namespace accelerate::data::detail {
 
-void CollatedStreamSource::reset(const StreamPlan& plan, int64_t skip) {
+void CollatedStreamSource::reset(const StreamPlan& plan, int64_t skip, const AtStep& at_step) {
   rewind(plan);
   first_.reset();
   ended_ = false;
@@ -15,7 +15,9 @@ void CollatedStreamSource::reset(const StreamPlan& plan, int64_t skip) {
     ended_ = !batch;
     if (batch) left -= ops().rows(batch);
   }
-  while (skip-- > 0 && read(plan)) {
+  for (int64_t step = 0; step < skip; ++step) {
+    at_step(step);
+    if (!read(plan)) return;
   }
 }
 

@@ -465,19 +465,22 @@ TEST_F(AcceleratorTest, BatchesStayWhereTheyAreWithoutDevicePlacement) {
 }
 
 RANKS_TEST(AcceleratorRanks, LoadersSynchroniseTheGeneratorsThatWereAskedFor, 2) {
-  const auto after_begin = [](std::vector<RNGType> types) {
+  const auto after_begin = [](std::vector<RNGType> types, bool shuffle) {
     torch::manual_seed(100 + rank());
     Accelerator accelerator({.rng_types = std::move(types)});
-    auto loader = accelerator.prepare(data::DataLoader(samples(8), {.batch_size = 2, .shuffle = true}));
+    auto loader = accelerator.prepare(data::DataLoader(samples(8), {.batch_size = 2, .shuffle = shuffle}));
     auto batch = loader.begin();
     const auto draws = accelerator.gather(torch::rand({1}));
     const auto orders = accelerator.gather(loader.state_dict().sampler_rng_state.unsqueeze(0));
     return std::pair(draws[0].equal(draws[1]), orders[0].equal(orders[1]));
   };
-  EXPECT_EQ(after_begin({RNGType::generator}), std::pair(false, true)) << "the sampler's, which is the default";
-  EXPECT_EQ(after_begin({RNGType::torch}), std::pair(true, false)) << "LibTorch's";
-  EXPECT_EQ(after_begin({RNGType::torch, RNGType::generator}), std::pair(true, true));
-  EXPECT_EQ(after_begin({}), std::pair(false, false));
+  EXPECT_EQ(after_begin({RNGType::generator}, true), std::pair(false, true)) << "the sampler's, which is the default";
+  EXPECT_EQ(after_begin({RNGType::torch, RNGType::generator}, true), std::pair(true, true));
+  EXPECT_TRUE(after_begin({RNGType::torch}, false).first) << "LibTorch's";
+  EXPECT_FALSE(after_begin({}, false).first);
+  // Nobody has given ranks with seeds of their own one order to share out.
+  EXPECT_THROW(after_begin({RNGType::torch}, true), ConfigError);
+  EXPECT_THROW(after_begin({}, true), ConfigError);
 }
 
 namespace {

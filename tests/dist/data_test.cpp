@@ -3,9 +3,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <random>
+#include <stdexcept>
+
 #include "accelerate/comm.hpp"
 #include "accelerate/data.hpp"
 #include "accelerate/state.hpp"
+#include "accelerate/utils/archive.hpp"
 #include "accelerate/utils/error.hpp"
 #include "data_datasets.hpp"
 #include "ranks.hpp"
@@ -235,6 +240,249 @@ RANKS_TEST(DataDist, ResumeAStreamThatShardsItself, 2) {
   resumed.load_state_dict(saved);
   for (auto& batch : resumed) seen.push_back(values(batch));
   EXPECT_EQ(seen, all);
+}
+
+/// An own order that draws from where ranks differ.
+struct OwnShuffle : AnySampler {
+  explicit OwnShuffle(int64_t n, uint64_t seed) : order(range(n)), random(seed) {}
+  std::vector<int64_t> order;
+  std::mt19937_64 random;
+  int64_t starts = 0;
+  std::optional<int64_t> size() const override { return static_cast<int64_t>(order.size()); }
+  Cursor<int64_t> start() override {
+    ++starts;
+    std::shuffle(order.begin(), order.end(), random);
+    return [order = order, i = size_t{0}]() mutable -> std::optional<int64_t> {
+      return i < order.size() ? std::optional(order[i++]) : std::nullopt;
+    };
+  }
+};
+
+/// The error that a pass begins with, or nothing.
+template <class Loader> std::string error_of_pass(const Loader& loader) {
+  try {
+    (void)loader.begin();
+  } catch (const accelerate::ConfigError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+RANKS_TEST(DataDist, OrdersThatDifferAreAnErrorOnAllRanks, 2, 3, 5) {
+  const PartialState state;
+  const auto odd = static_cast<uint64_t>(state.is_last_process());
+  for (const bool split : {false, true})
+    for (const int64_t workers : {0, 2}) {
+      const DataLoaderConfiguration config{.split_batches = split};
+      const DataLoaderOptions options{.batch_size = 4 * state.num_processes(), .num_workers = workers};
+      auto differs = prepared(DataLoader(numbers(48), std::make_shared<OwnShuffle>(48, odd), options), config);
+      EXPECT_NE(error_of_pass(differs).find("different orders"), std::string::npos);
+      auto shorter = prepared(
+          DataLoader(numbers(48), std::make_shared<OwnShuffle>(48 - 40 * static_cast<int64_t>(odd), 1), options),
+          config);
+      EXPECT_NE(error_of_pass(shorter), "");
+      // A rank's own files: the data set is another one, and its order looks alike.
+      auto data = prepared(DataLoader(numbers(48 + static_cast<int64_t>(odd)), options), config);
+      EXPECT_NE(error_of_pass(data).find("the data set of rank 0 has 48 samples"), std::string::npos);
+      auto stream = prepare_data_loader(DataLoader(SizedStream(48 + static_cast<int64_t>(odd)), options),
+                                        {.config = {.split_batches = split, .dispatch_batches = false}});
+      EXPECT_NE(error_of_pass(stream).find("the data set of rank 0 has 48 samples"), std::string::npos);
+      auto fine = prepared(DataLoader(numbers(48), std::make_shared<OwnShuffle>(48, 7), options), config);
+      for (int pass = 0; pass < 2; ++pass) {
+        auto all = gathered(fine);
+        std::sort(all.begin(), all.end());
+        EXPECT_EQ(all, range(48));
+      }
+    }
+}
+
+// Comparing orders costs no number and no sample: a pass reads what it reads where nobody compares.
+RANKS_TEST(DataDist, ComparingOrdersMovesNothing, 2, 3) {
+  const PartialState state;
+  const auto own = std::make_shared<OwnShuffle>(400, 7);
+  auto loader = prepared(DataLoader(numbers(400), own, {.batch_size = 3}));
+  OwnShuffle expected(400, 7);
+  for (int pass = 1; pass <= 2; ++pass) {
+    const auto next = expected.start();
+    std::vector<int64_t> order;
+    while (const auto index = next()) order.push_back(*index);
+    EXPECT_EQ(gathered(loader), order);
+    EXPECT_EQ(own->starts, pass);
+  }
+  torch::manual_seed(3);
+  const auto begun = loader.begin();
+  const auto number = torch::rand({1});
+  torch::manual_seed(3);
+  torch::empty({}, torch::kLong).random_();  // the pass's seed, which Python's loader draws, too
+  EXPECT_TRUE(torch::equal(torch::rand({1}), number));
+}
+
+RANKS_TEST(DataDist, AnOrderThatCannotBeDrawnOnOneRankIsAnErrorOnAll, 2, 3) {
+  struct Failing : SequentialSampler {
+    using SequentialSampler::SequentialSampler;
+    Cursor<int64_t> start() override {
+      if (PartialState().is_last_process()) throw std::out_of_range("no order here");
+      return SequentialSampler::start();
+    }
+  };
+  const PartialState state;
+  auto loader = prepared(DataLoader(numbers(8), std::make_shared<Failing>(8), {.batch_size = 2}));
+  try {
+    (void)loader.begin();
+    ADD_FAILURE() << "a pass without an order";
+  } catch (const std::out_of_range&) {
+    EXPECT_TRUE(state.is_last_process()) << "its own error stays what it is";
+  } catch (const accelerate::CommError& error) {
+    EXPECT_NE(std::string(error.what()).find("no order here"), std::string::npos) << error.what();
+  }
+  accelerate::comm::barrier();  // nobody was left behind in a collective
+}
+
+RANKS_TEST(DataDist, SamplersOfOneRankAreRefusedByName, 2) {
+  namespace samplers = torch::data::samplers;
+  const PartialState state;
+  const auto rank = static_cast<size_t>(state.process_index());
+  const auto refused = [](const auto& loader) {
+    for (const bool dispatch : {false, true}) try {
+        (void)prepared(loader, {.dispatch_batches = dispatch});
+        ADD_FAILURE() << "prepared";
+      } catch (const accelerate::ConfigError& error) {
+        EXPECT_NE(std::string(error.what()).find("DistributedRandomSampler"), std::string::npos);
+      }
+  };
+  const DataLoader random(numbers(48), samplers::DistributedRandomSampler(48, 2, rank), {.batch_size = 4});
+  refused(random);
+  EXPECT_EQ(batches_of(random).size(), 6U) << "a loader that nobody shares out may have it";
+  refused(DataLoader(numbers(48), std::make_shared<samplers::DistributedSequentialSampler>(48, 2, rank)));
+  const auto whole = std::make_shared<BatchSampler>(std::make_shared<SequentialSampler>(48), 4, false);
+  refused(
+      DataLoader(numbers(48), std::make_shared<BatchSamplerShard>(
+                                  whole, ShardOptions{.num_processes = 2, .process_index = state.process_index()})));
+}
+
+/// Batches as they are given, all of one size or not.
+struct Buckets : AnyBatchSampler {
+  explicit Buckets(std::vector<Indices> batches) : batches(std::move(batches)) {}
+  std::vector<Indices> batches;
+  std::optional<int64_t> size() const override { return static_cast<int64_t>(batches.size()); }
+  Cursor<Indices> start() override {
+    return [batches = batches, i = size_t{0}]() mutable -> std::optional<Indices> {
+      return i < batches.size() ? std::optional(batches[i++]) : std::nullopt;
+    };
+  }
+};
+
+// Of batches that vary by design whole first ones are repeated; of a fixed size, samples. Neither reaches the metrics,
+// whether or not the sampler says how many samples it has.
+RANKS_TEST(DataDist, MetricsGetEachSampleOnceWhateverMakesTheBatches, 2, 3, 5) {
+  struct Half : AnySampler {  // of the data set, and it doesn't say how many
+    Cursor<int64_t> start() override { return SequentialSampler(23).start(); }
+  };
+  const PartialState state;
+  const auto in_metrics = [](auto loader, int64_t skip = 0) {
+    std::vector<int64_t> all;
+    for (auto& batch : skip_first_batches(loader, skip))
+      for (const int64_t value : values(accelerate::gather_for_metrics(batch))) all.push_back(value);
+    return all;
+  };
+  for (const int64_t workers : {0, 2})
+    for (const bool dispatch : {false, true}) {
+      const DataLoaderConfiguration config{.dispatch_batches = dispatch};
+      const DataLoaderOptions options{.batch_size = 4, .num_workers = workers};
+      for (const int64_t n : {1, 4, 7}) {
+        std::vector<Indices> batches;
+        for (int64_t i = 0; i < n; ++i) batches.push_back({3 * i, 3 * i + 1, 3 * i + 2});
+        auto loader =
+            prepared(DataLoader(numbers(50), std::make_shared<Buckets>(batches), {.num_workers = workers}), config);
+        EXPECT_EQ(in_metrics(loader), range(3 * n)) << n;
+        if (n > state.num_processes()) {
+          EXPECT_EQ(in_metrics(loader, 1).size(), static_cast<size_t>(3 * (n - state.num_processes()))) << n;
+        }
+      }
+      EXPECT_EQ(in_metrics(prepared(DataLoader(numbers(50), std::make_shared<Half>(), options), config)), range(23));
+    }
+}
+
+/// Adds to each sample what augmentation might.
+struct Noisy {
+  int64_t n = 0;
+  int64_t size() const { return n; }
+  torch::Tensor get(size_t i) const { return torch::rand({1}) + static_cast<float>(i); }
+};
+
+std::vector<float> floats(const torch::Tensor& tensor) {
+  const auto flat = tensor.contiguous().view(-1);
+  return {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()};
+}
+
+/// A permutation drawn as the pass begins, and a share of it where the stream is told its rank.
+struct Shuffling {
+  int64_t n = 0;
+  std::vector<int64_t> order = {};
+  size_t at = 0;
+  void reset() {
+    order = values(torch::randperm(n));
+    at = 0;
+  }
+  std::optional<torch::Tensor> next() {
+    return at < order.size() ? std::optional(torch::tensor(order[at++])) : std::nullopt;
+  }
+};
+
+RANKS_TEST(DataDist, StreamsThatShuffleThemselvesAreSharedOutWhole, 2, 3, 5) {
+  accelerate::set_seed(11, {.device_specific = true});
+  for (const int64_t workers : {0, 2}) {
+    auto loader = prepared(DataLoader(Shuffling{47}, {.batch_size = 4, .num_workers = workers}),
+                           DataLoaderConfiguration{.dispatch_batches = false});
+    std::vector<std::vector<int64_t>> orders;
+    for (int pass = 0; pass < 2; ++pass) {
+      orders.push_back(gathered(loader));
+      auto sorted = orders.back();
+      std::sort(sorted.begin(), sorted.end());
+      EXPECT_EQ(sorted, range(47));
+    }
+    EXPECT_NE(orders[0], orders[1]);
+  }
+}
+
+// Every rank augments with numbers of its own, and a pass that goes on from a checkpoint has those that it would have
+// had, also from rank 0's checkpoint.
+RANKS_TEST(DataDist, AResumedPassDrawsTheSameNumbersForItsSamples, 2, 3, 5) {
+  const PartialState state;
+  for (const bool dispatch : {false, true})
+    for (const bool seedable : {false, true})
+      for (const int64_t workers : {0, 2}) {
+        const auto make = [&] {
+          return prepared(
+              DataLoader(Noisy{43}, {.batch_size = 2, .shuffle = true, .num_workers = workers}),
+              DataLoaderConfiguration{.dispatch_batches = dispatch, .use_seedable_sampler = seedable, .data_seed = 4});
+        };
+        accelerate::set_seed(11, {.device_specific = true});
+        auto whole = make();
+        std::vector<std::vector<float>> expected, seen;
+        for (int pass = 0; pass < 2; ++pass)
+          for (auto& batch : whole) expected.push_back(floats(batch));
+        const size_t stop = expected.size() / 2 + 2;
+        accelerate::set_seed(11, {.device_specific = true});
+        auto loader = make();
+        DataLoaderState at;
+        for (int pass = 0; pass < 2; ++pass)
+          for (auto& batch : loader) {
+            seen.push_back(floats(batch));
+            if (seen.size() < stop) continue;
+            at = loader.state_dict();
+            break;
+          }
+        accelerate::set_seed(99);
+        auto resumed = make();
+        resumed.load_state_dict(
+            accelerate::from_bytes<DataLoaderState>(accelerate::comm::broadcast_bytes(accelerate::to_bytes(at), 0)));
+        for (auto& batch : resumed) seen.push_back(floats(batch));
+        EXPECT_EQ(seen, expected);
+        // The fraction is the number that was drawn: no two ranks' first batches have one in common.
+        const auto drawn = accelerate::gather(torch::frac(torch::tensor(expected[0])));
+        EXPECT_EQ(std::get<0>(at::_unique2(drawn)).numel(), drawn.numel());
+      }
 }
 
 RANKS_TEST(RandomDist, GeneratorsGetRankZerosState, 2) {

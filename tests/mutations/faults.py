@@ -1287,6 +1287,48 @@ F("reduce reduction", file, "world->all_reduce_(result, «reduction»);", "Reduc
 F("reduce reduction mean", file, "if («reduction == Reduction::mean») result = result /", "false", everything)
 F("broadcast from_process", file, "return world->broadcast(tensor, «from_process»);", "int64_t{0}", everything)
 file = "src/data/prepared_loader.cpp"
+metrics = "data_dist_tests DataDist.MetricsGetEachSampleOnceWhateverMakesTheBatches"
+F("gather_for_metrics drops what is repeated", file, "return «seen.samples % *total»;", "int64_t{0}", metrics)
+F("gather_for_metrics drops whole batches that are repeated", file,
+  "return «seen.batches % per_step == 0 ? 0 : seen.samples_of_step»;", "int64_t{0}", metrics)
+orders = "data_dist_tests DataDist.OrdersThatDifferAreAnErrorOnAllRanks"
+F("ranks compare as a pass begins", file, "auto pass = «agrees_on_starts()» ? start_together(plan)", "false", orders)
+F("a rank that fails as a pass begins tells the others", file, "«mine.failed = std::current_exception();»", "throw;",
+  "data_dist_tests DataDist.AnOrderThatCannotBeDrawnOnOneRankIsAnErrorOnAll")
+F("a loop that another one replaced says so", file, "«replaced_ = active_;»", "", p + "NestedLoopsAndBreakLeaveNoLoaderActive")
+numbers = "data_tests NumbersOfDataSets."
+F("numbers of data sets follow the epoch", file, "*plan.seed = «seed_of_epoch().value_or(*plan.seed)»; //",
+  "*plan.seed", numbers + "FollowTheEpochWhereTheOrderDoes")
+F("ranks' data sets draw different numbers", file, "seed_of_rank(*plan.seed, «settings().process_index»);",
+  "int64_t{0}", "data_dist_tests DataDist.AResumedPassDrawsTheSameNumbersForItsSamples")
+F("ranks' streams draw alike", file, "if («!core_->is_stream()») *plan.seed = seed_of_rank", "true",
+  "data_dist_tests DataDist.StreamsThatShuffleThemselvesAreSharedOutWhole")
+F("ranks take the seed of a pass from rank 0", file, "*plan.seed = «agree_on_start(mine)»;",
+  "(agree_on_start(mine), mine.seed)", "data_dist_tests DataDist.AResumedPassDrawsTheSameNumbersForItsSamples")
+file = "src/data/agreed_start.cpp"
+F("ranks compare their orders", file, "if («other.count != first.count || other.hash != first.hash»)", "false", orders)
+F("ranks compare the sizes of their data", file, "if («other.dataset_size != first.dataset_size»)", "false", orders)
+file = "src/data/watched_sampler.cpp"
+F("comparing orders takes no sample away", file, "if («!ahead.empty()») {", "false",
+  "data_dist_tests DataDist.ComparingOrdersMovesNothing")
+file = "src/data/prepared_settings.cpp"
+F("samplers of one rank are refused", file, "if («ranks > 1 && core.batches() && core.batches()->sharded()»)", "false",
+  "data_dist_tests DataDist.SamplersOfOneRankAreRefusedByName")
+file = "src/data/own_numbers.cpp"
+F("data sets draw numbers of their own", file, "if («current && on_cpu»)", "false",
+  numbers + "AreTheSameWithAnyNumberOfWorkers", numbers + "LeaveThoseOfTheProgramAlone",
+  numbers + "AreTheSameAfterSkippedBatches")
+F("operators that are handed the default generator draw own numbers, too", file,
+  "|| «generator.toGenerator() == at::detail::getDefaultCPUGenerator()»)", "false",
+  numbers + "LeaveThoseOfTheProgramAlone")
+F("each step of a pass has its own numbers", file, "seeded_generator(mixed(pass_seed_, «step_»));", "int64_t{0}",
+  numbers + "DifferFromBatchToBatch")
+file = "src/data/loader_core.cpp"
+F("skipped steps of streams have their numbers", file, "«numbers.select(skipped);»", "",
+  numbers + "AreTheSameAfterSkippedBatches")
+F("a stream that another pass reads says so", file, "if («*pass != *latest») throw_pass_is_over", "false",
+  "data_tests DataLoader.NestedPassesOverWhatHasOnePositionAreAnError")
+file = "src/data/prepared_loader.cpp"
 F("skip_first_batches num_batches", file, "slice_, skip() + «num_batches»);", "int64_t{0}",
   p + "SkipFirstBatchesKeepsRemainderAndEpoch")
 F("skip_first_batches keeps the epoch", file, "«copy->set_iteration(iteration());»", "",
@@ -1315,10 +1357,14 @@ F("schedules stop at their end", file, "if («!total || self.scheduler.step_coun
   "optim_tests AcceleratedSchedulerTest.OneCycleNeverPassesItsEnd")
 F("AcceleratedScheduler::step metric", file, "self.scheduler.step(«metric»); counts::add", "std::optional<double>(1.0)",
   "optim_tests AcceleratedSchedulerTest.PlateausSeeTheMetric")
+F("a metric counts once", file, "if («metric.has_value()») return step_once();", "false",
+  "optim_ranks_tests OptimRanks.AMetricCountsOnceAndIsTheMeanOfTheRanks")
+F("ranks agree on a metric", file, "if (metric) metric = «agreed(*metric)»;", "*metric",
+  "optim_ranks_tests OptimRanks.AMetricCountsOnceAndIsTheMeanOfTheRanks",
+  "optim_ranks_tests OptimRanks.AMetricThatIsNaNOnOneRankIsNaNOnAll")
 file = "src/data/loader_progress.cpp"
-F("gather_for_metrics drops what is repeated", file,
-  "remainder_ = «(*num_samples_ - samples_before_) % *total_batch_size()»;", "int64_t{-1}",
-  r + "GatherForMetricsDropsTheRepeatedTail")
+F("the remainder is known early", file, "remainder_ = «(*num_samples_ - samples_before_) % *total_batch_size()»;",
+  "int64_t{-1}", p + "EndIsKnownWhileTheLastBatchIsHeld")
 F("passes are counted", file, "«++iteration_;» yielded_ =", "", p + "SeedableSamplerFollowsTheEpoch")
 F("the last batch is known as such", file, "if (!last) return; «end_ = true;»", "",
   p + "EndIsKnownWhileTheLastBatchIsHeld")

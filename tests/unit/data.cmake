@@ -1,1 +1,1 @@
-accelerate_test(NAME data_tests SOURCES ${TEST_DIR}/data_batch_test.cpp ${TEST_DIR}/data_sampler_test.cpp ${TEST_DIR}/data_loader_test.cpp ${TEST_DIR}/data_prepared_test.cpp LABELS unit tsan quick)
+accelerate_test(NAME data_tests SOURCES ${TEST_DIR}/data_batch_test.cpp ${TEST_DIR}/data_sampler_test.cpp ${TEST_DIR}/data_loader_test.cpp ${TEST_DIR}/data_prepared_test.cpp ${TEST_DIR}/data_numbers_test.cpp LABELS unit tsan quick)

@@ -351,6 +351,34 @@ TEST(DataLoader, NestedPassesOverAMap) {
   EXPECT_EQ(inner, 4);
 }
 
+/// Two passes at once over what has one position: the outer loop must not go on with the inner one's samples.
+template <class Loader> void expect_outer_loop_fails(const Loader& loader) {
+  int64_t outer = 0;
+  EXPECT_THROW(
+      {
+        for (auto& a : loader) {
+          (void)a;
+          if (++outer == 2)
+            for (auto& b : loader) {
+              (void)b;
+              break;
+            }
+        }
+      },
+      accelerate::ConfigError);
+  EXPECT_LT(outer, 8);
+  EXPECT_EQ(batches_of(loader).size(), 8U) << "the loader is as good as before";
+}
+
+TEST(DataLoader, NestedPassesOverWhatHasOnePositionAreAnError) {
+  for (const int64_t workers : {0, 2}) {
+    const DataLoaderOptions options{.batch_size = 4, .num_workers = workers};
+    expect_outer_loop_fails(DataLoader(Stream{32}, options));
+    expect_outer_loop_fails(DataLoader(numbers(32), torch::data::samplers::RandomSampler(32), options));
+    expect_outer_loop_fails(DataLoader(numbers(32), torch::data::samplers::SequentialSampler(32), options));
+  }
+}
+
 TEST(SkipFirstBatches, ReadsNothingOfAMap) {
   Faulty dataset{10, 1};
   const auto skipping = skip_first_batches(DataLoader(dataset, {.batch_size = 2}), 3);

@@ -113,6 +113,9 @@ TEST(PreparedDataLoader, EndIsKnownWhileTheLastBatchIsHeld) {
     EXPECT_EQ(ends, (std::vector<bool>{false, false, false, true}));
     EXPECT_FALSE(gradients.in_dataloader());
   }
+  auto two_ranks = prepare_data_loader(DataLoader(numbers(15), {.batch_size = 4}), as_rank(0, 2));
+  const auto begun = two_ranks.begin();
+  EXPECT_EQ(two_ranks.remainder(), 7) << "known before the last batch, where data set and sampler know their sizes";
 }
 
 TEST(PreparedDataLoader, NestedLoopsAndBreakLeaveNoLoaderActive) {
@@ -133,8 +136,7 @@ TEST(PreparedDataLoader, NestedLoopsAndBreakLeaveNoLoaderActive) {
   {
     auto it = outer.begin();
     auto again = outer.begin();  // ends the first pass
-    ++it;
-    EXPECT_TRUE(it == outer.end());
+    EXPECT_THROW(++it, accelerate::ConfigError) << "not an end, as if there were no more batches";
     EXPECT_EQ(values(*again), (std::vector<int64_t>{0, 1}));
     EXPECT_TRUE(gradients.in_dataloader());
   }

@@ -20,6 +20,10 @@
 
 #include "accelerate/utils/export.hpp"
 
+namespace torch::data::samplers {
+template <class BatchRequest> class DistributedSampler;
+}
+
 namespace accelerate::data {
 
 using Indices = std::vector<int64_t>;
@@ -120,6 +124,8 @@ class ACCELERATE_API AnyBatchSampler {
   virtual std::optional<int64_t> num_samples() const { return std::nullopt; }
   virtual void set_epoch(int64_t /*epoch*/) {}
   virtual bool random() const { return false; }
+  /// True when it gives one rank's part already, so that a prepared loader may not share it out again.
+  virtual bool sharded() const { return false; }
   virtual std::optional<at::Generator> generator() const { return std::nullopt; }
   /// An undefined one: draw from LibTorch's default one again. Overriders keep the handle.
   // NOLINTNEXTLINE(performance-unnecessary-value-param)
@@ -158,6 +164,7 @@ class ACCELERATE_API BatchSamplerWrapper : public AnyBatchSampler {
   std::optional<int64_t> num_samples() const override { return inner_->num_samples(); }
   void set_epoch(int64_t epoch) override { inner_->set_epoch(epoch); }
   bool random() const override { return inner_->random(); }
+  bool sharded() const override { return inner_->sharded(); }
   std::optional<at::Generator> generator() const override { return inner_->generator(); }
   void set_generator(at::Generator generator) override { inner_->set_generator(std::move(generator)); }
 
@@ -187,6 +194,7 @@ class ACCELERATE_API BatchSamplerShard : public detail::BatchSamplerWrapper {
   Cursor<Indices> start() override;
   /// Batches of this rank; exact where the number of samples is known.
   std::optional<int64_t> size() const override;
+  bool sharded() const override { return options_.num_processes > 1; }
   const ShardOptions& options() const { return options_; }
 
  private:
@@ -247,6 +255,9 @@ concept PlainBatchSampler = requires(S& s) {
   { (*s.next())[0] } -> std::convertible_to<int64_t>;
 };
 
+/// @throws ConfigError: a pass of something that has one position only was asked for more after a later one began.
+[[noreturn]] ACCELERATE_API void throw_pass_is_over(const char* of_what);
+
 template <class S> class ForeignBatchSampler : public AnyBatchSampler {
  public:
   ForeignBatchSampler(std::shared_ptr<S> sampler, int64_t batch_size, bool drop_last, std::optional<int64_t> data_size)
@@ -259,7 +270,9 @@ template <class S> class ForeignBatchSampler : public AnyBatchSampler {
       if constexpr (LibTorchSampler<S>) sampler_->reset(std::nullopt);
       else sampler_->reset();
     }
-    return [sampler = sampler_, n = batch_size_, drop = drop_last_]() -> std::optional<Indices> {
+    return [sampler = sampler_, n = batch_size_, drop = drop_last_, latest = passes_,
+            pass = ++*passes_]() -> std::optional<Indices> {
+      if (pass != *latest) throw_pass_is_over("a sampler that is reset for each pass");
       const auto batch = [&] {
         if constexpr (LibTorchSampler<S>) return sampler->next(static_cast<size_t>(n));
         else return sampler->next();
@@ -295,11 +308,15 @@ template <class S> class ForeignBatchSampler : public AnyBatchSampler {
     if constexpr (requires(S & s) { s.set_epoch(epoch); }) sampler_->set_epoch(epoch);
   }
   bool random() const override { return true; }  // who knows
+  bool sharded() const override {
+    return std::derived_from<S, torch::data::samplers::DistributedSampler<std::vector<size_t>>>;
+  }
   std::optional<at::Generator> generator() const override { return generator_; }
   void set_generator(at::Generator generator) override { generator_ = if_defined(std::move(generator)); }
 
  private:
   std::shared_ptr<S> sampler_;
+  std::shared_ptr<int64_t> passes_ = std::make_shared<int64_t>(0);
   int64_t batch_size_;
   bool drop_last_;
   std::optional<int64_t> data_size_;

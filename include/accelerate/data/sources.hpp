@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <type_traits>
@@ -36,12 +37,14 @@ class ACCELERATE_API MapSource : public Source {
   virtual AnyBatch fetch(const Indices& indices) = 0;
 };
 
+using AtStep = std::function<void(int64_t step)>;
+
 /// Has one position; used by one thread at a time.
 class ACCELERATE_API StreamSource : public Source {
  public:
   virtual bool can_shard() const = 0;
-  /// Back to the start, then past `skip` steps.
-  virtual void reset(const StreamPlan& plan, int64_t skip) = 0;
+  /// Back to the start, then past `skip` steps. `at_step(i)` is called before anything of the i-th of them is read.
+  virtual void reset(const StreamPlan& plan, int64_t skip, const AtStep& at_step) = 0;
   /// This rank's share of the next step; nothing at the end.
   virtual std::optional<LoadedBatch> read(const StreamPlan& plan) = 0;
 };
@@ -49,7 +52,7 @@ class ACCELERATE_API StreamSource : public Source {
 /// A stream whose batches come collated: ranks take rows of them.
 class ACCELERATE_API CollatedStreamSource : public StreamSource {
  public:
-  void reset(const StreamPlan& plan, int64_t skip) override;
+  void reset(const StreamPlan& plan, int64_t skip, const AtStep& at_step) override;
   std::optional<LoadedBatch> read(const StreamPlan& plan) override;
 
  protected:
@@ -149,17 +152,23 @@ class SampleStreamSource final : public SourceOf<StreamSource, D, Batch> {
       : SourceOf<StreamSource, D, Batch>(std::move(dataset)), collate_(std::move(collate)) {}
   bool can_shard() const override { return CanShard<D>; }
 
-  void reset(const StreamPlan& plan, int64_t skip) override {
+  void reset(const StreamPlan& plan, int64_t skip, const AtStep& at_step) override {
     stream_.rewind(*this->dataset_, plan);
     groups_.reset();
     buffer_.clear();
     leave_out(plan.skip_samples, plan.chunk);
+    int64_t step = 0;
     if (skip > 0 && plan.complete) {  // the first group may be needed at the end
+      at_step(step++);
       int64_t got = 0;
       groups_.read([&] { return next(plan.chunk); }, plan, got);
-      --skip;
     }
-    leave_out(skip * plan.group, plan.chunk);
+    const int64_t at_once = requires(D & d) { d.skip(skip); }
+    ? std::max<int64_t>(skip - step, 1) : 1;
+    for (; step < skip; step += at_once) {
+      at_step(step);
+      leave_out(at_once * plan.group, plan.chunk);
+    }
   }
 
   std::optional<LoadedBatch> read(const StreamPlan& plan) override {
