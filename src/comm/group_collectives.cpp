@@ -1,5 +1,7 @@
 #include <ATen/ATen.h>
 
+#include <limits>
+
 #include "comm/compat.hpp"
 #include "comm/group_impl.hpp"
 #include "utils/raise.hpp"
@@ -70,7 +72,15 @@ void Group::all_reduce_(at::Tensor& tensor, Reduction reduction) {
   c10d::AllreduceOptions options;
   options.reduceOp = reduction == Reduction::max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
   if (tensor.numel() == 0) return barrier();
+  // Back ends take the larger of two numbers, and no comparison with NaN is true: which of them is left depends on the
+  // order of the ranks. A maximum with a NaN is NaN, as it is within one process, and the ranks must know.
+  const bool may_be_nan = reduction == Reduction::max && tensor.is_floating_point();
+  std::vector<at::Tensor> nan;
+  if (may_be_nan) nan.push_back(at::isnan(tensor).to(at::kByte));
   run("reduce", tensor, [&] { return impl_->process_group->allreduce(tensors, options); });
+  if (!may_be_nan) return;
+  run("reduce", nan[0], [&] { return impl_->process_group->allreduce(nan, options); });
+  tensor.masked_fill_(nan[0].to(at::kBool), std::numeric_limits<double>::quiet_NaN());
 }
 
 void Group::barrier() {

@@ -18,9 +18,11 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <future>
+#include <limits>
 #include <set>
 #include <thread>
 
@@ -112,6 +114,21 @@ RANKS_TEST(Comm, EveryOperationOnEveryDtype, 2, 3) {
   }
   EXPECT_TRUE(torch::equal(reduce(torch::ones({2}), "sum", 0.5), torch::full({2}, 0.5 * static_cast<double>(n))));
   EXPECT_THROW(reduce(torch::ones({2}), "median"), ConfigError);
+}
+
+// Whichever rank has it, and whatever the others have.
+RANKS_TEST(Comm, AMaximumWithNaNIsNaN, 2, 3, 5) {
+  const PartialState state;
+  for (const auto dtype : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble})
+    for (int64_t with = 0; with < world_size(); ++with) {
+      auto mine = torch::tensor({1.0, 2.0, -3.0}).add(static_cast<double>(rank())).to(dtype);
+      if (rank() == with) mine[1] = std::numeric_limits<double>::quiet_NaN();
+      const auto largest = reduce(mine, "max").to(at::kDouble);
+      const auto top = static_cast<double>(world_size() - 1);
+      EXPECT_EQ(largest[0].item<double>(), 1.0 + top);
+      EXPECT_TRUE(std::isnan(largest[1].item<double>())) << "NaN on rank " << with << " of " << at::toString(dtype);
+      EXPECT_EQ(largest[2].item<double>(), -3.0 + top);
+    }
 }
 
 RANKS_TEST(Comm, ShapesThatAreSpecial, 2, 3) {

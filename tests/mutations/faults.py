@@ -1284,6 +1284,9 @@ file = "src/comm/collectives.cpp"
 everything = "comm_tests Comm.EveryOperationOnEveryDtype"
 F("reduce scale", file, "return «scale == 1.0» ? result : result * scale;", "true", everything)
 F("reduce reduction", file, "world->all_reduce_(result, «reduction»);", "Reduction::sum", everything)
+F("maxima keep NaN", "src/comm/group_collectives.cpp",
+  "const bool may_be_nan = «reduction == Reduction::max && tensor.is_floating_point()»;", "false",
+  "comm_tests Comm.AMaximumWithNaNIsNaN")
 F("reduce reduction mean", file, "if («reduction == Reduction::mean») result = result /", "false", everything)
 F("broadcast from_process", file, "return world->broadcast(tensor, «from_process»);", "int64_t{0}", everything)
 file = "src/data/prepared_loader.cpp"
@@ -1499,6 +1502,10 @@ F("ACCELERATE_LOG_RANK", "src/utils/log_output.cpp", "if («form.rank») payload
 F("LibTorch's warnings in the log", file, "if («typeid(present) == typeid(c10::WarningHandler)»)", "false",
   l + "WarningsOfLibTorchAndOfTheLibraryGoTheSameWay")
 d = "debugging_tests "
+F("other signs of memory that is full", "src/utils/memory.cpp",
+  "if («text.find(sign) != std::string_view::npos») return true;",
+  "std::string_view(sign) == \" out of memory.\" && text.find(sign) != std::string_view::npos",
+  "utils_tests Memory.KnowsWhatASmallerBatchCures")
 F("release_memory gives memory back", "src/utils/memory.cpp", "«give_freed_memory_back();»", "",
   d + "Memory.ReleasedObjectsAreEmptyAndTheirMemoryIsGivenBack")
 g = "generate_cli_tests Generate.KeepsLittleBesideTheWeightsAfterALongPrompt"

@@ -153,6 +153,12 @@ TEST(Archive, EveryTruncationIsAnErrorAndNeverReadsBeyondTheEnd) {
 TEST(Memory, KnowsWhatASmallerBatchCures) {
   EXPECT_TRUE(should_reduce_batch_size(std::bad_alloc()));
   EXPECT_TRUE(should_reduce_batch_size(std::runtime_error("CUDA out of memory. Tried to allocate 2.00 GiB")));
+  for (const char* text :
+       {"CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+        "HIP error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "NCCL error: Cuda failure 'out of memory'"})
+    EXPECT_TRUE(should_reduce_batch_size(std::runtime_error(text))) << text;
+  EXPECT_FALSE(should_reduce_batch_size(std::runtime_error("CUDA error: an illegal memory access was encountered")));
   EXPECT_FALSE(should_reduce_batch_size(std::runtime_error("the disk is full")));
   EXPECT_FALSE(should_reduce_batch_size(std::logic_error("CUDA out of memory. ")));
   // A real one: more than any address space.
