@@ -14,6 +14,10 @@
 /// Any kind may have `set_epoch(e)`. With worker threads, map data sets are read by several threads at once, so get()
 /// must be thread-safe, as for LibTorch's own loader; streams are read by one thread at a time. Data sets are taken by
 /// value, by std::shared_ptr, or by std::ref (which must then outlive the loader).
+///
+/// What they, their transforms and the collate function draw from LibTorch's default CPU generator comes from a
+/// generator of the batch's own, seeded by pass, rank (map data sets) and number of the batch: equal with any number of
+/// workers and after resuming, and the program's own numbers don't move. Other generators are used as they are.
 
 #include <cstdint>
 #include <memory>

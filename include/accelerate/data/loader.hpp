@@ -86,8 +86,9 @@ class ACCELERATE_API AnyDataLoader {
 ///     for (auto& batch : loader) ...
 ///
 /// `Batch` follows from the data set and the collate function (see dataset.hpp and collate.hpp). Copies are cheap and
-/// share data set, sampler and threads. Several passes over a map data set may run at the same time; a stream has one
-/// position, so one at a time. Use a loader from one thread. An exception of the data set or the collate function
+/// share data set, sampler and threads. Several passes over a map data set may run at the same time; a stream, and a
+/// sampler of LibTorch, has one position, so one at a time: the earlier one gets a ConfigError. Use a loader from one
+/// thread. An exception of the data set or the collate function
 /// reaches the loop at the batch where it happened, as it was thrown, also from worker threads.
 template <class Batch> class DataLoader : public AnyDataLoader {
  public:

@@ -26,10 +26,12 @@ namespace accelerate::data {
 /// A loader that `prepare` has made ready for this rank: its share of the data, on its device.
 ///
 /// It reads one batch ahead, so that `end_of_dataloader()` is true while the loop holds the last batch. Starting a pass
-/// is collective (generators are synchronised), and with dispatching every batch is. Streams that shard themselves are
-/// asked for their share and exchange one small message per step; with even_batches = false they exchange nothing and
-/// ranks may do different numbers of steps. Copies are cheap and share their state. Leaving the loop early is fine;
-/// starting a new pass ends the one that runs.
+/// is collective (generators are synchronised, sizes of data and the first samples of the order compared: ConfigError
+/// on all ranks where they differ, CommError where another rank failed), and with dispatching every batch is. Streams
+/// that shard themselves are asked for their share and exchange one small message per step; with even_batches = false
+/// they exchange nothing and ranks may do different numbers of steps. Copies are cheap and share their state. Leaving
+/// the loop early is fine; starting a new pass ends the one that runs, whose loop gets a ConfigError when it asks for
+/// its next batch.
 template <class Batch> class PreparedDataLoader {
  public:
   using batch_type = Batch;
@@ -95,7 +97,7 @@ ACCELERATE_API std::shared_ptr<PreparedStatus> prepare(const AnyDataLoader& load
 /// LibTorch's default one, which `begin()` synchronises. Not collective. `dispatch_batches` unset means: dispatch
 /// streams that can't shard themselves, when put_on_device is set.
 /// @throws ConfigError for settings that contradict each other or the loader (split_batches without a batch size that
-/// ranks can share, ...).
+/// ranks can share, a sampler that gives one rank's part already, ...).
 template <class Batch>
 PreparedDataLoader<Batch> prepare_data_loader(const DataLoader<Batch>& loader,
                                               const PrepareDataLoaderOptions& options = {},

@@ -74,7 +74,8 @@ class ACCELERATE_API PreparedStatus : public LoaderStatus {
   virtual int64_t skip() const = 0;
   /// A loader of the same data that leaves out so many more steps, with the same epoch.
   virtual std::shared_ptr<PreparedStatus> skipping(int64_t num_batches) const = 0;
-  /// Starts a pass; the running one, if any, ends. Collective.
+  /// Starts a pass; the running one, if any, ends, and its cursor throws ConfigError. Collective. @throws ConfigError
+  /// on all ranks where their orders or the sizes of their data differ; CommError where another rank failed.
   virtual std::shared_ptr<detail::BatchCursor> start() = 0;
 };
 
