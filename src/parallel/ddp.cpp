@@ -139,6 +139,7 @@ struct DistributedDataParallel::Impl {
   std::shared_ptr<GradientHook> hook;
   /// There were micro-steps without averaging since the last averaging backward; the same on all ranks.
   bool suspended = false;
+  bool expected_after_suspended = false;  ///< the same of when the backward that is expected was announced
 
   struct Trained {
     std::string name;
@@ -156,6 +157,7 @@ struct DistributedDataParallel::Impl {
     logger.reset(), reducer.reset(), hook.reset();
     bucket_bytes.add(-bucket_bytes.bytes());
     graph_is_static = delayed = false;
+    suspended |= std::exchange(expected_after_suspended, false);
   }
 
   /// The program may have changed its parameters since the Reducer was made. @throws ConfigError where their gradients
@@ -185,6 +187,9 @@ struct DistributedDataParallel::Impl {
           operation);
     if (reducer) check_finished();
     drop_reducer();
+    // What came without averaging stays with those that are frozen from here on, and no backward will average it.
+    if (suspended && !apart)
+      average_what_is_left([](const at::Tensor& parameter) { return !parameter.requires_grad(); });
     make_reducer();
   }
 
@@ -253,6 +258,7 @@ struct DistributedDataParallel::Impl {
     // The same parameter again: an earlier backward, whose forward was the module's own, has left others out.
     if (trained_parameters[index].has_gradient && !kwargs.static_graph) check_finished();
     if (!reducer->expects_gradients()) expect_unannounced();
+    expected_after_suspended = false;
     // The first backward of a static graph only learns which gradients come when; it averages all of them at its end,
     // which somebody inside of it must ask for.
     if (kwargs.static_graph && !std::exchange(delayed, true))
@@ -300,7 +306,7 @@ struct DistributedDataParallel::Impl {
   void expect_gradients(const std::vector<at::Tensor>& roots) {
     check_finished();
     for (auto& parameter : trained_parameters) parameter.has_gradient = false;
-    suspended = false;
+    expected_after_suspended |= std::exchange(suspended, false);
     reducer->prepare_for_backward(roots);
     if (searches_unused()) {
       counts::add(Count::unused_searches);
@@ -329,11 +335,13 @@ struct DistributedDataParallel::Impl {
     return result;
   }
 
-  /// Averages gradients without a backward; a parameter that has one on any rank has one on all of them then.
-  void average_what_is_left() {
+  /// Averages gradients without a backward, also those of layers that were frozen since they came; a parameter that has
+  /// one on any rank has one on all of them then.
+  void average_what_is_left(bool (*which)(const at::Tensor&) = [](const at::Tensor&) { return true; }) {
     const auto& group = comm::world_group();
-    const auto here = with_gradients();
-    at::Tensor anywhere = at::tensor(std::vector<int32_t>(here.begin(), here.end()), at::kInt);
+    std::vector<int32_t> here;
+    for (const auto& [name, tensor] : parameters) here.push_back(which(tensor) && tensor.grad().defined() ? 1 : 0);
+    at::Tensor anywhere = at::tensor(here, at::kInt);
     if (!group->dry()) {
       anywhere = anywhere.to(group->device());
       group->all_reduce_(anywhere, Reduction::max);
@@ -347,14 +355,15 @@ struct DistributedDataParallel::Impl {
     at::NoGradGuard no_grad;
     for (size_t i = 0; i < here.size(); ++i) {
       if (anywhere[static_cast<int64_t>(i)].item<int32_t>() == 0) continue;
-      at::Tensor& gradient = trained_parameters[i].tensor.mutable_grad();
-      if (!gradient.defined()) gradient = at::zeros_like(trained_parameters[i].tensor);
+      const at::Tensor& parameter = parameters[i].second;
+      at::Tensor& gradient = parameter.mutable_grad();
+      if (!gradient.defined()) gradient = at::zeros_like(parameter);
       // Divided before the sum, which half precision might not hold.
       at::Tensor average = gradient.div(comm::world_size()).contiguous();
       group->all_reduce_(average, Reduction::sum);
       gradient.copy_(average);
     }
-    reducer->count_as_used(nullptr);
+    if (reducer) reducer->count_as_used(nullptr);
   }
 
   /// @throws ConfigError naming parameters that the last averaging backward waits for.
@@ -507,7 +516,11 @@ void DistributedDataParallel::settle_gradients() {
   // Where neither the forward nor the backward came by here.
   impl_->check_in_place("step");
   impl_->check_all_averaged();
-  if (impl_->apart || !std::exchange(impl_->suspended, false) || !impl_->reducer) return;
+  if (impl_->apart) return;
+  // A forward has announced a backward that did not come.
+  const bool left =
+      std::exchange(impl_->expected_after_suspended, false) && impl_->reducer && impl_->reducer->expects_gradients();
+  if (!std::exchange(impl_->suspended, false) && !left) return;
   comm::world_group()->guard("step", [&] { impl_->average_what_is_left(); });
 }
 
@@ -526,7 +539,7 @@ void DistributedDataParallel::set_apart(bool apart) {
         "averages of parameters; let the loader give all ranks the same number of batches (even_batches)");
   impl_->apart = apart;
   impl_->grad_sync = impl_->forward_sync = !apart;
-  impl_->suspended = false;
+  impl_->suspended = impl_->expected_after_suspended = false;
 }
 
 std::optional<int64_t> DistributedDataParallel::apart() const {

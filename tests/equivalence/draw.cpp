@@ -195,7 +195,8 @@ class Author {
   /// Loops that the library has a hand in.
   void loops() {
     const std::string data = std::to_string(random_.between(100, 199));
-    if (random_.chance(0.1)) return add("leave_out", {{"data", data}, {"rank", std::to_string(random_.below(6))}});
+    if (random_.chance(0.1) && what_.integer("ranks") > 1)
+      return add("leave_out", {{"data", data}, {"rank", std::to_string(random_.below(6))}});
     // Where there is one replica only, LocalSGD is refused, and so is a join where models are sharded.
     const bool refused = random_.chance(0.05), several = layout_.ranks_of_replica(2) < 2 || layout_.shard_ranks != 0;
     if (random_.chance(0.5) && (several || refused))

@@ -62,8 +62,7 @@ class Flow {
       return true;
     }
     if (verb == "join" || verb == "local_sgd" || verb == "leave_out") {
-      if (forwards_ > 0 || has_gradients_ || !scopes_.empty() || !gate_ || unprepared_ ||
-          (verb == "local_sgd" && scaled_))
+      if (forwards_ > 0 || has_gradients_ || !scopes_.empty() || !gate_ || unprepared_ || (verb != "join" && scaled_))
         return false;
       scaled_once_ = true;
       return true;

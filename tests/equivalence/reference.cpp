@@ -199,7 +199,7 @@ class Reference final : public Machine {
     } else if (verb == "local_sgd") {
       local_sgd(operation);
     } else if (verb == "leave_out") {
-      throw std::runtime_error("a rank leaves a backward out");
+      leave_out(operation);
     } else if (verb == "write" || verb == "summon") {
       for (auto& replica : replicas_) write_parameters(replica.parameters, operation);
     } else if (verb == "ema") {
@@ -549,6 +549,25 @@ class Reference final : public Machine {
       for (size_t p = 0; p < replica.parameters.size(); ++p)
         replica.parameters[p].copy_(replicas_[static_cast<size_t>(last)].parameters[p]);
     copy_buffers(static_cast<size_t>(last));
+  }
+
+  /// A sharded model's average counts a rank without a backward as zeros; elsewhere the others wait for it in vain.
+  void leave_out(const Operation& operation) {
+    if (!layout_->sharded) throw std::runtime_error("a rank leaves a backward out");
+    const auto left = operation.integer("rank") % static_cast<int64_t>(replicas_.size());
+    share_buffers(true);
+    each([&](int64_t rank, Replica& replica) {
+      const at::Tensor input = batch(replica, operation, rank), output = call(replica, input);
+      see(rank, "output", output);
+      const at::Tensor loss = loss_of(*replica.net, output, input);
+      if (rank != left) (loss / static_cast<double>(case_.integer("accumulation"))).backward();
+    });
+    average();
+    for (auto& replica : replicas_)
+      for (auto& optimizer : replica.optimizers) {
+        optimizer->step();
+        zero_grad(replica, *optimizer, true);
+      }
   }
 
   /// Replicas train apart, and what is trained becomes their average now and then, and at the end.

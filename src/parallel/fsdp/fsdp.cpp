@@ -144,6 +144,7 @@ struct FullyShardedDataParallel::Impl {
   bool took_part = false;        ///< in the latest backward
   bool announced = false;        ///< somebody calls after_backward()
   bool ends_itself = false;      ///< nobody does: the backward that runs has been told to do what that does
+  bool stepped_unseen = false;   ///< pieces have gradients that an optimizer may step on without a word
 
   /// Decides where everything will lie, before anything moves.
   std::vector<std::pair<WrapUnit, std::vector<size_t>>> plan(const ModelRef& model, const at::Device& device) {
@@ -291,13 +292,8 @@ struct FullyShardedDataParallel::Impl {
       for (auto& part : parts) part.master.copy_(mesh.replicate->broadcast(part.master.to(device), 0));
     units->write_together(false);
     store->publish(*units);
-    units->set_publisher([this] { store->refresh(*units); });
-    units->set_change({.begin = [this] { store->before_step(*units); },
-                       .end =
-                           [this] {
-                             units->release();
-                             store->publish(*units);
-                           }});
+    units->set_publisher([this] { refresh(); });
+    units->set_change({.begin = [this] { store->before_step(*units); }, .end = [this] { publish(); }});
     reducer = store->make_reducer();
     gradients = std::make_unique<WholeGradients>(parts, mesh, [this] { store->meet("reading a gradient"); });
     for (auto& part : parts)
@@ -412,6 +408,27 @@ struct FullyShardedDataParallel::Impl {
     backward_is_due = false;
     units->release();
     gradients->show();
+    stepped_unseen = true;
+  }
+
+  /// Collective: what pieces hold now is what everybody sees. LibTorch's SGD writes through data(), which no version of
+  /// a tensor counts: if it was not prepared, only that there were gradients says that it may have stepped.
+  void refresh() {
+    if (std::exchange(stepped_unseen, false))
+      for (const auto& part : parts)
+        if (part.trained && !store->pieces_in_unit(part)) part.master.unsafeGetTensorImpl()->bump_version();
+    store->refresh(*units);
+  }
+  void publish() {
+    stepped_unseen = false;
+    units->release();
+    store->publish(*units);
+  }
+  bool pieces_have_gradients() const {
+    return std::any_of(parts.begin(), parts.end(), [](const ShardedPart& part) {
+      return part.trained && std::any_of(part.members.begin(), part.members.end(),
+                                         [](const auto& member) { return member.shard.grad().defined(); });
+    });
   }
 
   /// All that is to be averaged is, and what the program did to grad() is done to the pieces.
@@ -491,7 +508,8 @@ void FullyShardedDataParallel::before_forward() {
   self.announced = self.ends_itself = false;
   if (c10::GradMode::is_enabled()) self.see_what_is_trained();
   self.gradients->release();
-  self.store->refresh(*self.units);
+  self.stepped_unseen |= self.pieces_have_gradients();
+  self.refresh();
   self.units->set_policy(policy);
   if (self.checkpoints && c10::GradMode::is_enabled()) self.checkpoints->begin();
   counts::add(Count::forwards_sharded);
@@ -588,10 +606,7 @@ void FullyShardedDataParallel::before_step() {
   impl_->store->before_step(*impl_->units);
 }
 
-void FullyShardedDataParallel::after_step() {
-  impl_->units->release();
-  impl_->store->publish(*impl_->units);
-}
+void FullyShardedDataParallel::after_step() { impl_->publish(); }
 
 void FullyShardedDataParallel::gather_each(const PieceOf& piece_of, const std::function<void(const Whole&)>& take,
                                            bool everywhere) const {
