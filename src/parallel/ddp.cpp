@@ -84,6 +84,11 @@ class BucketReducer final : public c10d::Reducer {
     const std::lock_guard lock(mutex_);
     return expect_autograd_hooks_;
   }
+  /// What was announced does not come. Between steps.
+  void expect_nothing() {
+    const std::lock_guard lock(mutex_);
+    expect_autograd_hooks_ = false;
+  }
   /// How many parameters the latest search found to take no part.
   int64_t found_unused() const { return static_cast<int64_t>(unused_parameters_.size()); }
   /// Averaging has begun and waits for gradients that have not come.
@@ -481,7 +486,13 @@ void DistributedDataParallel::before_forward() {
 void DistributedDataParallel::after_forward(const std::vector<at::Tensor>& outputs) {
   Impl& ddp = *impl_;
   ddp.forward_sync = at::GradMode::is_enabled() && ddp.grad_sync;
-  if (!ddp.forward_sync || !ddp.reducer) return;
+  if (!ddp.reducer) return;
+  // The backward of this one leaves averaging to a later one, also where an earlier forward had announced its own.
+  if (at::GradMode::is_enabled() && !ddp.grad_sync && !ddp.reducer->unfinished()) {
+    ddp.suspended |= std::exchange(ddp.expected_after_suspended, false);
+    ddp.reducer->expect_nothing();
+  }
+  if (!ddp.forward_sync) return;
   ddp.expect_gradients(ddp.searches_unused() ? outputs : std::vector<at::Tensor>{});
 }
 
