@@ -39,9 +39,10 @@ void check_that_ranks_stay_together(const run_state::RunState& run, Tensors& tra
         if (trained.contains(tensor)) continue;
         raise<ConfigError>(
             "backward: parameter {} of prepared optimizer {}, of shape {}, has a gradient and belongs to no model "
-            "that was prepared for training, so that each of the {} processes would go its own way, expected "
-            "parameters of prepared models only; pass the model that holds it to prepare(), after all its layers have "
-            "been registered, or step it with an optimizer that is not prepared",
+            "that was prepared for training (or to one of FSDP's ignored_modules), so that each of the {} processes "
+            "would go its own way, expected parameters of prepared models only; pass the model that holds it to "
+            "prepare(), after all its layers have been registered, take it out of ignored_modules or freeze it, or "
+            "step it with an optimizer that is not prepared",
             index, i, parameter.sizes(), PartialState().num_processes());
       }
   }

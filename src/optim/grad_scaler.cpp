@@ -114,15 +114,19 @@ void GradScaler::change_scale(const std::function<void()>& change) {
 
 void GradScaler::check_for_foreign_steps(Watched& state) const {
   // One that has stepped here is known by its prepared handle. Looking each time would cost more than it may find.
-  constexpr int kLooks = 64;
+  // A write or two are the program's own affair (weights that are loaded, an average that is tried), before the first
+  // step as after it; one before each loss is not.
+  constexpr int kLooks = 64, kMoves = 3;
   if (state.has_stepped || state.looks++ >= kLooks) return;
   const at::Tensor now = norms_of(*state.optimizer), before = std::exchange(state.norms, now);
-  if (!now.defined() || !before.defined() || before.sizes() != now.sizes() ||
-      at::isclose(now, before, /*rtol=*/0, /*atol=*/0, /*equal_nan=*/true).any().item<bool>() ||  // a step moves all
-      has_gradients(*state.optimizer))
-    return;
+  const bool moved = now.defined() && before.defined() && before.sizes() == now.sizes() &&
+                     // a step moves all
+                     !at::isclose(now, before, /*rtol=*/0, /*atol=*/0, /*equal_nan=*/true).any().item<bool>() &&
+                     !has_gradients(*state.optimizer);
+  state.moves = moved ? state.moves + 1 : 0;
+  if (state.moves < kMoves) return;
   raise<ConfigError>(
-      "GradScaler::scale: the parameters of a prepared optimizer have changed since the last loss was scaled, and it "
+      "GradScaler::scale: the parameters of a prepared optimizer change from one loss to the next, and it "
       "has not stepped, expected step() of the handle that prepare() returned. The optimizer from before prepare() "
       "was probably stepped itself (optimizer.step() where opt.step() is meant): it knows nothing of loss scaling, "
       "and takes gradients that are {} times too large.",

@@ -93,7 +93,7 @@ void Residency::pin(Unit& unit, bool writes) {
   ++unit.pins_;
   try {
     if (&unit != current_) arrive(unit);
-    if (unit.state_ == State::resident && unit.pins_ == 1 && out_of_date(unit)) drop(unit);
+    if (unit.state_ != State::absent && unit.pins_ == 1 && out_of_date(unit)) drop(unit);
     if (unit.state_ != State::resident) {
       if (unit.state_ == State::absent) {
         counters().faults.fetch_add(1, std::memory_order_relaxed);
@@ -319,6 +319,7 @@ void Residency::start(Unit& unit) {
   if (!unit.fixed_) make_room(unit.bytes());
   try {
     for (auto& part : unit.parts_) {
+      part.version = part.home->version();  // what comes is as it is now, whenever it arrives
       if (part.mapped.defined()) {
         part.flat = part.mapped;
       } else {
@@ -364,7 +365,6 @@ void Residency::finish(Unit& unit) {
   }
   for (auto& part : unit.parts_) {
     part.transfer.reset();
-    part.version = part.home->version();
     for (auto& member : part.members) {
       member->open(part.flat.mutable_data_ptr());
       member->set_behind(false);
@@ -415,6 +415,7 @@ void Residency::unpin(Unit& unit) {
 }
 
 void Residency::begin_raw_access(Unit& unit, bool writeback) {
+  look_at_homes(unit);
   for (const auto& part : unit.parts_)
     for (const auto& member : part.members) bring_up_to_date(unit, *member);
   pin(unit, /*writes=*/false);

@@ -77,6 +77,11 @@ class Residency {
   /// What brings up to date what all ranks see, once each has written to its own pieces, or to the masters of shared
   /// images; collective. It ends with note_up_to_date().
   void set_publisher(std::function<void()> publish) { publish_ = std::move(publish); }
+  /// Called before what a unit's homes keep is compared with its image, for writes that no version of a tensor counts.
+  void set_watcher(std::function<void(const Unit&)> watch) { watch_ = std::move(watch); }
+  void look_at_homes(const Unit& unit) const {
+    if (watch_) watch_(unit);
+  }
   void note_up_to_date();
   /// Before an operator touches the member.
   void bring_up_to_date(Unit& unit, const Member& member);
@@ -134,6 +139,7 @@ class Residency {
   void look_ahead(int64_t units) ACCELERATE_REQUIRES(mutex_);
 
   std::function<void()> publish_;
+  std::function<void(const Unit&)> watch_;
   Change change_;
   std::atomic<bool> writing_together_{false};
   std::optional<ProcessHandler> devices_;     ///< of a model across devices

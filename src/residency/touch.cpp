@@ -19,6 +19,7 @@ struct Touch final : Handler {
       const bool writes = call.writes(i);
       Unit& unit = member->unit();
       if (!call.unit_device && unit.owner().across_devices()) call.unit_device = tensor.device();
+      if (!member->is_stretch()) unit.owner().look_at_homes(unit);
       if ((unit.fixed() || member->is_behind()) && !member->is_stretch()) unit.owner().bring_up_to_date(unit, *member);
       if (unit.fixed() && (!writes || unit.owner().writes_together())) return;  // always there
       if (writes && member->is_stretch()) unit.owner().note_piece_write(unit);

@@ -240,6 +240,10 @@ Case draw(uint64_t seed, const Wish& wish) {
   choose("ranks", std::to_string(fits ? common : possible.front()));
   choose("transport", random.of({"memory", "sockets"}));
   choose("model", random.chance(0.3) ? "mlp" : random.of(model_names()));
+  // Where a layout is about buffers, or about what takes no part, the model has some.
+  if (layout_named(s["layout"]).starts_from_rank0 && random.chance(s["layout"] == "ddp_own_buffers" ? 0.7 : 0.2))
+    choose("model", random.of({"buffers", "conv"}));
+  if (s["layout"] == "ddp_unused" && random.chance(0.6)) choose("model", "branches");
   choose("precision", random.of({"no", "no", "bf16", "fp16"}));
   const bool mixed = s["precision"] != "no" || is_mixed(layout_named(s["layout"]));
   choose("dtype", mixed ? "f32" : random.of({"f64", "f64", "f32"}));

@@ -181,7 +181,7 @@ class Fuzzer {
 int fuzz(const Options& options) {
   Fuzzer fuzzer(options);
   // Starting ranks costs as much as some ten cases.
-  constexpr size_t kCases = 32;
+  const size_t together = options.stop ? 8 : 32;
   std::map<int64_t, std::vector<Named>> waiting;
   const auto take = [&](const Named& named) {
     if (options.show) {
@@ -190,7 +190,7 @@ int fuzz(const Options& options) {
     }
     auto& same = waiting[named.what.integer("ranks")];
     same.push_back(named);
-    if (same.size() < kCases) return;
+    if (same.size() < together) return;
     fuzzer.run(same);
     same.clear();
   };

@@ -131,11 +131,12 @@ NOT_DRAWN = {name: why for why, names in {
         "LocalSGDOptions::*", "OuterOptimizer::*", "*ignored_modules", "*module_classes_to_ignore", "*buffer_dtype", "*output_dtype",
         "*cast_forward_inputs", "*cast_root_forward_inputs", "*keep_low_precision_grads", "GradientAccumulationPlugin::sync_*",
         "accumulation begins anew after a loader's end", "*create_graph", "SummonOptions::*", "ActivationOffloadOptions::keep",
-        "a second Accelerator clips what the first one trains", "searching optimizers see the mean loss", "ranks that ended early take schedules",
+        "AutocastKwargs::enabled", "a second Accelerator clips what the first one trains", "searching optimizers see the mean loss", "ranks that ended early take schedules",
         "join_uneven_inputs even_batches", "join_uneven_inputs puts even_batches back", "backward num_items", "ranks without data have no tokens",
         "reduce scale", "broadcast from_process", "load_state takes up schedules", "load_state takes up loaders",
         "load_state takes up the user's objects", "a communication hook's state in checkpoints",
         "used folders lose what is not saved again", "load_state passes over what is not complete"],
+    "a rounding, which is within what is allowed": ["DistributedDataParallelKwargs::comm_hook", "MixedPrecision::reduce_dtype"],
     "codes, fp8 and random numbers, which have programs of their own": [
         "*codes*", "*fp8*", "*generators*", "*preserve_rng_state", "biases that are broadcast", "operators on codes write where they are told",
         "recomputation in fp8", "recomputed units in fp8", "load_state takes up random numbers"],

@@ -296,14 +296,22 @@ TEST_F(GradScalerTest, TheOldOptimizersStepIsNamed) {
     backward();
     old.zero_grad();  // a batch that the program throws away
     backward();
-    backward();
-    old.step(), old.zero_grad();
+    for (int step = 0; step < 3; ++step) {
+      backward();
+      old.step(), old.zero_grad();
+    }
     EXPECT_THAT(support::message_of<ConfigError>(backward),
                 testing::AllOf(testing::HasSubstr("it has not stepped"), testing::HasSubstr("65536 times too large")));
   }
-  // Weights that are written to after the first step of the handle are the program's own affair.
+  // Weights that are written to, before and after the first step of the handle, are the program's own affair.
   const auto scaler = std::make_shared<GradScaler>();
   const AcceleratedOptimizer prepared(sgd, true, scaler);
+  for (int loss = 0; loss < 2; ++loss) {
+    backward(*scaler, 0.25);
+    prepared.zero_grad();
+    at::NoGradGuard no_grad;
+    weight.mul_(0.5);
+  }
   backward(*scaler, 0.25);
   prepared.step(), prepared.zero_grad();
   {

@@ -99,6 +99,7 @@ class ACCELERATE_API GradScaler {
     torch::optim::Optimizer* optimizer = nullptr;  ///< null: nobody promised that it lives
     int watchers = 0;
     int looks = 0;             ///< at its parameters
+    int moves = 0;             ///< that have found all of them changed, one look after the other
     bool scaled = false;       ///< a loss was scaled since its last step
     bool has_stepped = false;  ///< ever
     at::Tensor norms;          ///< of its parameters when a loss was scaled last, until it has stepped

@@ -41,6 +41,7 @@ class ACCELERATE_API FullyShardedDataParallel final : public Engine {
   void after_forward(const std::vector<at::Tensor>& outputs) override;
   void leave_forward() noexcept override;
   void before_backward(const at::Tensor& loss) override;
+  bool averages(const at::Tensor& parameter) const override;
   bool took_part() const override;
   void after_backward() override;
   void before_step() override;

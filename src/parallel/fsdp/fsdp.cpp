@@ -144,7 +144,8 @@ struct FullyShardedDataParallel::Impl {
   bool took_part = false;        ///< in the latest backward
   bool announced = false;        ///< somebody calls after_backward()
   bool ends_itself = false;      ///< nobody does: the backward that runs has been told to do what that does
-  bool stepped_unseen = false;   ///< pieces have gradients that an optimizer may step on without a word
+  bool gradients_are_open =
+      false;  ///< outside of forward and backward: pieces have some, and no prepared optimizer has stepped on them
 
   /// Decides where everything will lie, before anything moves.
   std::vector<std::pair<WrapUnit, std::vector<size_t>>> plan(const ModelRef& model, const at::Device& device) {
@@ -292,7 +293,10 @@ struct FullyShardedDataParallel::Impl {
       for (auto& part : parts) part.master.copy_(mesh.replicate->broadcast(part.master.to(device), 0));
     units->write_together(false);
     store->publish(*units);
-    units->set_publisher([this] { refresh(); });
+    units->set_publisher([this] { store->refresh(*units); });
+    units->set_watcher([this](const residency::Unit& unit) {
+      if (gradients_are_open) look_for_unseen_steps(&unit);
+    });
     units->set_change({.begin = [this] { store->before_step(*units); }, .end = [this] { publish(); }});
     reducer = store->make_reducer();
     gradients = std::make_unique<WholeGradients>(parts, mesh, [this] { store->meet("reading a gradient"); });
@@ -408,19 +412,18 @@ struct FullyShardedDataParallel::Impl {
     backward_is_due = false;
     units->release();
     gradients->show();
-    stepped_unseen = true;
+    gradients_are_open = true;
   }
 
-  /// Collective: what pieces hold now is what everybody sees. LibTorch's SGD writes through data(), which no version of
-  /// a tensor counts: if it was not prepared, only that there were gradients says that it may have stepped.
-  void refresh() {
-    if (std::exchange(stepped_unseen, false))
-      for (const auto& part : parts)
-        if (part.trained && !store->pieces_in_unit(part)) part.master.unsafeGetTensorImpl()->bump_version();
-    store->refresh(*units);
+  /// LibTorch's SGD writes through data(), which no version of a tensor counts. Where it was not prepared, only
+  /// gradients that are there say that it may have stepped on them.
+  void look_for_unseen_steps(const residency::Unit* of = nullptr) {
+    for (const auto& part : parts)
+      if (part.trained && !store->pieces_in_unit(part) && (!of || part.unit == of))
+        part.master.unsafeGetTensorImpl()->bump_version();
   }
   void publish() {
-    stepped_unseen = false;
+    gradients_are_open = false;
     units->release();
     store->publish(*units);
   }
@@ -508,8 +511,9 @@ void FullyShardedDataParallel::before_forward() {
   self.announced = self.ends_itself = false;
   if (c10::GradMode::is_enabled()) self.see_what_is_trained();
   self.gradients->release();
-  self.stepped_unseen |= self.pieces_have_gradients();
-  self.refresh();
+  if (self.gradients_are_open || self.pieces_have_gradients()) self.look_for_unseen_steps();
+  self.gradients_are_open = false;
+  self.store->refresh(*self.units);
   self.units->set_policy(policy);
   if (self.checkpoints && c10::GradMode::is_enabled()) self.checkpoints->begin();
   counts::add(Count::forwards_sharded);
@@ -528,12 +532,15 @@ void FullyShardedDataParallel::after_forward(const std::vector<at::Tensor>&) {
 
 void FullyShardedDataParallel::leave_forward() noexcept {
   if (impl_->checkpoints) impl_->checkpoints->end();
+  if (!c10::GradMode::is_enabled()) impl_->gradients_are_open = impl_->pieces_have_gradients();
 }
 
 void FullyShardedDataParallel::before_backward(const at::Tensor&) {
   impl_->took_part = false;
   impl_->announced = true;
 }
+// Not those of ignored modules, nor of layers that came later.
+bool FullyShardedDataParallel::averages(const at::Tensor& parameter) const { return impl_->find(parameter) != nullptr; }
 bool FullyShardedDataParallel::took_part() const { return impl_->took_part; }
 void FullyShardedDataParallel::after_backward() {
   impl_->finish_backward();
