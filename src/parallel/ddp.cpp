@@ -144,6 +144,7 @@ struct DistributedDataParallel::Impl {
   std::shared_ptr<GradientHook> hook;
   /// There were micro-steps without averaging since the last averaging backward; the same on all ranks.
   bool suspended = false;
+  int64_t forwards_of_backward = 0;       ///< that announced the next averaging backward
   bool expected_after_suspended = false;  ///< the same of when the backward that is expected was announced
 
   struct Trained {
@@ -262,7 +263,12 @@ struct DistributedDataParallel::Impl {
     }
     // The same parameter again: an earlier backward, whose forward was the module's own, has left others out.
     if (trained_parameters[index].has_gradient && !kwargs.static_graph) check_finished();
-    if (!reducer->expects_gradients()) expect_unannounced();
+    const int64_t forwards = std::exchange(forwards_of_backward, 0);
+    if (!reducer->expects_gradients()) {
+      expect_unannounced();
+    } else if (const at::Tensor root(loss.lock()); forwards > 1 && searches_unused() && root.defined()) {
+      expect_gradients({root});  // what the last of several forwards left out, the others may have used
+    }
     expected_after_suspended = false;
     // The first backward of a static graph only learns which gradients come when; it averages all of them at its end,
     // which somebody inside of it must ask for.
@@ -493,6 +499,7 @@ void DistributedDataParallel::after_forward(const std::vector<at::Tensor>& outpu
     ddp.reducer->expect_nothing();
   }
   if (!ddp.forward_sync) return;
+  ++ddp.forwards_of_backward;
   ddp.expect_gradients(ddp.searches_unused() ? outputs : std::vector<at::Tensor>{});
 }
 
