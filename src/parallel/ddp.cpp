@@ -120,6 +120,12 @@ class BucketReducer final : public c10d::Reducer {
   }
 };
 
+/// In debug mode: soon, as what goes wrong often does so at once, and then now and then.
+bool is_time_to_compare(int64_t steps) {
+  constexpr int64_t kEvery = 500;
+  return steps % kEvery == 0 ? steps > 0 : steps < kEvery && (steps & (steps - 1)) == 0;
+}
+
 using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
 
 }  // namespace
@@ -144,6 +150,7 @@ struct DistributedDataParallel::Impl {
   std::shared_ptr<GradientHook> hook;
   /// There were micro-steps without averaging since the last averaging backward; the same on all ranks.
   bool suspended = false;
+  int64_t steps = 0;                      ///< begun: forwards that announced an averaging backward
   int64_t forwards_of_backward = 0;       ///< that announced the next averaging backward
   bool expected_after_suspended = false;  ///< the same of when the backward that is expected was announced
 
@@ -478,7 +485,11 @@ void DistributedDataParallel::before_forward() {
     const bool training = at::GradMode::is_enabled();
     if (training) ddp.follow_flags("forward");
     if (training && ddp.reducer) ddp.check_finished();
-    if (training && ddp.grad_sync && ddp.reducer) ddp.begin_step();
+    if (training && ddp.grad_sync && ddp.reducer) {
+      if (!ddp.joining && comm::world_group()->debug() && is_time_to_compare(ddp.steps++))
+        verify_values(ddp.parameters, ddp.steps - 1);
+      ddp.begin_step();
+    }
     if (ddp.joining && training) ddp.count_active(true);
     if (training && ddp.reducer) ddp.reducer->rebuild_buckets();
     // As in PyTorch, the first evaluating forward after training takes rank 0's buffers too, so that all ranks evaluate

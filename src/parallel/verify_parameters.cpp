@@ -1,9 +1,14 @@
 #include "parallel/verify_parameters.hpp"
 
+#include <ATen/ops/full.h>
+#include <ATen/ops/view_as_real.h>
+#include <c10/core/GradMode.h>
+
 #include <algorithm>
 
 #include "accelerate/codes/codes.hpp"
 #include "accelerate/comm.hpp"
+#include "comm/group.hpp"
 #include "residency/homes/encoded.hpp"
 #include "utils/raise.hpp"
 
@@ -43,6 +48,52 @@ void verify_parameters(const NamedTensors& parameters) {
           "prepare: the model differs between ranks: {}; expected the same parameters in the same order on all of "
           "them. Build the model from the same configuration on every rank",
           found);
+}
+
+namespace {
+
+int64_t sum_of_bits(const at::Tensor& tensor) {
+  const auto integer = tensor.element_size() % 4 == 0 ? at::kInt : tensor.element_size() == 2 ? at::kShort : at::kByte;
+  const at::Tensor real = tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+  return real.contiguous().view({-1}).view(integer).sum(at::kLong).item<int64_t>();
+}
+
+/// How far values are from rank 0's on each rank, as a part of the largest.
+std::vector<double> distances(const at::Tensor& mine) {
+  auto& group = *comm::world_group();
+  const at::Tensor first = group.broadcast(mine.clone(), 0);
+  const double largest = first.abs().max().item<double>(), off = (mine - first).abs().max().item<double>();
+  const at::Tensor all = group.all_gather(
+      at::full({1}, off <= 0 ? 0.0 : off / largest, at::TensorOptions().dtype(at::kFloat).device(group.device())));
+  const at::Tensor here = all.cpu().to(at::kDouble);
+  return {here.const_data_ptr<double>(), here.const_data_ptr<double>() + here.numel()};
+}
+
+}  // namespace
+
+void verify_values(const NamedTensors& parameters, int64_t steps) {
+  constexpr double kRounding = 1e-3;
+  const at::NoGradGuard no_grad;
+  std::vector<int64_t> mine;
+  for (const auto& [name, tensor] : parameters)
+    mine.push_back(residency::encoded_weight(tensor) || tensor.numel() == 0 ? 0 : sum_of_bits(tensor.detach()));
+  std::vector<std::vector<int64_t>> all;
+  for (const auto& bytes : comm::all_gather_bytes(to_bytes(mine)))
+    all.push_back(from_bytes<std::vector<int64_t>>(bytes));
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& [name, tensor] = parameters[i];
+    if (std::all_of(all.begin(), all.end(), [&, i](const auto& sums) { return sums.at(i) == all[0].at(i); })) continue;
+    const auto far = distances(tensor.detach());
+    for (size_t rank = 0; rank < far.size(); ++rank)
+      if (!(far[rank] <= kRounding))
+        raise<ConfigError>(
+            "forward: after {} steps parameter '{}' has other values on rank {} than on rank 0 (up to {:.2g} of the "
+            "largest away), expected the same on all ranks, which average gradients only: something writes it on each "
+            "rank by itself (an embedding's max_norm, a codebook, spectral norm by hand, any write in forward, an "
+            "optimizer with settings of its own). Write it from what all ranks have (accelerator.reduce(...)), or on "
+            "one rank and broadcast it",
+            steps, name, rank, far[rank]);
+  }
 }
 
 }  // namespace accelerate::parallel

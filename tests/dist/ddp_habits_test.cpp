@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "both_stores.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "scratch.hpp"
@@ -345,6 +346,38 @@ struct OnNetImpl : torch::nn::Module {
   torch::Tensor scale;
 };
 TORCH_MODULE(OnNet);
+
+// An embedding's max_norm writes its rows in forward, each rank those that it has looked up.
+TEST(DdpHabits, WeightsThatDriftApartAreNamedInDebugMode) {
+  if (!support::is_rank()) {
+    for (const int64_t ranks : {1, 2, 3, 5})
+      support::expect_ranks_pass("DdpHabits.WeightsThatDriftApartAreNamedInDebugMode",
+                                 {.world_size = ranks, .env = {{"ACCELERATE_DEBUG_MODE", "1"}}});
+    return;
+  }
+  for (const bool writes : {false, true}) {
+    support::reset_states();
+    Accelerator accelerator({.cpu = true});
+    torch::manual_seed(0);
+    torch::nn::EmbeddingOptions options(16, 4);
+    if (writes) options.max_norm(0.5);
+    torch::nn::Embedding net(options);
+    torch::optim::SGD sgd(net->parameters(), 0.1);
+    auto [m, optimizer] = accelerator.prepare(net, sgd);
+    const auto train = [&, m = m, optimizer = optimizer] {
+      for (int64_t step = 0; step < 5; ++step) {
+        accelerator.backward(m(torch::tensor({3 * rank() + step, 2 * rank() + 1})).square().mean());
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+    };
+    if (!writes || world_size() == 1) train();
+    else
+      EXPECT_THAT(
+          message_of<ConfigError>(train),
+          AllOf(HasSubstr("after 1 steps parameter 'weight' has other values on rank 1"), HasSubstr("max_norm")));
+  }
+}
 
 }  // namespace
 

@@ -587,6 +587,29 @@ RANKS_TEST(FsdpWhole, ModulesThatTwoModelsShareAreNamed, 1, 2) {
   });
 }
 
+// Nobody averages them, so they would become another layer on each rank.
+RANKS_TEST(FsdpWhole, TrainedIgnoredModulesAreNamed, 1, 2, 3) {
+  support::on_both_stores([](const std::string& store) {
+    for (const bool frozen : {true, false}) {
+      support::reset_states();
+      auto plugin = plugin_of("shards");
+      plugin.ignored_modules = "1";
+      Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin});
+      nn::Sequential model(nn::Linear(8, 16), nn::Linear(16, 2));
+      for (auto& parameter : model[1]->parameters()) parameter.set_requires_grad(!frozen);
+      torch::optim::SGD sgd(model->parameters(), 0.1);
+      auto [m, optimizer] = accelerator.prepare(model, sgd);
+      const at::Tensor loss = m(torch::ones({2, 8})).sum();
+      if (frozen || support::world_size() == 1) {
+        accelerator.backward(loss);
+        continue;
+      }
+      const auto message = support::message_of<ConfigError>([&] { accelerator.backward(loss); });
+      EXPECT_NE(message.find("ignored_modules"), std::string::npos) << store << message;
+    }
+  });
+}
+
 /// A weight of ones, whose gradient is 1 + rank on each rank.
 struct ByRankImpl : nn::Module {
   ByRankImpl() { weight = register_parameter("weight", torch::ones({24})); }

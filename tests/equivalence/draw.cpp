@@ -50,11 +50,18 @@ class Author {
     if (random_.chance(0.75)) {
       std::map<std::string, std::string> values{{"limit", random_.of({"0.02", "0.1", "1", "100"})}};
       if (random_.chance(0.2)) values["kind"] = random_.of({"1", "inf"});
+      if (two() && random_.chance(0.3)) values["which"] = random_.of({"0", "1"});
       add("clip_norm", values);
     } else add("clip_value", {{"limit", random_.of({"0.001", "0.01", "0.1"})}});
   }
+  bool two() const { return what_["optimizer"].find('+') != std::string::npos; }
   void step() {
     clip();
+    if (two() && random_.chance(0.2)) {  // as the two of a GAN, each in its turn
+      const std::string which = random_.of({"0", "1"});
+      add("step", {{"which", which}});
+      return add("zero_grad", {{"which", which}});
+    }
     add("step");
     unusual(0.08);
     add("zero_grad", random_.chance(0.15) ? std::map<std::string, std::string>{{"zeros", "1"}}

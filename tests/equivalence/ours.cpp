@@ -116,7 +116,14 @@ class Ours final : public Machine {
     } else if (verb == "grad_none") {
       for (auto& parameter : m->parameters()) parameter.mutable_grad().reset();
     } else if (verb == "clip_norm") {
-      see("norm", accelerator.clip_grad_norm_(m->parameters(), operation.number("limit"), operation.number("kind", 2)));
+      std::vector<at::Tensor> parameters;
+      if (operation.word("which").empty()) parameters = m->parameters();
+      else
+        each_made(operation, [&](auto& optimizer) {
+          for (auto& group : optimizer.param_groups())
+            parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+        });
+      see("norm", accelerator.clip_grad_norm_(parameters, operation.number("limit"), operation.number("kind", 2)));
     } else if (verb == "clip_value") {
       accelerator.clip_grad_value_(tensors_to_clamp(), operation.number("limit"));
     } else if (verb == "torch_clip") {

@@ -149,7 +149,7 @@ class Reference final : public Machine {
         for (auto* all : {&replica.parameters, &replica.computed})
           for (auto& parameter : *all) parameter.mutable_grad().reset();
     } else if (verb == "clip_norm") {
-      clip_norm(operation.number("limit"), operation.number("kind", 2));
+      clip_norm(operation);
     } else if (verb == "clip_value") {
       settle();
       at::NoGradGuard no_grad;
@@ -441,14 +441,21 @@ class Reference final : public Machine {
     });
   }
 
-  void clip_norm(double limit, double kind) {
+  void clip_norm(const Operation& operation) {
     settle();
     at::NoGradGuard no_grad;
     each([&](int64_t rank, Replica& replica) {
-      const double norm = norm_of(replica.parameters, kind);
+      std::vector<at::Tensor> parameters;
+      if (operation.word("which").empty()) parameters = replica.parameters;
+      else
+        each_optimizer(replica, operation, [&](auto& optimizer) {
+          for (auto& group : optimizer.param_groups())
+            parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+        });
+      const double norm = norm_of(parameters, operation.number("kind", 2));
       see(rank, "norm", at::scalar_tensor(norm, at::kDouble));
-      const double factor = std::min(1.0, limit / (norm + 1e-6));
-      for (auto& parameter : replica.parameters)
+      const double factor = std::min(1.0, operation.number("limit") / (norm + 1e-6));
+      for (auto& parameter : parameters)
         if (parameter.grad().defined()) parameter.mutable_grad().mul_(factor);
     });
   }

@@ -57,6 +57,10 @@ F("late averages leave ranks without a gradient out", file,
 F("gradients of no_sync are forgotten", file,
   "«suspended = true;»  // also after a step within no_sync", "")
 F("buffers of rank 0 at the first forward only", file, "ddp.forward_sync = «at::GradMode::is_enabled() && ddp.grad_sync»;", "false")
+F("an announced backward that does not come", file, "if (!std::exchange(impl_->suspended, false) && «!left») return;", "true")
+F("layers that are frozen between no_sync and the average", file, "if («suspended && !apart»)\n      average_what_is_left", "false")
+F("unused parameters of the last of several forwards", file, "«forwards > 1» && searches_unused()", "false")
+F("a forward within no_sync takes back what was announced", file, "«ddp.reducer->expect_nothing();»", "")
 file = "src/parallel/replica_average.cpp"
 F("parameters of replicas are summed", file, "«sum.div_(group.world_size());»", "")
 
@@ -78,6 +82,10 @@ F("what accumulated without a backward is left out", file,
 F("units that are recomputed see the next step's values", file, "units->release();\n                             «store->publish(*units);»", "")
 F("state dicts of the first rank's piece", file, "flat = «self.mesh.shard->all_gather(stretch.to(part.members.front().tensor.device()))»;",
   "self.mesh.shard->all_gather(stretch.to(part.members.front().tensor.device())).mul(1.001)")
+F("steps of optimizers from before prepare, at a forward", file, "«self.look_for_unseen_steps();»", "")
+F("steps of optimizers from before prepare, at a read", file, "if («gradients_are_open») look_for_unseen_steps(&unit);", "false")
+file = "src/residency/residency.cpp"
+F("units that are fetched ahead of a step", file, "if («unit.state_ != State::absent» && unit.pins_ == 1", "unit.state_ == State::resident")
 file = "src/parallel/fsdp/whole_gradients.cpp"
 F("grad() shows one rank's piece", file, "member.piece_in(stretch).copy_(«piece»);", "(member.index == 1 ? piece * 0 : piece)")
 file = "src/optim/fused_step.cpp"

@@ -444,6 +444,15 @@ file = "src/parallel/fsdp/collective_reducer.cpp"
 F("FSDP's average in half precision, on any number of ranks", file,
   "«static_cast<double>(world) / static_cast<double>(factor)»", "static_cast<double>(world / factor)",
   w + "HalfPrecisionIsAveragedOnAnyNumberOfRanks")
+F("weights that drift apart are named in debug mode", "src/parallel/ddp.cpp",
+  "if (!ddp.joining && «comm::world_group()->debug()» &&", "false",
+  "ddp_habits_tests DdpHabits.WeightsThatDriftApartAreNamedInDebugMode")
+F("trained ignored modules are named", "src/parallel/fsdp/fsdp.cpp", "return «impl_->find(parameter) != nullptr»;",
+  "true", w + "TrainedIgnoredModulesAreNamed")
+F("a rank of PMIx is one of several", "src/launch/job/settings.cpp", "!place_ && «rank && *rank > 0»)", "false",
+  "launch_tests LaunchEnvironment.ARankOfUnknownManyIsNamed")
+F("a write or two is no step of the old optimizer", "src/optim/grad_scaler.cpp", "if («state.moves < kMoves») return;",
+  "!moved", "optim_tests GradScalerTest.TheOldOptimizersStepIsNamed")
 file = "src/parallel/fsdp/whole_gradients.cpp"
 F("grad() of sharded parameters", file, "if («!part.trained» || part.members.front().tensor.is_meta()) continue;", "true",
   w + "GradientsAreWholeBetweenBackwardAndStep")
