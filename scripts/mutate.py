@@ -194,7 +194,8 @@ def arguments_of(copy, test, fault):
     binary, _, name = test.partition(" ")
     if binary == "equivalence":
         keep = copy / "build/equivalence-failures"
-        return ["--minutes", str(Fuzzer.minutes if fault else 1), "--from", Fuzzer.first, "--stop", "--no-shrink", "--keep", keep]
+        minutes = str(Fuzzer.minutes if fault else 1)
+        return ["--minutes", minutes, "--from", Fuzzer.first, "--stop", "--no-shrink", "--keep", keep]
     if binary == "conformance_tests":
         return ["--cases", copy / "tests/conformance/cases", "--only", name]
     return ["--gtest_filter=" + ":".join(f"{one}:*/{one}/*" for one in name.split(":"))]  # with parameters, too
@@ -213,7 +214,8 @@ def run_test(copy, test, fault="", limit=SECONDS_WITHOUT):
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output = process.communicate()[0] + f"\nkilled after {limit:.0f} s"
-    if process.returncode == 0 and arguments[0].startswith("--gtest") and not re.search(r"\[  PASSED  \] [1-9]", output):
+    of_gtest = arguments[0].startswith("--gtest")
+    if process.returncode == 0 and of_gtest and not re.search(r"\[  PASSED  \] [1-9]", output):
         output += "\nno test ran"
         return False, output, time.monotonic() - begin
     return process.returncode == 0, output, time.monotonic() - begin
@@ -288,7 +290,8 @@ def ask_fuzzer(copy, runs, at_once):
             if passed:
                 unnoticed.append(name)
     noticed = len(runs) - len(unnoticed)
-    print(f"mutate: the fuzzer notices {noticed} of {len(runs)} faults in engines, {100 * noticed / max(len(runs), 1):.0f} %")
+    share = 100 * noticed / max(len(runs), 1)
+    print(f"mutate: the fuzzer notices {noticed} of {len(runs)} faults in engines, {share:.0f} %")
     return 0 if noticed >= 0.8 * len(runs) else 1
 
 

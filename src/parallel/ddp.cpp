@@ -121,9 +121,9 @@ class BucketReducer final : public c10d::Reducer {
 };
 
 /// In debug mode: soon, as what goes wrong often does so at once, and then now and then.
-bool is_time_to_compare(int64_t steps) {
+bool is_time_to_compare(int64_t forwards) {
   constexpr int64_t kEvery = 500;
-  return steps % kEvery == 0 ? steps > 0 : steps < kEvery && (steps & (steps - 1)) == 0;
+  return forwards % kEvery == 0 ? forwards > 0 : forwards < kEvery && (forwards & (forwards - 1)) == 0;
 }
 
 using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
@@ -150,7 +150,7 @@ struct DistributedDataParallel::Impl {
   std::shared_ptr<GradientHook> hook;
   /// There were micro-steps without averaging since the last averaging backward; the same on all ranks.
   bool suspended = false;
-  int64_t steps = 0;                      ///< begun: forwards that announced an averaging backward
+  int64_t forwards = 0;                   ///< that announced an averaging backward; counted in debug mode
   int64_t forwards_of_backward = 0;       ///< that announced the next averaging backward
   bool expected_after_suspended = false;  ///< the same of when the backward that is expected was announced
 
@@ -486,8 +486,9 @@ void DistributedDataParallel::before_forward() {
     if (training) ddp.follow_flags("forward");
     if (training && ddp.reducer) ddp.check_finished();
     if (training && ddp.grad_sync && ddp.reducer) {
-      if (!ddp.joining && comm::world_group()->debug() && is_time_to_compare(ddp.steps++))
-        verify_values(ddp.parameters, ddp.steps - 1);
+      if (const auto& group = *comm::world_group();
+          group.debug() && !group.dry() && !ddp.joining && is_time_to_compare(ddp.forwards++))
+        verify_values(ddp.parameters, ddp.forwards - 1);
       ddp.begin_step();
     }
     if (ddp.joining && training) ddp.count_active(true);

@@ -58,9 +58,10 @@ int64_t sum_of_bits(const at::Tensor& tensor) {
   return real.contiguous().view({-1}).view(integer).sum(at::kLong).item<int64_t>();
 }
 
-/// How far values are from rank 0's on each rank, as a part of the largest.
-std::vector<double> distances(const at::Tensor& mine) {
+/// How far values are from rank 0's on each rank, as a part of the largest. Of any dtype: bytes and bits have no abs().
+std::vector<double> distances(const at::Tensor& values) {
   auto& group = *comm::world_group();
+  const at::Tensor mine = values.to(values.is_complex() ? at::kComplexFloat : at::kFloat);
   const at::Tensor first = group.broadcast(mine.clone(), 0);
   const double largest = first.abs().max().item<double>(), off = (mine - first).abs().max().item<double>();
   const at::Tensor all = group.all_gather(
@@ -71,7 +72,7 @@ std::vector<double> distances(const at::Tensor& mine) {
 
 }  // namespace
 
-void verify_values(const NamedTensors& parameters, int64_t steps) {
+void verify_values(const NamedTensors& parameters, int64_t forwards) {
   constexpr double kRounding = 1e-3;
   const at::NoGradGuard no_grad;
   std::vector<int64_t> mine;
@@ -87,12 +88,12 @@ void verify_values(const NamedTensors& parameters, int64_t steps) {
     for (size_t rank = 0; rank < far.size(); ++rank)
       if (!(far[rank] <= kRounding))
         raise<ConfigError>(
-            "forward: after {} steps parameter '{}' has other values on rank {} than on rank 0 (up to {:.2g} of the "
+            "forward: after {} forwards parameter '{}' has other values on rank {} than on rank 0 (up to {:.2g} of the "
             "largest away), expected the same on all ranks, which average gradients only: something writes it on each "
             "rank by itself (an embedding's max_norm, a codebook, spectral norm by hand, any write in forward, an "
             "optimizer with settings of its own). Write it from what all ranks have (accelerator.reduce(...)), or on "
             "one rank and broadcast it",
-            steps, name, rank, far[rank]);
+            forwards, name, rank, far[rank]);
   }
 }
 

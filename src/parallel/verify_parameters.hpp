@@ -1,8 +1,8 @@
 #pragma once
 
-#include "accelerate/model/model_ref.hpp"
-
 #include <cstdint>
+
+#include "accelerate/model/model_ref.hpp"
 
 namespace accelerate::parallel {
 
@@ -12,8 +12,8 @@ void verify_parameters(const NamedTensors& parameters);
 
 /// Compares values with rank 0's, by a sum over the bits of each parameter: one pass over memory and one small message.
 /// Where sums differ, the values do the talking: what roundings of unlike processors make of equal steps is left alone.
-/// Collective. @param steps  for the message: after how many of them
+/// Collective. @param forwards  for the message: after how many of them
 /// @throws ConfigError on all ranks, naming the first parameter that differs and a rank that has other values.
-void verify_values(const NamedTensors& parameters, int64_t steps);
+void verify_values(const NamedTensors& parameters, int64_t forwards);
 
 }  // namespace accelerate::parallel

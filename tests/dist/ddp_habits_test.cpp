@@ -375,7 +375,7 @@ TEST(DdpHabits, WeightsThatDriftApartAreNamedInDebugMode) {
     else
       EXPECT_THAT(
           message_of<ConfigError>(train),
-          AllOf(HasSubstr("after 1 steps parameter 'weight' has other values on rank 1"), HasSubstr("max_norm")));
+          AllOf(HasSubstr("after 1 forwards parameter 'weight' has other values on rank 1"), HasSubstr("max_norm")));
   }
 }
 

@@ -21,12 +21,14 @@ ENGINES = ("src/parallel/ddp.cpp", "src/parallel/gradient", "src/parallel/fsdp/"
 
 # ---- averaging
 file = "src/comm/average.cpp"
-F("shared sums leave the last rank out", file, "k < «inputs.size()»; ++k)", "(inputs.size() > 2 ? inputs.size() - 1 : inputs.size())")
+F("shared sums leave the last rank out", file,
+  "k < «inputs.size()»; ++k)", "(inputs.size() > 2 ? inputs.size() - 1 : inputs.size())")
 F("shared sums are not divided", file, "output[from + i] = static_cast<T>(«sum[i] / divisor»);", "sum[i]")
 F("shared sums round on the way", file, "«sum[i] += static_cast<Sum>(next[i]);»",
   "sum[i] = static_cast<Sum>(static_cast<T>(sum[i] + static_cast<Sum>(next[i]) * Sum(1.5)));")
 file = "src/parallel/fsdp/collective_reducer.cpp"
-F("sums by sockets are divided in half precision only", file, "const auto after = «divisors(state.result.scalar_type()).second»;",
+F("sums by sockets are divided in half precision only", file,
+  "const auto after = «divisors(state.result.scalar_type()).second»;",
   "(state.result.scalar_type() == at::kFloat ? 1.0 : divisors(state.result.scalar_type()).second)")
 F("what was divided before the sum is divided again", file,
   "const double before = «divisors(flat.scalar_type()).first»;", "static_cast<double>(group_->world_size())")
@@ -36,8 +38,10 @@ F("parameters that no rank used get zeros", file, "used[i].push_back(«static_ca
 F("a rank of its own drops what came before", file,
   "if («shard.grad().defined()») shard.mutable_grad().add_(flat);", "false")
 file = "src/parallel/fsdp/sharded_part.cpp"
-F("gradients replace those that were there", file, "if («member.shard.grad().defined()») member.shard.mutable_grad().add_(mine);", "false")
-F("pieces begin one element late", file, "member.at = «from - first»;", "(from > first && to - from > 1 && to < last ? from - first + 1 : from - first)")
+F("gradients replace those that were there", file,
+  "if («member.shard.grad().defined()») member.shard.mutable_grad().add_(mine);", "false")
+F("pieces begin one element late", file,
+  "member.at = «from - first»;", "(from > first && to - from > 1 && to < last ? from - first + 1 : from - first)")
 F("what did not come is taken for come", file, "came_[member.index] = «1»;", "static_cast<char>(member.index != 1)")
 file = "src/parallel/fsdp/shared_memory_store.cpp"
 F("stretches of rank 0 for all", file, "first = «group_->rank() * length»;\n    const auto type", "0 * length")
@@ -56,9 +60,12 @@ F("late averages leave ranks without a gradient out", file,
   "if («anywhere[static_cast<int64_t>(i)].item<int32_t>() == 0») continue;", "here[i] == 0 && i % 2 == 1")
 F("gradients of no_sync are forgotten", file,
   "«suspended = true;»  // also after a step within no_sync", "")
-F("buffers of rank 0 at the first forward only", file, "ddp.forward_sync = «at::GradMode::is_enabled() && ddp.grad_sync»;", "false")
-F("an announced backward that does not come", file, "if (!std::exchange(impl_->suspended, false) && «!left») return;", "true")
-F("layers that are frozen between no_sync and the average", file, "if («suspended && !apart»)\n      average_what_is_left", "false")
+F("buffers of rank 0 at the first forward only", file,
+  "ddp.forward_sync = «at::GradMode::is_enabled() && ddp.grad_sync»;", "false")
+F("an announced backward that does not come", file,
+  "if (!std::exchange(impl_->suspended, false) && «!left») return;", "true")
+F("layers that are frozen between no_sync and the average", file,
+  "if («suspended && !apart»)\n      average_what_is_left", "false")
 F("unused parameters of the last of several forwards", file, "«forwards > 1» && searches_unused()", "false")
 F("a forward within no_sync takes back what was announced", file, "«ddp.reducer->expect_nothing();»", "")
 file = "src/parallel/replica_average.cpp"
@@ -72,22 +79,29 @@ F("masters come back as their images", file, "{ «image.copy_(kept);» }", "")
 F("masters take what was left alone, too", file, "at::where(«at::eq(mine, before)», kept.to(mine.device())",
   "at::eq(mine, before).logical_and(at::eq(mine, mine + 1))")
 file = "src/residency/homes/shard.cpp"
-F("a rank's piece of a write is not kept", file, "void take(int64_t begin, const at::Tensor& values) override {\n    forget();\n    «kept_.take(begin, values);»", "")
+F("a rank's piece of a write is not kept", file,
+  "void take(int64_t begin, const at::Tensor& values) override {\n    forget();\n    «kept_.take(begin, values);»", "")
 file = "src/parallel/fsdp/shard_store.cpp"
 F("images are not renewed after a step", file, "if (!computed.is_same(part.master)) «computed.copy_(part.master);»", "")
 file = "src/parallel/fsdp/fsdp.cpp"
-F("frozen layers go on training", file, "«if (member.shard.requires_grad() != trained) member.shard.requires_grad_(trained);»", "")
+F("frozen layers go on training", file,
+  "«if (member.shard.requires_grad() != trained) member.shard.requires_grad_(trained);»", "")
 F("what accumulated without a backward is left out", file,
   "«if (member.tensor.grad().defined() && !gradients->shows(member)) take_gradient(member);»", "")
-F("units that are recomputed see the next step's values", file, "units->release();\n                             «store->publish(*units);»", "")
-F("state dicts of the first rank's piece", file, "flat = «self.mesh.shard->all_gather(stretch.to(part.members.front().tensor.device()))»;",
+F("units that are recomputed see the next step's values", file,
+  "units->release();\n                             «store->publish(*units);»", "")
+F("state dicts of the first rank's piece", file,
+  "flat = «self.mesh.shard->all_gather(stretch.to(part.members.front().tensor.device()))»;",
   "self.mesh.shard->all_gather(stretch.to(part.members.front().tensor.device())).mul(1.001)")
 F("steps of optimizers from before prepare, at a forward", file, "«self.look_for_unseen_steps();»", "")
-F("steps of optimizers from before prepare, at a read", file, "if («gradients_are_open») look_for_unseen_steps(&unit);", "false")
+F("steps of optimizers from before prepare, at a read", file,
+  "if («gradients_are_open») look_for_unseen_steps(&unit);", "false")
 file = "src/residency/residency.cpp"
-F("units that are fetched ahead of a step", file, "if («unit.state_ != State::absent» && unit.pins_ == 1", "unit.state_ == State::resident")
+F("units that are fetched ahead of a step", file,
+  "if («unit.state_ != State::absent» && unit.pins_ == 1", "unit.state_ == State::resident")
 file = "src/parallel/fsdp/whole_gradients.cpp"
-F("grad() shows one rank's piece", file, "member.piece_in(stretch).copy_(«piece»);", "(member.index == 1 ? piece * 0 : piece)")
+F("grad() shows one rank's piece", file,
+  "member.piece_in(stretch).copy_(«piece»);", "(member.index == 1 ? piece * 0 : piece)")
 file = "src/optim/fused_step.cpp"
 F("fused steps write unseen", file, "«parameter.unsafeGetTensorImpl()->bump_version();»", "")
 
@@ -95,20 +109,24 @@ F("fused steps write unseen", file, "«parameter.unsafeGetTensorImpl()->bump_ver
 file = "src/parallel/gradients.cpp"
 F("norms of pieces are added up", file, "«largest ? total : total.pow(norm_type)»).view({1})", "total")
 F("norms leave whole tensors out", file, "if («whole.empty()») return total;", "(shared || whole.empty())")
-F("clipping scales whole tensors only", file, "void Gradients::scale(const at::Tensor& factor) const {\n  if (!whole.empty()) at::_foreach_mul_(whole, factor);\n  «if (!pieces.empty()) at::_foreach_mul_(pieces, factor);»", "")
+F("clipping scales whole tensors only", file,
+  "void Gradients::scale(const at::Tensor& factor) const {\n  if (!whole.empty()) at::_foreach_mul_(whole, factor);\n  «if (!pieces.empty()) at::_foreach_mul_(pieces, factor);»",
+  "")
 F("norms of each rank alone", file, "const bool shared = «comm::world_size() > 1» &&", "false")
 file = "src/accelerator/clip.cpp"
-F("values of whole tensors are not clipped", file, "for (const at::Tensor& gradient : «gradients.whole») gradient.clamp_(-clip_value, clip_value);",
+F("values of whole tensors are not clipped", file,
+  "for (const at::Tensor& gradient : «gradients.whole») gradient.clamp_(-clip_value, clip_value);",
   "std::vector<at::Tensor>()")
 file = "src/optim/grad_scaler.cpp"
 F("an overflow of one rank is its own", file, "if («agreement_ && comm::world_size() > 1») found_inf", "false")
 F("overflows are stepped on", file, "if («!overflow») take(grad_scale);", "true")
 F("the fused kernel does not divide", file, "«grad_scale = scale_;»", "grad_scale = at::ones_like(scale_);")
 F("gradients are unscaled twice", file, "«state.stage = Stage::unscaled;»\n}", "")
-F("scales never change", file, "if (pending_.defined()) «change_scale([&] { apply(scale_, growth_tracker_, std::exchange(pending_, {})); });»", "pending_.reset();")
+F("scales never change", file,
+  "if (pending_.defined()) «change_scale([&] { apply(scale_, growth_tracker_, std::exchange(pending_, {})); });»",
+  "pending_.reset();")
 
-# ---- files and loops
-file = "src/run_state/optimizers.cpp"
+# ---- loops
 file = "src/optim/optimizer.cpp"
 F("hooks of the engine after a step are left out", file, "«if (hooks.after) hooks.after();»", "")
 F("hooks of the engine before a step are left out", file, "«if (hooks.before) hooks.before();»", "")
@@ -118,34 +136,42 @@ F("replicas that train apart average gradients, too", file, "«model->engine->se
 
 # What is no number of training, or what the fuzzer's cases have not: why it need not notice the fault.
 NOT_DRAWN = {name: why for why, names in {
-    "a back end or a device that is not here": ["*offload_params*", "*cpu_offload*", "*offload_to_cpu", "*activation_checkpointing_offload"],
+    "a back end or a device that is not here": [
+        "*offload_params*", "*cpu_offload*", "*offload_to_cpu", "*activation_checkpointing_offload"],
     "time, memory or what is told about them, and no number": [
         "DistributedDataParallelKwargs::bucket_cap_mb", "DistributedDataParallelKwargs::gradient_as_bucket_view",
         "*limit_all_gathers", "*forward_prefetch", "*backward_prefetch*", "*min_bytes", "*prefetch_bytes",
-        "*max_pending_bytes", "ActivationOffloadOptions::*", "memory() counts*", "waiting for the last bucket", "CheckpointOptions::early_stop",
-        "*reshard_after_forward", "*activation_checkpointing", "AcceleratedOptimizerOptions::fused",
-        "grad() of sharded parameters, kept by the program", "*auto_wrap_policy", "*transformer_cls_names_to_wrap",
-        "*min_num_params", "DistributedDataParallelKwargs::static_graph", "*cpu_ram_efficient_loading*",
-        "InitEmptyWeightsOptions::*", "MaterializeOptions::*", "*param_init_fn", "*state_dict_config", "StateDictConfig::*",
-        "*state_dict_type", "FullyShardedDataParallelPlugin::fsdp_version", "FullyShardedDataParallelPlugin::sharding_strategy"],
+        "*max_pending_bytes", "ActivationOffloadOptions::*", "memory() counts*", "waiting for the last bucket",
+        "CheckpointOptions::early_stop", "*reshard_after_forward", "*activation_checkpointing",
+        "AcceleratedOptimizerOptions::fused", "grad() of sharded parameters, kept by the program",
+        "*auto_wrap_policy", "*transformer_cls_names_to_wrap", "*min_num_params",
+        "DistributedDataParallelKwargs::static_graph", "*cpu_ram_efficient_loading*", "InitEmptyWeightsOptions::*",
+        "MaterializeOptions::*", "*param_init_fn", "*state_dict_config", "StateDictConfig::*", "*state_dict_type",
+        "FullyShardedDataParallelPlugin::fsdp_version", "FullyShardedDataParallelPlugin::sharding_strategy"],
     "errors, of which each has a test": [
         "*determinism_check", "meetings from different places", "waits from which nobody returns", "*check_reduction",
-        "DistributedDataParallelKwargs::dim", "the old optimizer's step is named", "data that ends within a group is named",
-        "*dp_shard_size", "*dp_replicate_size", "another fp8 recipe's scales are refused", "damaged fp8 scales are refused",
+        "DistributedDataParallelKwargs::dim", "the old optimizer's step is named",
+        "data that ends within a group is named", "*dp_shard_size", "*dp_replicate_size",
+        "another fp8 recipe's scales are refused", "damaged fp8 scales are refused",
         "8-bit states are refused in pieces", "a checkpoint's frozen weights are compared"],
     "settings that no layout has": [
-        "GradScalerKwargs::growth_factor", "GradScalerKwargs::backoff_factor", "DistributedDataParallelKwargs::comm_wrapper",
-        "DistributedDataParallelKwargs::communication_hook", "DistributedDataParallelKwargs::comm_state_option",
-        "LocalSGDOptions::*", "OuterOptimizer::*", "*ignored_modules", "*module_classes_to_ignore", "*buffer_dtype", "*output_dtype",
-        "*cast_forward_inputs", "*cast_root_forward_inputs", "*keep_low_precision_grads", "GradientAccumulationPlugin::sync_*",
-        "accumulation begins anew after a loader's end", "*create_graph", "SummonOptions::*", "ActivationOffloadOptions::keep",
-        "AutocastKwargs::enabled", "a second Accelerator clips what the first one trains", "searching optimizers see the mean loss", "ranks that ended early take schedules",
-        "join_uneven_inputs even_batches", "join_uneven_inputs puts even_batches back", "backward num_items", "ranks without data have no tokens",
+        "GradScalerKwargs::growth_factor", "GradScalerKwargs::backoff_factor",
+        "DistributedDataParallelKwargs::comm_wrapper", "DistributedDataParallelKwargs::communication_hook",
+        "DistributedDataParallelKwargs::comm_state_option", "LocalSGDOptions::*", "OuterOptimizer::*",
+        "*ignored_modules", "*module_classes_to_ignore", "*buffer_dtype", "*output_dtype", "*cast_forward_inputs",
+        "*cast_root_forward_inputs", "*keep_low_precision_grads", "GradientAccumulationPlugin::sync_*",
+        "accumulation begins anew after a loader's end", "*create_graph", "SummonOptions::*",
+        "ActivationOffloadOptions::keep", "AutocastKwargs::enabled",
+        "a second Accelerator clips what the first one trains", "searching optimizers see the mean loss",
+        "ranks that ended early take schedules", "join_uneven_inputs even_batches",
+        "join_uneven_inputs puts even_batches back", "backward num_items", "ranks without data have no tokens",
         "reduce scale", "broadcast from_process", "load_state takes up schedules", "load_state takes up loaders",
         "load_state takes up the user's objects", "a communication hook's state in checkpoints",
         "used folders lose what is not saved again", "load_state passes over what is not complete"],
-    "a rounding, which is within what is allowed": ["DistributedDataParallelKwargs::comm_hook", "MixedPrecision::reduce_dtype"],
+    "a rounding, which is within what is allowed": [
+        "DistributedDataParallelKwargs::comm_hook", "MixedPrecision::reduce_dtype"],
     "codes, fp8 and random numbers, which have programs of their own": [
-        "*codes*", "*fp8*", "*generators*", "*preserve_rng_state", "biases that are broadcast", "operators on codes write where they are told",
-        "recomputation in fp8", "recomputed units in fp8", "load_state takes up random numbers"],
+        "*codes*", "*fp8*", "*generators*", "*preserve_rng_state", "biases that are broadcast",
+        "operators on codes write where they are told", "recomputation in fp8", "recomputed units in fp8",
+        "load_state takes up random numbers"],
 }.items() for name in names}

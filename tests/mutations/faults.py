@@ -445,7 +445,7 @@ F("FSDP's average in half precision, on any number of ranks", file,
   "«static_cast<double>(world) / static_cast<double>(factor)»", "static_cast<double>(world / factor)",
   w + "HalfPrecisionIsAveragedOnAnyNumberOfRanks")
 F("weights that drift apart are named in debug mode", "src/parallel/ddp.cpp",
-  "if (!ddp.joining && «comm::world_group()->debug()» &&", "false",
+  "«group.debug()» && !group.dry() && !ddp.joining", "false",
   "ddp_habits_tests DdpHabits.WeightsThatDriftApartAreNamedInDebugMode")
 F("trained ignored modules are named", "src/parallel/fsdp/fsdp.cpp", "return «impl_->find(parameter) != nullptr»;",
   "true", w + "TrainedIgnoredModulesAreNamed")
