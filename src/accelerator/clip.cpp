@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "accelerator/accelerator_impl.hpp"
 #include "parallel/gradients.hpp"
@@ -29,18 +30,23 @@ bool holds_any(const AcceleratedOptimizer& optimizer, const std::unordered_set<c
   });
 }
 
-/// Whoever clips, another Accelerator of the process may train what is clipped.
+/// Of all Accelerators of the process: whoever clips, another may train what is clipped. Optimizers of other parameters
+/// have gradients of their own, of another loss perhaps, that wait for their own step.
+void each_scaled(const std::vector<at::Tensor>& parameters, const parallel::Engines& engines,
+                 const std::function<void(run_state::RunState&, const AcceleratedOptimizer&)>& visit) {
+  const auto runs = live_runs();
+  if (std::none_of(runs.begin(), runs.end(), [](const auto* run) { return run->scaler && run->scaler->is_enabled(); }))
+    return;
+  const auto stepped = parallel::stepped_for(engines, parameters);
+  for (auto* run : runs)
+    for (const auto& optimizer : run->optimizers)
+      if (run->scaler && holds_any(optimizer, stepped)) visit(*run, optimizer);
+}
+
 parallel::Gradients ready_to_clip(const std::vector<at::Tensor>& parameters, const parallel::Engines& engines,
                                   bool synchronising) {
   settle(engines, synchronising);
-  const auto runs = live_runs();
-  if (std::any_of(runs.begin(), runs.end(), [](const auto* run) { return run->scaler && run->scaler->is_enabled(); })) {
-    const auto stepped = parallel::stepped_for(engines, parameters);
-    // Others have gradients of their own, of another loss perhaps, that wait for their own step.
-    for (const auto* run : runs)
-      for (const auto& optimizer : run->optimizers)
-        if (holds_any(optimizer, stepped)) unscale(*run, optimizer);
-  }
+  each_scaled(parameters, engines, unscale);
   return parallel::gradients_of(engines, parameters);
 }
 
@@ -65,6 +71,8 @@ at::Tensor Accelerator::clip_grad_norm_(const std::vector<at::Tensor>& parameter
   const at::Tensor total = parallel::norm_of(gradients, engines, norm_type, device());
   // No branch on the value: the host need not wait for the device. 1e-6 as in PyTorch.
   gradients.scale((max_norm / (total + 1e-6)).clamp_max(1.0));
+  each_scaled(parameters, engines,
+              [&](auto& run, const auto& optimizer) { run.scaler->clipped_by(optimizer.optimizer(), total); });
   return total;
 }
 

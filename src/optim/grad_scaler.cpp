@@ -218,6 +218,13 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   state.stage = Stage::unscaled;
 }
 
+void GradScaler::clipped_by(torch::optim::Optimizer& optimizer, const at::Tensor& norm) {
+  const auto found = optimizers_.find(&optimizer);
+  if (found == optimizers_.end() || found->second.stage != Stage::unscaled) return;
+  at::Tensor& found_inf = found->second.found_inf;
+  found_inf = at::maximum(found_inf, norm.isfinite().logical_not().to(found_inf.options()));
+}
+
 bool GradScaler::step(torch::optim::Optimizer& optimizer, const StepFunction& fused_step) {
   const auto take = [&](const std::optional<at::Tensor>& grad_scale) {
     if (fused_step) fused_step(grad_scale);

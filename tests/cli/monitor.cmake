@@ -1,4 +1,4 @@
-accelerate_test(NAME monitor_cli_tests SOURCES ${TEST_DIR}/monitor_cli_test.cpp ${TEST_DIR}/program.cpp ${TEST_DIR}/screen.cpp ${TEST_DIR}/browser.cpp LIBS accelerate_launch nlohmann_json::nlohmann_json LABELS cli NO_TORCH)
+accelerate_test(NAME monitor_cli_tests SOURCES ${TEST_DIR}/monitor_cli_test.cpp ${TEST_DIR}/screen.cpp ${TEST_DIR}/browser.cpp LIBS accelerate_launch nlohmann_json::nlohmann_json LABELS cli NO_TORCH)
 add_executable(monitor_rank ${TEST_DIR}/monitor_rank.cpp)
 # A training program, and a library in place of the GPU driver's that the launcher finds by LD_LIBRARY_PATH.
 add_executable(monitor_training ${TEST_DIR}/monitor_training.cpp)

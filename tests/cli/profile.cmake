@@ -1,4 +1,4 @@
-accelerate_test(NAME profile_cli_tests SOURCES ${TEST_DIR}/profile_cli_test.cpp ${TEST_DIR}/program.cpp ${TEST_DIR}/browser.cpp LIBS accelerate_launch nlohmann_json::nlohmann_json LABELS cli NO_TORCH)
+accelerate_test(NAME profile_cli_tests SOURCES ${TEST_DIR}/profile_cli_test.cpp ${TEST_DIR}/browser.cpp LIBS accelerate_launch nlohmann_json::nlohmann_json LABELS cli NO_TORCH)
 target_include_directories(profile_cli_tests PRIVATE ${TEST_DIR}/../unit)
 add_executable(profile_training ${TEST_DIR}/profile_training.cpp)
 target_link_libraries(profile_training PRIVATE accelerate)

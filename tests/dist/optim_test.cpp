@@ -6,7 +6,8 @@
 #include "accelerate/state.hpp"
 #include "ranks.hpp"
 
-namespace accelerate {
+using namespace accelerate;
+
 namespace {
 
 using namespace accelerate::optim;
@@ -115,4 +116,3 @@ RANKS_TEST(OptimRanks, AMetricThatIsNaNOnOneRankIsNaNOnAll, 2, 3) {
 }
 
 }  // namespace
-}  // namespace accelerate

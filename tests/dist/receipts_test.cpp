@@ -19,11 +19,11 @@
 #include <set>
 #include <thread>
 
-#include "../cli/program.hpp"
 #include "accelerator/receipts.hpp"
 #include "both_stores.hpp"
 #include "message_of.hpp"
 #include "parallel/fsdp/shard_store.hpp"
+#include "program.hpp"
 #include "ranks.hpp"
 #include "utils/counts.hpp"
 #include "variable.hpp"

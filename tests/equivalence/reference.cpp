@@ -48,6 +48,7 @@ struct Replica {
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers;
   std::vector<at::Tensor> losses;  ///< of forwards that a backward may go through
   MovingAverage average;
+  std::map<torch::optim::Optimizer*, bool> overflows;  ///< of those whose gradients were clipped since the last loss
 };
 
 std::optional<at::ScalarType> type_named(const std::string& name) {
@@ -153,6 +154,7 @@ class Reference final : public Machine {
     } else if (verb == "clip_value") {
       settle();
       at::NoGradGuard no_grad;
+      look_for_overflow(operation);
       for (auto& replica : replicas_)
         for (auto& parameter : replica.parameters)
           if (parameter.grad().defined() && !parameter.is_complex())
@@ -324,6 +326,7 @@ class Reference final : public Machine {
 
   void backward(const Operation& operation) {
     scale_.update();
+    for (auto& replica : replicas_) replica.overflows.clear();
     const double scale = scaled_ ? scale_.value : 1.0;
     each([&](int64_t rank, Replica& replica) {
       at::Tensor loss = replica.losses.back();
@@ -421,6 +424,7 @@ class Reference final : public Machine {
         for (size_t i = 0; i < replica.parameters.size(); ++i)
           if (replica.parameters[i].is_same(parameter) && layout_->sharded) replica.computed[i].mutable_grad().reset();
     optimizer.zero_grad(to_none);
+    replica.overflows.erase(&optimizer);
   }
 
   void step(const Operation& operation) {
@@ -428,7 +432,7 @@ class Reference final : public Machine {
     if (case_["prepare"] == "together" || case_["prepare"] == "late_prepared") settle();
     each([&](int64_t rank, Replica& replica) {
       each_optimizer(replica, operation, [&](auto& optimizer) {
-        const bool skipped = scaled_ && !all_finite(optimizer);
+        const bool skipped = overflows(replica, optimizer);
         scale_.stepped = true;
         scale_.overflow |= skipped;
         if (!skipped) optimizer.step();
@@ -441,9 +445,29 @@ class Reference final : public Machine {
     });
   }
 
+  /// Whether a step is skipped is found before its gradients are clipped, by all ranks together.
+  void look_for_overflow(const Operation& operation) {
+    if (!scaled_) return;
+    std::map<size_t, bool> found;
+    const auto each_one = [&](auto&& f) {
+      each([&](int64_t, Replica& replica) {
+        size_t i = 0;
+        each_optimizer(replica, operation, [&](auto& optimizer) { f(replica, optimizer, found[i++]); });
+      });
+    };
+    each_one([](Replica&, auto& optimizer, bool& overflow) { overflow |= !all_finite(optimizer); });
+    each_one([](Replica& replica, auto& optimizer, bool overflow) { replica.overflows.emplace(&optimizer, overflow); });
+  }
+  bool overflows(Replica& replica, torch::optim::Optimizer& optimizer) const {
+    if (!scaled_) return false;
+    const auto found = replica.overflows.extract(&optimizer);
+    return found ? found.mapped() : !all_finite(optimizer);
+  }
+
   void clip_norm(const Operation& operation) {
     settle();
     at::NoGradGuard no_grad;
+    look_for_overflow(operation);
     each([&](int64_t rank, Replica& replica) {
       std::vector<at::Tensor> parameters;
       if (operation.word("which").empty()) parameters = replica.parameters;
@@ -454,7 +478,10 @@ class Reference final : public Machine {
         });
       const double norm = norm_of(parameters, operation.number("kind", 2));
       see(rank, "norm", at::scalar_tensor(norm, at::kDouble));
-      const double factor = std::min(1.0, operation.number("limit") / (norm + 1e-6));
+      double factor = operation.number("limit") / (norm + 1e-6);
+      if (scaled_ && !std::isfinite(norm))
+        each_optimizer(replica, operation, [&](auto& optimizer) { replica.overflows[&optimizer] = true; });
+      if (factor > 1) factor = 1;  // not std::min, which makes 1 of NaN: as in PyTorch all become NaN
       for (auto& parameter : parameters)
         if (parameter.grad().defined()) parameter.mutable_grad().mul_(factor);
     });
@@ -542,7 +569,7 @@ class Reference final : public Machine {
         auto& replica = replicas_[static_cast<size_t>(rank)];
         for (auto& optimizer : replica.optimizers) {
           if (steps_of(rank) > n) {
-            const bool skipped = scaled_ && !all_finite(*optimizer);
+            const bool skipped = overflows(replica, *optimizer);
             scale_.stepped = true;
             scale_.overflow |= skipped;
             if (!skipped) optimizer->step();

@@ -5,9 +5,9 @@
 #include <optional>
 #include <regex>
 
-#include "../cli/program.hpp"
 #include "gpu.hpp"
 #include "launch/monitor/gpus.hpp"
+#include "program.hpp"
 #include "scratch.hpp"
 
 namespace gpu_test {

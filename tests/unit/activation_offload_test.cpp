@@ -17,7 +17,8 @@
 #include "residency/activations/saved_tensor_hooks.hpp"
 #include "residency/spill_file.hpp"
 
-namespace accelerate {
+using namespace accelerate;
+
 namespace {
 
 namespace nn = torch::nn;
@@ -330,4 +331,3 @@ TEST_F(ActivationOffloadTest, RoomInTheFileIsUsedAgain) {
 }
 
 }  // namespace
-}  // namespace accelerate

@@ -16,7 +16,8 @@
 #include "message_of.hpp"
 #include "residency/activations/saved_tensor_hooks.hpp"
 
-namespace accelerate {
+using namespace accelerate;
+
 namespace {
 
 namespace nn = torch::nn;
@@ -686,4 +687,3 @@ TEST(SavedTensorHooks, AnEngineInstalledBySomebodyElseGoesOnWorking) {
 }
 
 }  // namespace
-}  // namespace accelerate

@@ -19,7 +19,8 @@
 #include "python.hpp"
 #include "scratch.hpp"
 
-namespace accelerate {
+using namespace accelerate;
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -545,4 +546,3 @@ TEST(Adam8bitTest, WhatCanNotWorkIsRefusedByName) {
 }
 
 }  // namespace
-}  // namespace accelerate

@@ -14,7 +14,8 @@
 #include "python.hpp"
 #include "scratch.hpp"
 
-namespace accelerate {
+using namespace accelerate;
+
 namespace {
 
 using support::message_of;
@@ -98,4 +99,3 @@ TEST_F(CompiledModelTest, FilesThatAreNoneAreNamed) {
 }
 
 }  // namespace
-}  // namespace accelerate

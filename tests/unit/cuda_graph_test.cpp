@@ -19,7 +19,8 @@
 #include "model/graphed_call.hpp"
 #include "scratch.hpp"
 
-namespace accelerate {
+using namespace accelerate;
+
 namespace {
 
 using support::message_of;
@@ -193,4 +194,3 @@ TEST_F(CudaGraph, ScopesOfInferenceAndAutocastEndWithoutIt) {
 }
 
 }  // namespace
-}  // namespace accelerate

@@ -25,7 +25,8 @@
 #include "ranks.hpp"
 #include "scratch.hpp"
 
-namespace accelerate {
+using namespace accelerate;
+
 namespace {
 
 using support::message_of;
@@ -39,7 +40,7 @@ constexpr int64_t kMiB = 1 << 20;
 
 #ifndef __SANITIZE_ADDRESS__  // whose allocator gives nothing back
 
-TEST(Memory, FollowsWhatThisProcessHolds) {
+TEST(LogMemory, FollowsWhatThisProcessHolds) {
   reset_peak_memory();
   const auto before = memory();
   EXPECT_GT(before.resident, 10 * kMiB);
@@ -58,7 +59,7 @@ TEST(Memory, FollowsWhatThisProcessHolds) {
   EXPECT_THAT(full.text(), AllOf(HasSubstr("MiB resident"), Not(HasSubstr("whole parameters"))));
 }
 
-TEST(Memory, ReleasedObjectsAreEmptyAndTheirMemoryIsGivenBack) {
+TEST(LogMemory, ReleasedObjectsAreEmptyAndTheirMemoryIsGivenBack) {
   // Many small pieces, which malloc keeps until it is told to give them back.
   std::vector<at::Tensor> pieces;
   for (int i = 0; i < 2000; ++i) pieces.push_back(torch::ones({16 << 10}));
@@ -78,7 +79,7 @@ TEST(Memory, ReleasedObjectsAreEmptyAndTheirMemoryIsGivenBack) {
   EXPECT_FALSE(optimizer.has_value());
 }
 
-TEST(Memory, ATrainingIsReleasedWithItsHandles) {
+TEST(LogMemory, ATrainingIsReleasedWithItsHandles) {
   Accelerator accelerator;
   const auto before = memory().resident;
   torch::nn::Sequential network;
@@ -99,7 +100,7 @@ TEST(Memory, ATrainingIsReleasedWithItsHandles) {
 
 #endif
 
-TEST(Memory, SaysWhatModelsAndOptimizersHold) {
+TEST(LogMemory, SaysWhatModelsAndOptimizersHold) {
   Accelerator accelerator;
   torch::nn::Linear network(512, 512);
   network->register_buffer("shape", torch::ones(100));
@@ -125,7 +126,7 @@ TEST(Memory, SaysWhatModelsAndOptimizersHold) {
   EXPECT_EQ(accelerator.memory().models->parameters, kWeights + 400) << "a storage counts once";
 }
 
-TEST(Memory, SaysWhatIsOffloadedToFiles) {
+TEST(LogMemory, SaysWhatIsOffloadedToFiles) {
   torch::nn::Sequential network(torch::nn::Linear(256, 256), torch::nn::Linear(256, 256));
   constexpr int64_t kWeights = 2 * 4 * (256 * 256 + 256);
   const auto before = memory();
@@ -348,4 +349,3 @@ TEST(HangReport, LeavesAProgramsOwnHandlerAlone) {
 }
 
 }  // namespace
-}  // namespace accelerate

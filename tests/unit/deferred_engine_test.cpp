@@ -448,7 +448,7 @@ TEST(DeferredScope, OneThreadBuildsAnotherMaterialises) {
   expect_same(eager, module);
 }
 
-TEST(InitOnDevice, FactoriesGoThere) {
+TEST(InitOnMeta, FactoriesGoThere) {
   Module meta, cpu;
   {
     auto scope = init_on_device(at::kMeta);

@@ -26,7 +26,8 @@
 #include "residency_support.hpp"
 #include "scratch.hpp"
 
-namespace accelerate {
+using namespace accelerate;
+
 namespace {
 
 namespace nn = torch::nn;
@@ -898,4 +899,3 @@ TEST(FP8, ScaledMmComputesTheSameProducts) {
 }
 
 }  // namespace
-}  // namespace accelerate

@@ -10,7 +10,8 @@
 #include "message_of.hpp"
 #include "optim/ivalue_access.hpp"
 
-namespace accelerate {
+using namespace accelerate;
+
 namespace {
 
 using namespace accelerate::optim;
@@ -329,4 +330,3 @@ TEST_F(GradScalerTest, ClosureIsRefused) {
 }
 
 }  // namespace
-}  // namespace accelerate

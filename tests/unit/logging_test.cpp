@@ -18,7 +18,8 @@
 #include "ranks.hpp"
 #include "utils/log.hpp"
 
-namespace accelerate {
+using namespace accelerate;
+
 namespace {
 
 using support::message_of;
@@ -353,4 +354,3 @@ TEST(LoggingRanks, InOrderEndsWhenARankHasFailed) {
 }
 
 }  // namespace
-}  // namespace accelerate

@@ -12,7 +12,8 @@
 #include "python.hpp"
 #include "scratch.hpp"
 
-namespace accelerate {
+using namespace accelerate;
+
 namespace {
 
 using nlohmann::json;
@@ -212,4 +213,3 @@ TEST(MemoryTimeline, RefusesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace accelerate

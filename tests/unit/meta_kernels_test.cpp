@@ -48,7 +48,9 @@ void expect_equal(const Case& c, bool backward = false) {
       if (!real[i].requires_grad()) continue;
       ASSERT_EQ(found.empty(), false);
       ASSERT_EQ(meta[i].grad().defined(), real[i].grad().defined()) << "gradient " << i;
-      if (real[i].grad().defined()) EXPECT_EQ(meta[i].grad().sizes(), real[i].grad().sizes()) << "gradient " << i;
+      if (real[i].grad().defined()) {
+        EXPECT_EQ(meta[i].grad().sizes(), real[i].grad().sizes()) << "gradient " << i;
+      }
     }
   } catch (const c10::Error& error) {
     ADD_FAILURE() << error.what_without_backtrace();

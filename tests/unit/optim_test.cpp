@@ -9,7 +9,8 @@
 #include "accelerate/utils/error.hpp"
 #include "optim/ivalue_access.hpp"
 
-namespace accelerate {
+using namespace accelerate;
+
 namespace {
 
 using namespace accelerate::optim;
@@ -392,4 +393,3 @@ TEST_F(OptimTest, BadStatesAreRefusedAndChangeNothing) {
 }
 
 }  // namespace
-}  // namespace accelerate

@@ -7,7 +7,8 @@
 #include "accelerate/precision.hpp"
 #include "accelerate/utils/error.hpp"
 
-namespace accelerate {
+using namespace accelerate;
+
 namespace {
 
 at::ScalarType product_dtype() {
@@ -103,4 +104,3 @@ TEST(Precision, OutputsComeBackInFp32) {
 }
 
 }  // namespace
-}  // namespace accelerate

@@ -10,7 +10,8 @@
 #include "profiler/native_stacks.hpp"
 #include "scratch.hpp"
 
-namespace accelerate {
+using namespace accelerate;
+
 namespace stacks_test {
 
 // With external linkage and never inlined, so that their frames are there; what follows the last call keeps it from
@@ -115,8 +116,8 @@ TEST(ProfileStacks, OperatorsSayWhichFunctionsCalledThem) {
     ASSERT_EQ(events.size(), 4);
     for (size_t i = 0; i < 4; ++i) {
       ASSERT_GE(events[i].stack.size(), 3);
-      EXPECT_THAT(events[i].stack[0], MatchesRegex("[^ ]+\\(0x[0-9a-f]+\\): accelerate::stacks_test::product_of"));
-      EXPECT_THAT(events[i].stack[1], EndsWith(i < 3 ? "::stacks_test::from_here" : "::stacks_test::from_there"));
+      EXPECT_THAT(events[i].stack[0], MatchesRegex("[^ ]+\\(0x[0-9a-f]+\\): .*stacks_test::product_of"));
+      EXPECT_THAT(events[i].stack[1], EndsWith(i < 3 ? "stacks_test::from_here" : "stacks_test::from_there"));
       EXPECT_THAT(events[i].stack, Contains(HasSubstr("_Test::TestBody")));
       EXPECT_THAT(events[i].stack, Each(AllOf(Not(HasSubstr("libtorch")), Not(HasSubstr("libc.so")),
                                               Not(HasSubstr(": at::")), Not(HasSubstr("take_stack")))));
@@ -143,7 +144,7 @@ TEST(ProfileStacks, BackwardsStandWhereTheirForwardsWereCalled) {
   const auto x = torch::ones({8, 8}, torch::requires_grad());
   const auto profile = profiled({.with_stack = true}, [&] { stacks_test::from_here(x).sum().backward(); });
   for (const auto& event : called(profile, "MmBackward0"))
-    EXPECT_THAT(event.stack, Contains(EndsWith("::stacks_test::from_here")));
+    EXPECT_THAT(event.stack, Contains(EndsWith("stacks_test::from_here")));
 }
 
 TEST(ProfileStacks, ModulesAreTheClassesWhoseForwardCalled) {
@@ -219,4 +220,3 @@ TEST(ProfileStacks, ClassesByTheNamesOfFunctions) {
 }
 
 }  // namespace
-}  // namespace accelerate

@@ -15,7 +15,8 @@
 #include "python.hpp"
 #include "scratch.hpp"
 
-namespace accelerate {
+using namespace accelerate;
+
 namespace {
 
 using nlohmann::json;
@@ -235,4 +236,3 @@ TEST(Profile, RefusesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace accelerate

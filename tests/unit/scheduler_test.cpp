@@ -10,7 +10,8 @@
 #include "accelerate/utils/error.hpp"
 #include "optim/ivalue_access.hpp"
 
-namespace accelerate {
+using namespace accelerate;
+
 namespace {
 
 using namespace accelerate::optim;
@@ -377,4 +378,3 @@ TEST_F(AcceleratedSchedulerTest, LinearScheduleEndsAtZeroUnderAccumulation) {
 }
 
 }  // namespace
-}  // namespace accelerate

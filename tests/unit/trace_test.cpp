@@ -14,7 +14,9 @@
 #include "residency/worker.hpp"
 #include "scratch.hpp"
 
-namespace accelerate::trace {
+using namespace accelerate;
+using namespace accelerate::trace;
+
 namespace {
 
 using ::testing::ElementsAre;
@@ -139,4 +141,3 @@ TEST(Trace, FilesOfTwoKinetosAreCompleted) {
 }
 
 }  // namespace
-}  // namespace accelerate::trace

@@ -5,7 +5,9 @@
 #include <ATen/Parallel.h>
 #include <thread>
 
-namespace accelerate::residency {
+using namespace accelerate;
+using namespace accelerate::residency;
+
 namespace {
 
 /// LibTorch's count for a thread that computes for the first time.
@@ -32,4 +34,3 @@ TEST(Worker, ComputesAloneAndLeavesAllOtherThreadsTheirTeams) {
 }
 
 }  // namespace
-}  // namespace accelerate::residency

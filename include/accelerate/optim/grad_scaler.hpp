@@ -69,6 +69,9 @@ class ACCELERATE_API GradScaler {
   /// before others are added. The optimizer lives as long. AcceleratedOptimizer calls both. May be called repeatedly.
   void watch(torch::optim::Optimizer& optimizer);
   void unwatch(torch::optim::Optimizer& optimizer);
+  /// The optimizer's gradients, which unscale_() has divided, were clipped by this norm (a scalar, equal on all ranks)
+  /// together with others: where it is inf or NaN, so are they now, and its step is skipped.
+  void clipped_by(torch::optim::Optimizer& optimizer, const at::Tensor& norm);
   /// Gradients of the optimizer are divided already, and wait for their step.
   bool is_unscaled(const torch::optim::Optimizer& optimizer) const;
   /// Any gradients were unscaled or stepped on here.
