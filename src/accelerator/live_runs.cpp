@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "accelerate/utils/memory.hpp"
 #include "accelerator/accelerator_impl.hpp"
 
 namespace accelerate {
@@ -23,6 +24,16 @@ parallel::Engines live_engines() {
     for (const auto& engine : run->engines())
       if (std::find(engines.begin(), engines.end(), engine) == engines.end()) engines.push_back(engine);
   return engines;
+}
+
+void detail::drop_half_done() {
+  if (all_runs().empty()) return;
+  GradientState().set_sync_gradients(true);  // within a group zero_grad() does nothing
+  for (auto* run : all_runs()) {
+    run->step = 0;
+    run->num_items = 0;
+    for (const auto& optimizer : run->optimizers) optimizer.zero_grad();
+  }
 }
 
 }  // namespace accelerate

@@ -15,14 +15,39 @@ std::string seconds(std::chrono::milliseconds time) {
 std::string whereabouts(const RankStatus& peer, const std::string& key, const GroupStatus& here) {
   for (const auto& [other, status] : peer.groups)
     if (other != key && status.inside)
-      return fmt::format("is in collective {} ({}) of the {} since {}", status.sequence, status.operation, status.name,
+      return fmt::format("is in collective {} ({}) of the {} since {}", status.sequence, status.operation(), status.name,
                          seconds(std::chrono::milliseconds(status.age_ms)));
   return fmt::format("{} collective {} ({}) {} ago{}", here.inside ? "is in" : "came out of", here.sequence,
-                     here.operation, seconds(std::chrono::milliseconds(here.age_ms)),
+                     here.operation(), seconds(std::chrono::milliseconds(here.age_ms)),
                      here.inside ? "" : " and is outside of collectives");
 }
 
 }  // namespace
+
+const Begun* GroupStatus::begun(int64_t number) const {
+  const int64_t back = sequence - number, known = static_cast<int64_t>(recent.size());
+  return back < 0 || back >= known ? nullptr : &recent[static_cast<size_t>(known - 1 - back)];
+}
+
+std::string disagreement(const std::string& key, const GroupStatus& mine, int64_t rank, const RankStatus& theirs) {
+  const auto found = theirs.groups.find(key);
+  const GroupStatus here = found == theirs.groups.end() ? GroupStatus{} : found->second;
+  // The first one that differs: those after it differ because of it.
+  const int64_t common = std::min(mine.sequence, here.sequence);
+  for (int64_t number = common - 64; number <= common; ++number) {
+    const Begun *my = mine.begun(number), *its = here.begun(number);
+    if (!my || !its || my->history == its->history) continue;
+    if (my->operation != its->operation)
+      return fmt::format("rank {} is elsewhere: its collective {} is {}, here it is {}", rank, number, its->operation,
+                         my->operation);
+    return fmt::format("rank {} is elsewhere: its collective {} is {} too, but of another size", rank, number,
+                       its->operation);
+  }
+  if (theirs.note == "left" && here.sequence < mine.sequence)
+    return fmt::format("rank {} has left: it ended normally after collective {} ({})", rank, here.sequence,
+                       here.operation());
+  return {};
+}
 
 void Group::Impl::check_usable(const char* operation) const {
   if (const std::string failure = progress->failure(); !failure.empty())
@@ -31,7 +56,7 @@ void Group::Impl::check_usable(const char* operation) const {
 
 void Group::Impl::fail(const std::string& what, const std::string& key, const std::vector<int64_t>& ranks) {
   const GroupStatus mine = progress->status().groups.at(key);
-  const auto where = fmt::format("{} (collective {} of the {}, {}) on rank {}", mine.operation, mine.sequence,
+  const auto where = fmt::format("{} (collective {} of the {}, {}) on rank {}", mine.operation(), mine.sequence,
                                  mine.name, options.backend, own());
   if (const std::string failure = progress->failure(); !failure.empty()) raise<CommError>("{}: {}", where, failure);
   StoreState store_state = StoreState::answers;
@@ -58,23 +83,15 @@ void Group::Impl::fail(const std::string& what, const std::string& key, const st
     if (!member) continue;
     const auto found = peer->groups.find(key);
     const GroupStatus here = found == peer->groups.end() ? GroupStatus{} : found->second;
-    if (peer->note == "left") {
-      late +=
-          fmt::format("{} has left: it ended normally after collective {} ({})", line, here.sequence, here.operation);
-    } else if (here.sequence < mine.sequence ||
-               (here.sequence == mine.sequence && !here.inside && here.operation != mine.operation)) {
+    if (const std::string why = disagreement(key, mine, rank, *peer); !why.empty()) {
+      late += "\n  " + why;
+    } else if (here.sequence < mine.sequence) {
       late += line + " has not arrived: it " + whereabouts(*peer, key, here);
-    } else if (here.operation != mine.operation && here.sequence == mine.sequence) {
-      late += fmt::format("{} is elsewhere: its collective {} is {}", line, here.sequence, here.operation);
-    } else if (here.history != mine.history && here.sequence == mine.sequence) {
-      late += fmt::format(
-          "{} is elsewhere: its collective {} is {} too, but those up to it were others than here, or of other sizes",
-          line, here.sequence, here.operation);
     } else {
       arrived.push_back(rank);
     }
   }
-  const auto why = mine.operation + ": " + (!cause.empty() ? cause : late.empty() ? what : "missing:" + late);
+  const auto why = mine.operation() + ": " + (!cause.empty() ? cause : late.empty() ? what : "missing:" + late);
   progress->broken("an earlier collective failed: " + why);
   // Peers that hear of this before they find out themselves should learn who was missing, not just that this rank gave
   // up.
@@ -92,7 +109,7 @@ std::function<std::string()> Group::activity() const {
     std::string text;
     for (const auto& [key, group] : progress->status().groups)
       text += fmt::format("{}{}: collective {} ({}), {} {}", text.empty() ? "" : "\n", group.name, group.sequence,
-                          group.operation, group.inside ? "inside since" : "ended, and outside of collectives since",
+                          group.operation(), group.inside ? "inside since" : "ended, and outside of collectives since",
                           seconds(std::chrono::milliseconds(group.age_ms)));
     if (const std::string failure = progress->failure(); !failure.empty()) text += "\nfailed: " + failure;
     return text;

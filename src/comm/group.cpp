@@ -78,7 +78,8 @@ std::shared_ptr<Group>& world() {
 
 void Group::Impl::connect(const std::string& name) {
   process_group = make_process_group(store, options, ranks);
-  activity = &progress->activity(key, name);
+  const auto after = static_cast<size_t>((options.rank + 1) % options.world_size);
+  activity = &progress->activity(key, name, ranks.size() > 1 ? ranks[after] : -1);
 }
 
 std::shared_ptr<Group> Group::join(const GroupOptions& options) {

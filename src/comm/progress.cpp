@@ -30,20 +30,24 @@ void Pending::complete(const at::Tensor& tensor) {
   if (!done.exchange(true)) future->markCompleted(c10::IValue(std::vector<at::Tensor>{tensor}));
 }
 
-Activity& Progress::activity(const std::string& key, const std::string& group) {
+Activity& Progress::activity(const std::string& key, const std::string& group, int64_t next) {
   const MutexLock lock(mutex_);
   Activity& activity = activities_[key];
   activity.group = group;
+  activity.next = next;
   return activity;
 }
 
 void Progress::begin(Activity& activity, const char* operation, int64_t bytes) {
+  constexpr size_t kRecent = 32;  // so far may one rank get ahead of another that it must agree with
   const MutexLock lock(mutex_);
   ++activity.sequence, ++activity.inside;
-  activity.operation = operation;
+  auto& recent = activity.recent;
+  const auto before = recent.empty() ? 0 : static_cast<uint64_t>(recent.back().second);
   const auto name = std::hash<std::string_view>()(operation);
-  activity.history = static_cast<int64_t>((static_cast<uint64_t>(activity.history) ^ name) * 0x9E3779B97F4A7C15U +
-                                          static_cast<uint64_t>(bytes));
+  recent.emplace_back(operation,
+                      static_cast<int64_t>((before ^ name) * 0x9E3779B97F4A7C15U + static_cast<uint64_t>(bytes)));
+  if (recent.size() > kRecent) recent.pop_front();
   activity.since = Clock::now();
 }
 
@@ -59,14 +63,15 @@ void Progress::end(Activity& activity) {
 RankStatus Progress::status() {
   const MutexLock lock(mutex_);
   RankStatus status;
-  for (const auto& [key, activity] : activities_)
-    status.groups[key] = {
+  for (const auto& [key, activity] : activities_) {
+    auto& group = status.groups[key] = {
         .name = activity.group,
         .sequence = activity.sequence,
-        .operation = activity.operation,
         .inside = activity.inside > 0,
-        .history = activity.history,
-        .age_ms = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - activity.since).count()};
+        .age_ms = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - activity.since).count(),
+        .next = activity.next};
+    for (const auto& [operation, history] : activity.recent) group.recent.push_back({operation, history});
+  }
   return status;
 }
 

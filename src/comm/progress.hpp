@@ -7,11 +7,13 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "accelerate/utils/error.hpp"
 #include "comm/watchdog.hpp"
@@ -46,10 +48,9 @@ struct Pending {
 /// What this rank does in one group. For Progress alone, whose mutex guards it.
 struct Activity {
   std::string group;  ///< for messages: "group of all 4 ranks"
-  int64_t sequence = 0;
-  const char* operation = "none";
-  int64_t history = 0;
-  int64_t inside = 0;
+  int64_t next = -1;  ///< the member of the group that is asked first why a wait takes long
+  int64_t sequence = 0, inside = 0;
+  std::deque<std::pair<const char*, int64_t>> recent;  ///< operations begun, and histories up to them
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
 };
 
@@ -58,7 +59,7 @@ struct Activity {
 class Progress {
  public:
   /// By the group's key. Stays where it is as long as this lives.
-  Activity& activity(const std::string& key, const std::string& group);
+  Activity& activity(const std::string& key, const std::string& group, int64_t next = -1);
   /// @param bytes  that every rank should bring
   void begin(Activity& activity, const char* operation, int64_t bytes = 0);
   void end(Activity& activity);

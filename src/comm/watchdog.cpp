@@ -57,14 +57,16 @@ struct Watchdog::Talk {
   void publish(const RankStatus& status) { store->set(status_key(rank), bytes_of(to_bytes(status))); }
 
   void watch() {
+    constexpr int64_t kLooks = 4;  // to one comparison
     int64_t seen = 0;
     MutexLock lock(mutex);
-    while (!stop) {
+    for (int64_t looks = 1; !stop; ++looks) {
       lock.wait_for(changed, period);
       if (stop) return;
       lock.unlock();
       try {
         look(seen);
+        if (looks % kLooks == 0) compare(seen);
       } catch (const CommError& error) {
         callbacks.on_peer_failure(error.what());
         return;
@@ -89,6 +91,26 @@ struct Watchdog::Talk {
     status.round = events;
     publish(status);
     seen = events;
+  }
+
+  /// Whether what this rank waits for can come. Where a ring's members do not all agree some neighbours differ, and both
+  /// wait sooner or later.
+  void compare(int64_t round) {
+    constexpr int64_t kPatienceMs = 1000;
+    RankStatus status = callbacks.status();
+    status.round = round;
+    bool told = false;
+    for (const auto& [key, mine] : status.groups) {
+      if (!mine.inside || mine.age_ms < kPatienceMs || mine.next < 0) continue;
+      if (!std::exchange(told, true)) publish(status);
+      if (!store->check({status_key(mine.next)})) continue;
+      const auto why = disagreement(key, mine, mine.next, read<RankStatus>(status_key(mine.next)));
+      if (why.empty()) continue;
+      const std::string reason = why + ". All ranks must call the same collectives in the same order";
+      callbacks.on_peer_failure(reason);
+      if (!failed.exchange(true)) announce(reason);  // for those that wait in step with this rank
+      return;
+    }
   }
 
   void say_goodbye() {

@@ -18,15 +18,26 @@ class Store;
 
 namespace accelerate::comm {
 
+/// A collective that was begun.
+struct Begun {
+  std::string operation;
+  int64_t history = 0;  ///< a sum over this one and all before: equal on ranks that are in step
+  ACCELERATE_FIELDS(operation, history)
+};
+
 /// What a rank is doing in one group.
 struct GroupStatus {
-  std::string name;                ///< "group of all 4 ranks"
-  int64_t sequence = 0;            ///< number of collectives begun
-  std::string operation = "none";  ///< the last one begun
-  bool inside = false;             ///< has not come back from it
-  int64_t history = 0;             ///< a sum over what it has begun so far: equal on ranks that are in step
-  int64_t age_ms = 0;              ///< since it began (inside) or ended
-  ACCELERATE_FIELDS(name, sequence, operation, inside, history, age_ms)
+  std::string name;           ///< "group of all 4 ranks"
+  int64_t sequence = 0;       ///< number of collectives begun
+  std::vector<Begun> recent;  ///< the last ones begun; the number of the last of them is `sequence`
+  bool inside = false;        ///< has not come back from the last one
+  int64_t age_ms = 0;         ///< since it began (inside) or ended
+  int64_t next = -1;          ///< the member after this rank, in a ring; -1: compares with nobody
+  ACCELERATE_FIELDS(name, sequence, recent, inside, age_ms, next)
+
+  std::string operation() const { return recent.empty() ? "none" : recent.back().operation; }
+  /// Null: not begun, or long ago.
+  const Begun* begun(int64_t number) const;
 };
 
 /// What a rank is doing, as it tells others when they ask.
@@ -37,6 +48,10 @@ struct RankStatus {
   ACCELERATE_FIELDS(groups, note, round)
 };
 
+/// Why the wait of `mine` in the group `key` never ends, because its member `rank` has begun other collectives there or
+/// has left; empty: nothing says so. Ranks that are in step, or late, give no reason.
+std::string disagreement(const std::string& key, const GroupStatus& mine, int64_t rank, const RankStatus& theirs);
+
 /// What becomes of a question to the store, which rank 0's process serves.
 enum class StoreState {
   answers,
@@ -45,13 +60,14 @@ enum class StoreState {
 };
 
 /// One thread per process that answers peers' questions and hears of failures while the main thread computes or is
-/// blocked. It talks through its own connection to the store; an idle group costs one small request per rank and
-/// period.
+/// blocked, and that finds out whether what it is blocked in can end. It talks through its own connection to the store;
+/// an idle group costs one small request per rank and period, one that waits some more.
 class Watchdog {
  public:
   struct Callbacks {
     std::function<RankStatus()> status;                ///< called on the watchdog's thread
-    std::function<void(std::string)> on_peer_failure;  ///< a peer called `announce_failure`, or the store is gone
+    /// A peer called `announce_failure`, or does not do what this rank waits for, or the store is gone.
+    std::function<void(std::string)> on_peer_failure;
   };
 
   /// @param timeout  of the store's calls

@@ -120,12 +120,6 @@ class BucketReducer final : public c10d::Reducer {
   }
 };
 
-/// In debug mode: soon, as what goes wrong often does so at once, and then now and then.
-bool is_time_to_compare(int64_t forwards) {
-  constexpr int64_t kEvery = 500;
-  return forwards % kEvery == 0 ? forwards > 0 : forwards < kEvery && (forwards & (forwards - 1)) == 0;
-}
-
 using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
 
 }  // namespace
@@ -150,9 +144,19 @@ struct DistributedDataParallel::Impl {
   std::shared_ptr<GradientHook> hook;
   /// There were micro-steps without averaging since the last averaging backward; the same on all ranks.
   bool suspended = false;
-  int64_t forwards = 0;                   ///< that announced an averaging backward; counted in debug mode
+  int64_t averages = 0;                   ///< backwards that have averaged, on which ranks may compare values
   int64_t forwards_of_backward = 0;       ///< that announced the next averaging backward
   bool expected_after_suspended = false;  ///< the same of when the backward that is expected was announced
+
+  /// After a backward, which comes by on all ranks or on none. In debug mode soon, too: what goes wrong often does so at
+  /// once.
+  bool is_time_to_compare() {
+    const auto& group = *comm::world_group();
+    if (!reducer || joining || group.dry() || kwargs.communication_hook || kwargs.compare_parameters_every == 0)
+      return false;
+    const int64_t now = ++averages;
+    return now % kwargs.compare_parameters_every == 0 || (group.debug() && now <= 256 && (now & (now - 1)) == 0);
+  }
 
   struct Trained {
     std::string name;
@@ -460,6 +464,10 @@ DistributedDataParallel::DistributedDataParallel(NamedTensors parameters, const 
     : impl_(std::make_unique<Impl>()) {
   if (kwargs.bucket_cap_mb < 1)
     raise<ConfigError>("DistributedDataParallelKwargs: bucket_cap_mb is {}, expected at least 1", kwargs.bucket_cap_mb);
+  if (kwargs.compare_parameters_every < 0)
+    raise<ConfigError>(
+        "DistributedDataParallelKwargs: compare_parameters_every is {}, expected a number of backwards, or 0 for never",
+        kwargs.compare_parameters_every);
   verify_parameters(parameters);
   impl_->parameters = std::move(parameters);
   for (const auto& [name, tensor] : impl_->parameters) impl_->known.insert(tensor.unsafeGetTensorImpl());
@@ -485,12 +493,7 @@ void DistributedDataParallel::before_forward() {
     const bool training = at::GradMode::is_enabled();
     if (training) ddp.follow_flags("forward");
     if (training && ddp.reducer) ddp.check_finished();
-    if (training && ddp.grad_sync && ddp.reducer) {
-      if (const auto& group = *comm::world_group();
-          group.debug() && !group.dry() && !ddp.joining && is_time_to_compare(ddp.forwards++))
-        verify_values(ddp.parameters, ddp.forwards - 1);
-      ddp.begin_step();
-    }
+    if (training && ddp.grad_sync && ddp.reducer) ddp.begin_step();
     if (ddp.joining && training) ddp.count_active(true);
     if (training && ddp.reducer) ddp.reducer->rebuild_buckets();
     // As in PyTorch, the first evaluating forward after training takes rank 0's buffers too, so that all ranks evaluate
@@ -525,6 +528,8 @@ void DistributedDataParallel::before_backward(const at::Tensor& loss) {
 
 void DistributedDataParallel::after_backward() {
   Impl& ddp = *impl_;
+  if (ddp.grad_sync && ddp.is_time_to_compare())
+    comm::world_group()->guard("backward", [&] { verify_values(ddp.parameters, ddp.averages); });
   // Not within the backward, which may need those of its forward.
   if (!std::exchange(ddp.buffers_differ, false) || !ddp.kwargs.broadcast_buffers || ddp.buffers.empty()) return;
   comm::world_group()->guard("backward", [&] { ddp.sync_buffers(0); });

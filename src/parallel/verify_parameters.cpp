@@ -72,7 +72,7 @@ std::vector<double> distances(const at::Tensor& values) {
 
 }  // namespace
 
-void verify_values(const NamedTensors& parameters, int64_t forwards) {
+void verify_values(const NamedTensors& parameters, int64_t backwards) {
   constexpr double kRounding = 1e-3;
   const at::NoGradGuard no_grad;
   std::vector<int64_t> mine;
@@ -88,12 +88,12 @@ void verify_values(const NamedTensors& parameters, int64_t forwards) {
     for (size_t rank = 0; rank < far.size(); ++rank)
       if (!(far[rank] <= kRounding))
         raise<ConfigError>(
-            "forward: after {} forwards parameter '{}' has other values on rank {} than on rank 0 (up to {:.2g} of the "
+            "backward: after {} of them parameter '{}' has other values on rank {} than on rank 0 (up to {:.2g} of the "
             "largest away), expected the same on all ranks, which average gradients only: something writes it on each "
             "rank by itself (an embedding's max_norm, a codebook, spectral norm by hand, any write in forward, an "
             "optimizer with settings of its own). Write it from what all ranks have (accelerator.reduce(...)), or on "
             "one rank and broadcast it",
-            forwards, name, rank, far[rank]);
+            backwards, name, rank, far[rank]);
   }
 }
 

@@ -388,6 +388,26 @@ RANKS_TEST(Comm, TimeoutNamesWhoIsLateAndWhatItDidLast, 3) {
   }
 }
 
+/// An `if` on the rank around a collective: known as soon as both wait, not when the half hour of the limit is over.
+RANKS_TEST(Comm, RanksInDifferentCollectivesEndAtOnce, 2, 3) {
+  const PartialState state;
+  reduce(torch::ones({1}));
+  const auto text = message_of<CommError>([] {
+    if (rank() == 0) gather(torch::ones({1}));
+    else reduce(torch::ones({1}));
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("is elsewhere: its collective 3 is "), HasSubstr("same order"))) << text;
+}
+
+/// A rank that is late, however often it is looked at, is no reason to end.
+RANKS_TEST(Comm, WhoIsLateIsWaitedFor, 3) {
+  const PartialState state;
+  for (int64_t late = 0; late < 3; ++late) {
+    if (rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+    EXPECT_EQ(reduce(torch::ones({1})).item<int64_t>(), 3);
+  }
+}
+
 /// Who leaves first must not meet the others in the group that they have not left yet.
 RANKS_TEST(Comm, ASecondGroupWaitsForThoseWhoAreStillInTheFirst, 3) {
   for (int64_t time = 0; time < 6; ++time) {

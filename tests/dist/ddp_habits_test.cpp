@@ -364,18 +364,48 @@ TEST(DdpHabits, WeightsThatDriftApartAreNamedInDebugMode) {
     torch::nn::Embedding net(options);
     torch::optim::SGD sgd(net->parameters(), 0.1);
     auto [m, optimizer] = accelerator.prepare(net, sgd);
-    const auto train = [&, m = m, optimizer = optimizer] {
-      for (int64_t step = 0; step < 5; ++step) {
+    const auto train = [&, m = m, optimizer = optimizer](int64_t steps) {
+      for (int64_t step = 0; step < steps; ++step) {
         accelerator.backward(m(torch::tensor({(3 * rank() + step) % 16, 2 * rank() + 1})).square().mean());
         optimizer.step();
         optimizer.zero_grad();
       }
     };
-    if (!writes || world_size() == 1) train();
+    if (!writes || world_size() == 1) train(5);
     else
       EXPECT_THAT(
-          message_of<ConfigError>(train),
-          AllOf(HasSubstr("after 1 forwards parameter 'weight' has other values on rank 1"), HasSubstr("max_norm")));
+          message_of<ConfigError>([&] { train(5); }),
+          AllOf(HasSubstr("after 1 of them parameter 'weight' has other values on rank 1"), HasSubstr("max_norm")));
+  }
+}
+
+RANKS_TEST(DdpHabits, WeightsThatDriftApartAreNamedAfterSomeTime, 3) {
+  for (const int64_t every : {500, 7, 0}) {
+    support::reset_states();
+    Accelerator accelerator(
+        {.cpu = true, .kwargs_handlers = {DistributedDataParallelKwargs{.compare_parameters_every = every}}});
+    Net net;
+    auto [m, optimizer] = accelerator.prepare(net, sgd(net->parameters()));
+    const auto train = [&, m = m, optimizer = optimizer] {
+      for (int64_t step = 0; step < 501; ++step) {
+        {
+          // Between averaged backwards others don't count.
+          const auto scope = accelerator.no_sync(m);
+          accelerator.backward(loss_of(m(rows_of(step, rank()))));
+        }
+        accelerator.backward(loss_of(m(rows_of(step, rank()))));
+        optimizer.step(), optimizer.zero_grad();
+        const at::NoGradGuard no_grad;
+        if (step == 0) net->head->weight.add_(0.01 * static_cast<double>(rank() == 2));
+      }
+    };
+    if (every == 0) {
+      train();
+      continue;
+    }
+    EXPECT_THAT(
+        message_of<ConfigError>(train),
+        HasSubstr("after " + std::to_string(every) + " of them parameter 'head.weight' has other values on rank 2"));
   }
 }
 

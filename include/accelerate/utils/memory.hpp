@@ -71,6 +71,14 @@ template <class... Objects> void release_memory(Objects&... objects) {
   return_freed_memory();
 }
 
+namespace detail {
+
+/// Of the accumulation group that a failed attempt leaves half done nothing stays: neither its gradients nor its place.
+/// Of all Accelerators of the process. Not collective.
+ACCELERATE_API void drop_half_done();
+
+}  // namespace detail
+
 struct FindBatchSizeOptions {
   int64_t starting_batch_size = 128;
   /// The next size to try after one that did not fit; unset: nine tenths, rounded down, as the reference does.
@@ -79,7 +87,8 @@ struct FindBatchSizeOptions {
 };
 
 /// Calls f(batch_size) with smaller and smaller sizes until it does not run out of memory, and returns its result.
-/// Build the loader, and what must start afresh, inside f. With several processes each rank decides for itself: let
+/// Build the loader, and what must start afresh, inside f; gradients that an attempt has accumulated and not stepped on
+/// are dropped, and the next one begins an accumulation group. With several processes each rank decides for itself: let
 /// them agree inside f when their memory differs.
 /// @throws ResourceError when size 0 is reached; any exception of f that is not about memory.
 template <class F> auto find_executable_batch_size(F&& f, FindBatchSizeOptions options = {}) -> decltype(f(int64_t{})) {
@@ -91,6 +100,7 @@ template <class F> auto find_executable_batch_size(F&& f, FindBatchSizeOptions o
     } catch (const std::exception& error) {
       if (!should_reduce_batch_size(error)) throw;
     }
+    detail::drop_half_done();
     clear_device_cache();  // outside of the handler: what the exception held is free now
     size = options.reduce_batch_size_fn(size);
   }

@@ -88,6 +88,9 @@ void refuse_settings_of_ddp(const DistributedDataParallelKwargs& kwargs) {
     refuse("static_graph", "true", "nothing is taken from the first step's graph that a later one could break");
   if (kwargs.comm_hook != defaults.comm_hook)
     refuse("comm_hook", name_of(kwargs.comm_hook), "mixed_precision_policy.reduce_dtype says how gradients travel");
+  if (kwargs.compare_parameters_every != defaults.compare_parameters_every)
+    refuse("compare_parameters_every", fmt::format("{}", kwargs.compare_parameters_every),
+           "ranks don't hold the same parameters, but parts of them");
   if (kwargs.communication_hook)
     refuse("communication_hook", "set", "gradients are cut over ranks instead of averaged in buckets");
 }
