@@ -50,7 +50,7 @@ while True:
     _, status = os.waitpid(child, 0)
     os.write(answers, f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
-#The script's process, which ends as one that was started with it would: by the end of the script, an exception or sys.exit.
+# The script's process, which ends as one that was started with it would: by the end of the script, an exception or sys.exit.
 os.close(answers)
 os.close(requests.fileno())
 output = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -62,5 +62,5 @@ sys.path.insert(0, os.path.dirname(script))  # before this file's
 main = types.ModuleType("__main__")
 main.__file__ = script
 sys.modules["__main__"] = main
-with open(script)
-as file : exec(compile(file.read(), script, "exec"), main.__dict__)
+with open(script) as file:
+    exec(compile(file.read(), script, "exec"), main.__dict__)
