@@ -40,6 +40,14 @@ Deed broadcast_buffers(const Facts& f) {
   return nothing("the models have no buffers");
 }
 
+Deed compare_parameters_every(const Facts& f) {
+  if (const auto none = no_averaging(f, "whose parts are on one rank each")) return *none;
+  if (f.ddp.compare_parameters_every == 0) return off("off");
+  if (f.ddp.communication_hook) return nothing("a communication_hook may leave the ranks with different parameters");
+  if (f[Count::parameter_comparisons] == 0) return not_due("there were fewer backwards than that");
+  return acted("parameters were compared {}, and equal", counted(f[Count::parameter_comparisons], "time", "times"));
+}
+
 Deed bucket_cap_mb(const Facts& f) {
   if (const auto none = no_averaging(f, "whose gradients travel by units")) return *none;
   if (f[Count::gradient_buckets] == 0) return not_due("nothing was trained");
@@ -318,6 +326,8 @@ std::vector<Row> rows_of_training() {
          return Asked{f.ddp.communication_hook != nullptr, f.ddp.communication_hook ? "set" : "unset"};
        },
        communication_hook},
+      {"DistributedDataParallelKwargs.compare_parameters_every", nullptr, kAveraging,
+       asked<&Facts::ddp, &Ddp::compare_parameters_every>, compare_parameters_every},
       {"mixed_precision", "ACCELERATE_MIXED_PRECISION", "in forwards of prepared models",
        asked<&Facts::given, &Options::mixed_precision>, mixed_precision},
       {"AutocastKwargs.enabled", nullptr, kAutocast, asked<&Facts::autocast, &AutocastKwargs::enabled>,

@@ -15,8 +15,8 @@ std::string seconds(std::chrono::milliseconds time) {
 std::string whereabouts(const RankStatus& peer, const std::string& key, const GroupStatus& here) {
   for (const auto& [other, status] : peer.groups)
     if (other != key && status.inside)
-      return fmt::format("is in collective {} ({}) of the {} since {}", status.sequence, status.operation(), status.name,
-                         seconds(std::chrono::milliseconds(status.age_ms)));
+      return fmt::format("is in collective {} ({}) of the {} since {}", status.sequence, status.operation(),
+                         status.name, seconds(std::chrono::milliseconds(status.age_ms)));
   return fmt::format("{} collective {} ({}) {} ago{}", here.inside ? "is in" : "came out of", here.sequence,
                      here.operation(), seconds(std::chrono::milliseconds(here.age_ms)),
                      here.inside ? "" : " and is outside of collectives");

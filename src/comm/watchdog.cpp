@@ -93,8 +93,8 @@ struct Watchdog::Talk {
     seen = events;
   }
 
-  /// Whether what this rank waits for can come. Where a ring's members do not all agree some neighbours differ, and both
-  /// wait sooner or later.
+  /// Whether what this rank waits for can come. Where a ring's members do not all agree some neighbours differ, and
+  /// both wait sooner or later.
   void compare(int64_t round) {
     constexpr int64_t kPatienceMs = 1000;
     RankStatus status = callbacks.status();

@@ -65,7 +65,7 @@ enum class StoreState {
 class Watchdog {
  public:
   struct Callbacks {
-    std::function<RankStatus()> status;                ///< called on the watchdog's thread
+    std::function<RankStatus()> status;  ///< called on the watchdog's thread
     /// A peer called `announce_failure`, or does not do what this rank waits for, or the store is gone.
     std::function<void(std::string)> on_peer_failure;
   };

@@ -148,8 +148,8 @@ struct DistributedDataParallel::Impl {
   int64_t forwards_of_backward = 0;       ///< that announced the next averaging backward
   bool expected_after_suspended = false;  ///< the same of when the backward that is expected was announced
 
-  /// After a backward, which comes by on all ranks or on none. In debug mode soon, too: what goes wrong often does so at
-  /// once.
+  /// After a backward, which comes by on all ranks or on none. In debug mode soon, too: what goes wrong often does so
+  /// at once.
   bool is_time_to_compare() {
     const auto& group = *comm::world_group();
     if (!reducer || joining || group.dry() || kwargs.communication_hook || kwargs.compare_parameters_every == 0)
@@ -528,8 +528,10 @@ void DistributedDataParallel::before_backward(const at::Tensor& loss) {
 
 void DistributedDataParallel::after_backward() {
   Impl& ddp = *impl_;
-  if (ddp.grad_sync && ddp.is_time_to_compare())
+  if (ddp.grad_sync && ddp.is_time_to_compare()) {
     comm::world_group()->guard("backward", [&] { verify_values(ddp.parameters, ddp.averages); });
+    counts::add(Count::parameter_comparisons);
+  }
   // Not within the backward, which may need those of its forward.
   if (!std::exchange(ddp.buffers_differ, false) || !ddp.kwargs.broadcast_buffers || ddp.buffers.empty()) return;
   comm::world_group()->guard("backward", [&] { ddp.sync_buffers(0); });

@@ -206,11 +206,13 @@ Seen run(const Job& job) {
   seen.computed = net->computed, seen.cache = fmt::format("{}", net->cache), seen.input = net->input;
   seen.norm_type = net->norm_type, seen.buffer_type = net->buffer_type;
   const auto moved = residency::stats();
-  seen.numbers =
-      fmt::format("{} buckets, {} searches, {} graphs, {} of {} fetches ahead, {} given back, {} at a time, {} units",
-                  counts::read(Count::gradient_buckets), counts::read(Count::unused_searches),
-                  counts::read(Count::static_graphs), moved.prefetch_hits, moved.prefetch_hits + moved.faults,
-                  moved.evictions, counts::read(Count::fetches_most), counts::read(Count::units));
+  seen.numbers = fmt::format(
+      "{} buckets, {} searches, {} comparisons, {} graphs, {} of {} fetches ahead, {} given back, {} at a time, {} "
+      "units",
+      counts::read(Count::gradient_buckets), counts::read(Count::unused_searches),
+      counts::read(Count::parameter_comparisons), counts::read(Count::static_graphs), moved.prefetch_hits,
+      moved.prefetch_hits + moved.faults, moved.evictions, counts::read(Count::fetches_most),
+      counts::read(Count::units));
   seen.receipts = accelerator.receipts();
   return seen;
 }
@@ -395,6 +397,8 @@ RANKS_TEST(Receipts, DataParallelismAndPrecision, 2) {
        with(plain, {.comm_hook = power}), &Seen::parameters, "compressed"},
       {"DistributedDataParallelKwargs.communication_hook", with(plain, {.communication_hook = doubled}), plain,
        &Seen::parameters, "it was called"},
+      {"DistributedDataParallelKwargs.compare_parameters_every", with(plain, {.compare_parameters_every = 2}), plain,
+       &Seen::numbers, "parameters were compared 2 times"},
       {"mixed_precision", bf16, plain, &Seen::computed, "4 regions ran under autocast"},
       {"AutocastKwargs.enabled", and_handler(bf16, AutocastKwargs{.enabled = false}), bf16, &Seen::computed,
        "without autocast"},

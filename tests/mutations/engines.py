@@ -19,6 +19,10 @@ ENGINES = ("src/parallel/ddp.cpp", "src/parallel/gradient", "src/parallel/fsdp/"
            "src/accelerator/training.cpp", "src/accelerator/clip.cpp", "src/accelerator/join.cpp",
            "src/accelerator/local_sgd.cpp", "src/run_state/")
 
+# ---- clipping
+F("those that a norm of NaN ruins step all the same", "src/accelerator/clip.cpp",
+  "«run.scaler->clipped_by(optimizer.optimizer(), total);»", "")
+
 # ---- averaging
 file = "src/comm/average.cpp"
 F("shared sums leave the last rank out", file,

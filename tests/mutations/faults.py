@@ -445,8 +445,19 @@ F("FSDP's average in half precision, on any number of ranks", file,
   "«static_cast<double>(world) / static_cast<double>(factor)»", "static_cast<double>(world / factor)",
   w + "HalfPrecisionIsAveragedOnAnyNumberOfRanks")
 F("weights that drift apart are named in debug mode", "src/parallel/ddp.cpp",
-  "«group.debug()» && !group.dry() && !ddp.joining", "false",
+  "(«group.debug()» && now <= 256", "false",
   "ddp_habits_tests DdpHabits.WeightsThatDriftApartAreNamedInDebugMode")
+F("DistributedDataParallelKwargs::compare_parameters_every", "src/parallel/ddp.cpp",
+  "now % «kwargs.compare_parameters_every» == 0", "500",
+  "ddp_habits_tests DdpHabits.WeightsThatDriftApartAreNamedAfterSomeTime")
+F("ranks in different collectives end at once", "src/comm/watchdog.cpp",
+  "if («looks % kLooks == 0») compare(seen);", "false", "comm_tests Comm.RanksInDifferentCollectivesEndAtOnce")
+F("who is late is waited for", "src/comm/faults.cpp", "|| «my->history == its->history») continue;", "false",
+  "comm_tests Comm.WhoIsLateIsWaitedFor")
+F("a failed attempt leaves no place in the group", "src/accelerator/live_runs.cpp", "«run->step = 0;»", "",
+  "failed_attempt_tests FailedAttempt.LeavesNothingOfItsGroup")
+F("a failed attempt leaves no gradients", "src/accelerator/live_runs.cpp", "«optimizer.zero_grad();»", "",
+  "failed_attempt_tests FailedAttempt.LeavesNothingOfItsGroup")
 F("trained ignored modules are named", "src/parallel/fsdp/fsdp.cpp", "return «impl_->find(parameter) != nullptr»;",
   "true", w + "TrainedIgnoredModulesAreNamed")
 F("a rank of PMIx is one of several", "src/launch/job/settings.cpp", "!place_ && «rank && *rank > 0»)", "false",
@@ -836,7 +847,7 @@ F("PippyOptions::balance", file, "PipelineBalance balance = «options.balance»;
   k + "BalancedByMeasuredTime")
 
 # ---- memory by purpose, and torch.compile
-d = "debugging_tests Memory"
+d = "debugging_tests LogMemory"
 file = "src/accelerator/memory_snapshot.cpp"
 F("memory() counts a storage once", file, "return «seen_.insert(storage).second» ?", "true",
   d + ".SaysWhatModelsAndOptimizersHold")
@@ -1146,9 +1157,9 @@ clip = t + "ClippingEqualsLibTorch"
 F("clip_grad_norm_ norm_type", file, "parallel::norm_of(gradients, engines, «norm_type», device());", "2.0", clip)
 F("clip_grad_norm_ max_norm", file, "gradients.scale((«max_norm» / (total + 1e-6)).clamp_max(1.0));", "0.07", clip)
 F("clip_grad_norm_ lengthens nothing", file, "(total + 1e-6)).clamp_max(«1.0»));", "1e9", clip)
-F("clipping unscales", file, "if (holds_any(optimizer, stepped)) «unscale(*run, optimizer);»", "",
+F("clipping unscales", file, "«each_scaled(parameters, engines, unscale);»", "",
   t + "ClippingSeesUnscaledGradients")
-F("clipping unscales those that hold what is clipped", file, "if («holds_any(optimizer, stepped)») unscale", "true",
+F("clipping unscales those that hold what is clipped", file, "if (run->scaler && «holds_any(optimizer, stepped)»)", "true",
   h + "AGanClipsInFp16")
 F("a second Accelerator clips what the first one trains", file,
   "const auto runs = «live_runs()»;", "std::vector<run_state::RunState*>()", h + "ASecondAcceleratorSeesWhatTheFirstTrains")
@@ -1516,7 +1527,7 @@ F("other signs of memory that is full", "src/utils/memory.cpp",
   "std::string_view(sign) == \" out of memory.\" && text.find(sign) != std::string_view::npos",
   "utils_tests Memory.KnowsWhatASmallerBatchCures")
 F("release_memory gives memory back", "src/utils/memory.cpp", "«give_freed_memory_back();»", "",
-  d + "Memory.ReleasedObjectsAreEmptyAndTheirMemoryIsGivenBack")
+  d + "LogMemory.ReleasedObjectsAreEmptyAndTheirMemoryIsGivenBack")
 g = "generate_cli_tests Generate.KeepsLittleBesideTheWeightsAfterALongPrompt"
 F("programs give pages of loading back", "programs/generate.cpp", "«accelerate::give_loading_pages_back();»", "", g)
 F("a prompt's activations go back", "src/models/generation/generate.cpp",

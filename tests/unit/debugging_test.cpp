@@ -139,7 +139,7 @@ TEST(LogMemory, SaysWhatIsOffloadedToFiles) {
   EXPECT_EQ(memory().offloaded_file, before.offloaded_file);
 }
 
-RANKS_TEST(MemoryRanks, BucketsOfGradientsAndShards, 2) {
+RANKS_TEST(LogMemoryRanks, BucketsOfGradientsAndShards, 2) {
   constexpr int64_t kWeights = 4 * 512 * 512;
   const auto trained = [](const AcceleratorOptions& options) {
     AcceleratorState::reset();
