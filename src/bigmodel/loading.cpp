@@ -180,7 +180,9 @@ Checkpoint open_index(const fs::path& index) {
 Checkpoint open_as_it_is(const fs::path& path) {
   if (path.extension() == ".json") return open_index(path);
   if (!is_folder(path)) return {.tensors = open_file(path), .mapped = is_safetensors(path), .codes = {}};
-  for (const char* name : {"model.safetensors", "pytorch_model.bin"})
+  // Where a folder has its weights twice, in transformers' order.
+  for (const char* name :
+       {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"})
     if (is_there(path / name)) return open_as_it_is(path / name);
   std::vector<fs::path> indexes;
   for (const auto& entry : read_folder<CheckpointError>("checkpoint folder", path))

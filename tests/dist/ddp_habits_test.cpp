@@ -385,7 +385,7 @@ RANKS_TEST(DdpHabits, WeightsThatDriftApartAreNamedAfterSomeTime, 3) {
     Accelerator accelerator(
         {.cpu = true, .kwargs_handlers = {DistributedDataParallelKwargs{.compare_parameters_every = every}}});
     Net net;
-    auto [m, optimizer] = accelerator.prepare(net, sgd(net->parameters()));
+    auto [m, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.01));
     const auto train = [&, m = m, optimizer = optimizer] {
       for (int64_t step = 0; step < 501; ++step) {
         {

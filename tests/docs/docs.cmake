@@ -10,7 +10,6 @@ add_custom_command(OUTPUT ${generated} COMMAND Python3::Interpreter ${TEST_DIR}/
                    DEPENDS ${TEST_DIR}/snippets.py ${TEST_DIR}/preludes.hpp ${PROJECT_SOURCE_DIR}/README.md ${pages}
                    COMMENT "Extracting the code of the manual")
 add_executable(docs_snippets ${generated} ${TEST_DIR}/snippets_main.cpp)
-set_target_properties(docs_snippets PROPERTIES UNITY_BUILD OFF)
 target_include_directories(docs_snippets PRIVATE ${TEST_DIR})
 target_link_libraries(docs_snippets PRIVATE accelerate::models)
 accelerate_use_pch(docs_snippets quick)

@@ -3,7 +3,7 @@ file(GLOB equivalence_sources CONFIGURE_DEPENDS ${TEST_DIR}/*.cpp)
 add_executable(equivalence ${equivalence_sources})
 target_link_libraries(equivalence PRIVATE accelerate_test_main accelerate)
 accelerate_use_pch(equivalence quick)
-set_target_properties(equivalence PROPERTIES UNITY_BUILD_BATCH_SIZE 4)
+set_target_properties(equivalence PROPERTIES UNITY_BUILD_BATCH_SIZE 8)
 
 # All cases that ever failed, then the first seeds without the names from before prepare(). With ACCELERATE_EQUIVALENCE_MINUTES instead of these so many minutes of
 # fresh seeds of all kinds, from the commit's hash, which are printed.

@@ -155,7 +155,7 @@ NOT_DRAWN = {name: why for why, names in {
     "errors, of which each has a test": [
         "*determinism_check", "meetings from different places", "waits from which nobody returns", "*check_reduction",
         "DistributedDataParallelKwargs::dim", "*compare_parameters_every", "weights that drift apart are named*",
-        "who is late is waited for", "a failed attempt leaves*", "ranks in different collectives*", "the old optimizer's step is named",
+        "the old optimizer's step is named",
         "data that ends within a group is named", "*dp_shard_size", "*dp_replicate_size",
         "another fp8 recipe's scales are refused", "damaged fp8 scales are refused",
         "8-bit states are refused in pieces", "a checkpoint's frozen weights are compared"],

@@ -238,6 +238,21 @@ TEST(LoadCheckpoint, AnIndexMayBeTheMapAlone) {
   }
 }
 
+// As on the hub: the same weights as safetensors and pickled, each with its index.
+TEST(LoadCheckpoint, OfTwoIndexesThatOfSafetensorsCounts) {
+  Saved saved("two_indexes");
+  fs::rename(saved.path / "model.safetensors", saved.path / "model-00001-of-00001.safetensors");
+  std::string map;
+  for (const auto& [name, value] : state_of(saved.net))
+    map += (map.empty() ? "\"" : ", \"") + name + "\": \"model-00001-of-00001.safetensors\"";
+  std::ofstream(saved.path / "model.safetensors.index.json") << R"({"weight_map": {)" << map << "}}";
+  std::ofstream(saved.path / "pytorch_model.bin.index.json")
+      << R"({"weight_map": {"body.weight": "pytorch_model-00001-of-00001.bin"}})";
+  auto net = empty_net();
+  load_checkpoint_in_model(net, saved.path);
+  EXPECT_TRUE(torch::equal(output(net, saved.input), saved.expected));
+}
+
 TEST(LoadCheckpoint, AMapFromInferenceCanBeUsedAsItIs) {
   Saved saved("inferred");
   auto net = empty_net();

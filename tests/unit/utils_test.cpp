@@ -347,7 +347,7 @@ TEST(HugePages, ATensorsPagesGoAndItsNeighboursStay) {
   EXPECT_LT(zeros[-1].item<int64_t>(), 100 + kBytes / 2);
 }
 
-TEST(Checkpoint, SizesWithUnits) {
+TEST(ByteSizes, SizesWithUnits) {
   EXPECT_EQ(checkpointing::parse_size("10GB"), 10000000000);
   EXPECT_EQ(checkpointing::parse_size("1.5KB"), 1500);
   EXPECT_EQ(checkpointing::parse_size("2 MiB"), 2 << 20);
