@@ -70,7 +70,7 @@ class ACCELERATE_API GradScaler {
   void watch(torch::optim::Optimizer& optimizer);
   void unwatch(torch::optim::Optimizer& optimizer);
   /// The optimizer's gradients, which unscale_() has divided, were clipped by this norm (a scalar, equal on all ranks)
-  /// together with others: where it is inf or NaN, so are they now, and its step is skipped.
+  /// together with others: where it is inf or NaN they are zeros or NaN now, and the step is skipped.
   void clipped_by(torch::optim::Optimizer& optimizer, const at::Tensor& norm);
   /// Gradients of the optimizer are divided already, and wait for their step.
   bool is_unscaled(const torch::optim::Optimizer& optimizer) const;
