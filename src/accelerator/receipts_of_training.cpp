@@ -41,10 +41,13 @@ Deed broadcast_buffers(const Facts& f) {
 }
 
 Deed compare_parameters_every(const Facts& f) {
-  if (const auto none = no_averaging(f, "whose parts are on one rank each")) return *none;
+  if (f.ranks == 1) return nothing("one process has nobody to compare with");
+  if (f.models == 0) return not_due("no model was prepared");
   if (f.ddp.compare_parameters_every == 0) return off("off");
+  if (f.sharding && f[Count::replica_gradients] == 0)
+    return nothing("models are sharded (FSDP), whose pieces are on one rank each");
   if (f.ddp.communication_hook) return nothing("a communication_hook may leave the ranks with different parameters");
-  if (f[Count::parameter_comparisons] == 0) return not_due("there were fewer backwards than that");
+  if (f[Count::parameter_comparisons] == 0) return not_due("nothing was trained");
   return acted("parameters were compared {}, and equal", counted(f[Count::parameter_comparisons], "time", "times"));
 }
 

@@ -110,6 +110,8 @@ class Group : public std::enable_shared_from_this<Group> {
   /// Runs c10d code that waits by itself; its exceptions become CommErrors with the peers' states. Other exceptions
   /// pass through.
   void guard(const char* operation, const std::function<void()>& body);
+  /// The same of c10d code that is one collective of all ranks: peers count it among theirs.
+  void guard_collective(const char* operation, const std::function<void()>& body);
 
   /// Says what this rank does in all groups of the job, a line for each, for people. Any thread, also after the end of
   /// this group.

@@ -134,4 +134,10 @@ void Group::guard(const char* operation, const std::function<void()>& body) {
   }
 }
 
+void Group::guard_collective(const char* operation, const std::function<void()>& body) {
+  const InCollective inside(*impl_->progress, *impl_->activity, operation);
+  const WaitClock waiting(counts::Count::comm_wait_ns, !impl_->on_streams());
+  guard(operation, body);
+}
+
 }  // namespace accelerate::comm

@@ -22,6 +22,7 @@
 
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
+#include "parallel/drift.hpp"
 #include "parallel/engines.hpp"
 #include "parallel/frozen_codes.hpp"
 #include "parallel/gradient_hook.hpp"
@@ -89,6 +90,8 @@ class BucketReducer final : public c10d::Reducer {
     const std::lock_guard lock(mutex_);
     expect_autograd_hooks_ = false;
   }
+  /// rebuild_buckets() would send.
+  bool has_order_to_agree_on() const { return should_rebuild_buckets() && !rebuilt_params_.empty(); }
   /// How many parameters the latest search found to take no part.
   int64_t found_unused() const { return static_cast<int64_t>(unused_parameters_.size()); }
   /// Averaging has begun and waits for gradients that have not come.
@@ -144,19 +147,9 @@ struct DistributedDataParallel::Impl {
   std::shared_ptr<GradientHook> hook;
   /// There were micro-steps without averaging since the last averaging backward; the same on all ranks.
   bool suspended = false;
-  int64_t averages = 0;                   ///< backwards that have averaged, on which ranks may compare values
+  DriftCheck drift;
   int64_t forwards_of_backward = 0;       ///< that announced the next averaging backward
   bool expected_after_suspended = false;  ///< the same of when the backward that is expected was announced
-
-  /// After a backward, which comes by on all ranks or on none. In debug mode soon, too: what goes wrong often does so
-  /// at once.
-  bool is_time_to_compare() {
-    const auto& group = *comm::world_group();
-    if (!reducer || joining || group.dry() || kwargs.communication_hook || kwargs.compare_parameters_every == 0)
-      return false;
-    const int64_t now = ++averages;
-    return now % kwargs.compare_parameters_every == 0 || (group.debug() && now <= 256 && (now & (now - 1)) == 0);
-  }
 
   struct Trained {
     std::string name;
@@ -307,9 +300,15 @@ struct DistributedDataParallel::Impl {
       roots.push_back(root);
     }
     begin_step();
-    reducer->rebuild_buckets();
+    rebuild_buckets();
     expect_gradients(roots);
     forward_sync = buffers_differ = true;
+  }
+
+  /// Ranks agree on the order once, after the first backward.
+  void rebuild_buckets() {
+    if (reducer && reducer->has_order_to_agree_on())
+      comm::world_group()->guard_collective("order of buckets", [&] { reducer->rebuild_buckets(); });
   }
 
   bool searches_unused() const { return kwargs.find_unused_parameters && !kwargs.static_graph; }
@@ -442,7 +441,7 @@ struct DistributedDataParallel::Impl {
   /// What a rank without data does while others take a step, which `averaging` of them will average.
   void shadow(int64_t averaging) {
     const WaitClock waiting(Count::comm_wait_ns, on_host());
-    if (reducer) reducer->rebuild_buckets();
+    rebuild_buckets();
     if (kwargs.broadcast_buffers && forward_sync && !buffers.empty()) sync_buffers(last_candidate(false));
     forward_sync = averaging > 0;
     if (averaging == 0 || !reducer) return;
@@ -464,15 +463,13 @@ DistributedDataParallel::DistributedDataParallel(NamedTensors parameters, const 
     : impl_(std::make_unique<Impl>()) {
   if (kwargs.bucket_cap_mb < 1)
     raise<ConfigError>("DistributedDataParallelKwargs: bucket_cap_mb is {}, expected at least 1", kwargs.bucket_cap_mb);
-  if (kwargs.compare_parameters_every < 0)
-    raise<ConfigError>(
-        "DistributedDataParallelKwargs: compare_parameters_every is {}, expected a number of backwards, or 0 for never",
-        kwargs.compare_parameters_every);
   verify_parameters(parameters);
   impl_->parameters = std::move(parameters);
   for (const auto& [name, tensor] : impl_->parameters) impl_->known.insert(tensor.unsafeGetTensorImpl());
   impl_->buffers = buffers;
   impl_->kwargs = kwargs;
+  // A hook may leave ranks with other parameters.
+  impl_->drift = DriftCheck(kwargs.communication_hook ? nullptr : comm::world_group(), kwargs.compare_parameters_every);
   comm::world_group()->guard("prepare", [&] {
     agree_on_codes(impl_->parameters);
     broadcast_in_place(tensors_of(impl_->parameters), 0);
@@ -495,7 +492,7 @@ void DistributedDataParallel::before_forward() {
     if (training && ddp.reducer) ddp.check_finished();
     if (training && ddp.grad_sync && ddp.reducer) ddp.begin_step();
     if (ddp.joining && training) ddp.count_active(true);
-    if (training && ddp.reducer) ddp.reducer->rebuild_buckets();
+    if (training) ddp.rebuild_buckets();
     // As in PyTorch, the first evaluating forward after training takes rank 0's buffers too, so that all ranks evaluate
     // one model.
     if (!ddp.forward_sync || ddp.buffers.empty() || (!training && ddp.joining)) return;
@@ -528,10 +525,7 @@ void DistributedDataParallel::before_backward(const at::Tensor& loss) {
 
 void DistributedDataParallel::after_backward() {
   Impl& ddp = *impl_;
-  if (ddp.grad_sync && ddp.is_time_to_compare()) {
-    comm::world_group()->guard("backward", [&] { verify_values(ddp.parameters, ddp.averages); });
-    counts::add(Count::parameter_comparisons);
-  }
+  if (ddp.grad_sync && ddp.reducer && !ddp.joining) ddp.drift.after_average([&] { return ddp.parameters; });
   // Not within the backward, which may need those of its forward.
   if (!std::exchange(ddp.buffers_differ, false) || !ddp.kwargs.broadcast_buffers || ddp.buffers.empty()) return;
   comm::world_group()->guard("backward", [&] { ddp.sync_buffers(0); });

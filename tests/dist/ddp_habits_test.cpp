@@ -348,11 +348,10 @@ struct OnNetImpl : torch::nn::Module {
 TORCH_MODULE(OnNet);
 
 // An embedding's max_norm writes its rows in forward, each rank those that it has looked up.
-TEST(DdpHabits, WeightsThatDriftApartAreNamedInDebugMode) {
+TEST(DdpHabits, WeightsThatDriftApartAreNamedSoon) {
   if (!support::is_rank()) {
     for (const int64_t ranks : {1, 2, 3, 5})
-      support::expect_ranks_pass("DdpHabits.WeightsThatDriftApartAreNamedInDebugMode",
-                                 {.world_size = ranks, .env = {{"ACCELERATE_DEBUG_MODE", "1"}}});
+      support::expect_ranks_pass("DdpHabits.WeightsThatDriftApartAreNamedSoon", {.world_size = ranks});
     return;
   }
   for (const bool writes : {false, true}) {
@@ -380,13 +379,16 @@ TEST(DdpHabits, WeightsThatDriftApartAreNamedInDebugMode) {
 }
 
 RANKS_TEST(DdpHabits, WeightsThatDriftApartAreNamedAfterSomeTime, 3) {
-  for (const int64_t every : {500, 7, 0}) {
+  struct Way {
+    int64_t every, written_after, seen_after;
+  };
+  for (const auto [every, written_after, seen_after] : {Way{500, 300, 500}, {7, 5, 7}, {500, 5, 8}, {0, 5, 0}}) {
     support::reset_states();
     Accelerator accelerator(
         {.cpu = true, .kwargs_handlers = {DistributedDataParallelKwargs{.compare_parameters_every = every}}});
     Net net;
     auto [m, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.01));
-    const auto train = [&, m = m, optimizer = optimizer] {
+    const auto train = [&, m = m, optimizer = optimizer, written_after = written_after] {
       for (int64_t step = 0; step < 501; ++step) {
         {
           // Between averaged backwards others don't count.
@@ -396,20 +398,34 @@ RANKS_TEST(DdpHabits, WeightsThatDriftApartAreNamedAfterSomeTime, 3) {
         accelerator.backward(loss_of(m(rows_of(step, rank()))));
         optimizer.step(), optimizer.zero_grad();
         const at::NoGradGuard no_grad;
-        if (step == 0) net->head->weight.add_(0.01 * static_cast<double>(rank() == 2));
+        if (step + 1 == written_after) net->head->weight.add_(0.01 * static_cast<double>(rank() == 2));
       }
     };
     if (every == 0) {
       train();
       continue;
     }
-    EXPECT_THAT(
-        message_of<ConfigError>(train),
-        HasSubstr("after " + std::to_string(every) + " of them parameter 'head.weight' has other values on rank 2"));
+    EXPECT_THAT(message_of<ConfigError>(train),
+                HasSubstr("after " + std::to_string(seen_after) +
+                          " of them parameter 'head.weight' has other values on rank 2"));
   }
 }
 
 }  // namespace
+
+/// c10d has a collective of its own there, which no group counts by itself.
+RANKS_TEST(DdpHabits, ARankThatAgreesOnBucketsIsSeenThere, 2, 3) {
+  Accelerator accelerator({.cpu = true});
+  Net net;
+  auto [m, optimizer] = accelerator.prepare(net, sgd(net->parameters()));
+  accelerator.backward(loss_of(m(rows_of(0, rank()))));
+  optimizer.step(), optimizer.zero_grad();
+  const auto text = message_of<CommError>([&, m = m] {
+    if (rank() == 0) accelerator.gather(torch::ones({1}));
+    else m(rows_of(1, rank()));
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("is elsewhere: its collective "), HasSubstr("order of buckets"))) << text;
+}
 
 // Gradients of modules that two models share are scaled once.
 RANKS_TEST(DdpHabits, TokensOfModelsThatShareModulesCountOnce, 2) {

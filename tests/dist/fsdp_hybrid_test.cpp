@@ -22,6 +22,7 @@ using support::make_adamw;
 using support::message_of;
 using support::on_both_stores;
 using support::reset_states;
+using testing::AllOf;
 using testing::HasSubstr;
 namespace nn = torch::nn;
 
@@ -402,6 +403,38 @@ RANKS_TEST(FsdpHybrid, NumbersThatDoNotFitAreRefused, 4) {
               HasSubstr("FULL_SHARD splits the model over all 4 ranks"));
   EXPECT_THAT(refusal(by_block({.fsdp_version = 2, .reshard_after_forward = 3})),
               HasSubstr("reshard_after_forward is 3, expected true, false or a divisor of the 4 ranks"));
+}
+
+/// What holds the same is compared from time to time, here after 1, 2 and 4 averages.
+RANKS_TEST(FsdpHybrid, PiecesOfReplicasThatDriftApartAreNamed, 2, 3, 4) {
+  on_both_stores([](const std::string& store) {
+    for (const int64_t every : {500, 3, 0}) {
+      reset_states();
+      const bool shards = support::world_size() == 4;
+      Accelerator accelerator(
+          {.cpu = true,
+           .fsdp_plugin = shards ? hybrid(2) : by_block({.sharding_strategy = ShardingStrategy::no_shard}),
+           .kwargs_handlers = {DistributedDataParallelKwargs{.compare_parameters_every = every}}});
+      Gpt model = make_gpt();
+      auto [m, optimizer] = accelerator.prepare(model, torch::optim::SGD(model->parameters(), 0.1));
+      const auto train = [&, m = m, optimizer = optimizer]() mutable {
+        for (int64_t step = 0; step < 5; ++step) {
+          accelerator.backward(loss_of(m, mine(batch_of(step))));
+          optimizer.step(), optimizer.zero_grad();
+          const at::NoGradGuard no_grad;
+          if (step == 1) model->parameters().front().mul_(support::rank() >= (shards ? 2 : 1) ? 1.5 : 1);
+        }
+      };
+      if (every == 0) {
+        train();
+        continue;
+      }
+      EXPECT_THAT(message_of<ConfigError>(train),
+                  AllOf(HasSubstr(every == 3 ? "after 3 of them parameter '" : "after 4 of them parameter '"),
+                        HasSubstr(shards ? "on rank 2 than on rank 0" : "on rank 1 than on rank 0")))
+          << store;
+    }
+  });
 }
 
 TEST(FsdpHybrid, MachinesOfUnequalSizesAreRefused) {

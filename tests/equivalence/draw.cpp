@@ -138,10 +138,10 @@ class Author {
     if (kind == 0) return add("zero_grad");
     if (kind == 1) return add("set_rate", {{"factor", random_.of({"0.5", "2", "0.1"})}});
     if (kind < 4) return look();
-    if (kind < 9) return names_from_before();
-    if (kind < 14) return write_parameters();
-    if (kind < 16) return add(random_.of({"freeze", "unfreeze"}), {{"index", std::to_string(random_.below(4))}});
-    if (kind < 19) return files();
+    if (kind < 8) return names_from_before();
+    if (kind < 12) return write_parameters();
+    if (kind < 14) return add(random_.of({"freeze", "unfreeze"}), {{"index", std::to_string(random_.below(4))}});
+    if (kind < 17) return files();
     loops();
   }
 

@@ -30,6 +30,13 @@ Rounding rounding_of(const Case& what) {
   return what["dtype"] == "f64" ? Rounding{1e-8, 0x1p-53} : Rounding{2e-4, 0x1p-24};
 }
 
+/// A normalised step is as large as the rate (a fifth of the case's), however small its gradient: where two of them
+/// cancel, what is left is their roundings, of which each step has a few.
+double rounding_of_steps(const Case& what) {
+  const bool normalised = what["optimizer"] != "sgd" && what["optimizer"] != "momentum";
+  return normalised ? 4 * 0.2 * std::stod(what["rate"]) * rounding_of(what).unit : 0;
+}
+
 /// What the reference's ranks see, and how it failed.
 struct Expected {
   std::vector<std::vector<Observation>> seen;
@@ -89,8 +96,9 @@ std::string shown(const at::Tensor& value) {
 }
 
 /// Empty where they are near enough.
+/// @param tolerance  a part of the largest, and @param least  that much anyway
 /// @param sensitivity  asked when values are further off than the tolerance: nothing, or how far they may be
-std::string difference(const at::Tensor& found, const at::Tensor& expected, double tolerance,
+std::string difference(const at::Tensor& found, const at::Tensor& expected, double tolerance, double least,
                        const std::function<std::optional<double>()>& sensitivity) {
   if (found.sizes() != expected.sizes()) return "of another shape";
   if (found.scalar_type() != expected.scalar_type()) return "of another type";
@@ -100,7 +108,7 @@ std::string difference(const at::Tensor& found, const at::Tensor& expected, doub
   if (!at::equal(odd, found.isfinite().logical_not())) return sensitivity() ? "finite elsewhere" : "";
   const double largest = expected.masked_fill(odd, 0).abs().max().item<double>();
   const double off = (found - expected).masked_fill(odd, 0).abs().max().item<double>();
-  if (off <= tolerance * (largest + 1e-3)) return "";
+  if (off <= tolerance * (largest + 1e-3) + least) return "";
   // Of a handful of samples the largest may be a third of what is possible.
   const auto sensitive = sensitivity();
   if (!sensitive || off <= 3 * *sensitive) return "";
@@ -121,7 +129,7 @@ std::string first_of(const std::string& name) { return name.substr(0, name.find(
 /// Compares what a rank saw, as far as it came.
 Verdict compare(const Case& what, int64_t rank, const RankReport& report, const std::vector<Observation>& expected,
                 Sensitivity& sensitivity) {
-  const double tolerance = rounding_of(what).tolerance;
+  const double tolerance = rounding_of(what).tolerance, least = rounding_of_steps(what);
   for (size_t i = 0; i < report.seen.size(); ++i) {
     const Observation& found = report.seen[i];
     if (i >= expected.size() || expected[i].name != found.name || expected[i].operation != found.operation)
@@ -130,7 +138,7 @@ Verdict compare(const Case& what, int64_t rank, const RankReport& report, const 
                   ", expected " +
                   (i < expected.size() ? expected[i].name + " " + where(what, expected[i].operation)
                                        : std::string("nothing more"))};
-    const std::string off = difference(found.value, expected[i].value, tolerance,
+    const std::string off = difference(found.value, expected[i].value, tolerance, least,
                                        [&] { return sensitivity.of(static_cast<size_t>(rank), i, expected[i]); });
     if (off.empty()) continue;
     return {"numbers: " + first_of(found.name), "rank " + std::to_string(rank) + ", " + where(what, found.operation) +

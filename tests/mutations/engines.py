@@ -154,7 +154,7 @@ NOT_DRAWN = {name: why for why, names in {
         "FullyShardedDataParallelPlugin::fsdp_version", "FullyShardedDataParallelPlugin::sharding_strategy"],
     "errors, of which each has a test": [
         "*determinism_check", "meetings from different places", "waits from which nobody returns", "*check_reduction",
-        "DistributedDataParallelKwargs::dim", "*compare_parameters_every", "weights that drift apart are named*",
+        "DistributedDataParallelKwargs::dim", "replicas that drift apart are named",
         "the old optimizer's step is named",
         "data that ends within a group is named", "*dp_shard_size", "*dp_replicate_size",
         "another fp8 recipe's scales are refused", "damaged fp8 scales are refused",

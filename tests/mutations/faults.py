@@ -444,12 +444,15 @@ file = "src/parallel/fsdp/collective_reducer.cpp"
 F("FSDP's average in half precision, on any number of ranks", file,
   "«static_cast<double>(world) / static_cast<double>(factor)»", "static_cast<double>(world / factor)",
   w + "HalfPrecisionIsAveragedOnAnyNumberOfRanks")
-F("weights that drift apart are named in debug mode", "src/parallel/ddp.cpp",
-  "(«group.debug()» && now <= 256", "false",
-  "ddp_habits_tests DdpHabits.WeightsThatDriftApartAreNamedInDebugMode")
-F("DistributedDataParallelKwargs::compare_parameters_every", "src/parallel/ddp.cpp",
-  "now % «kwargs.compare_parameters_every» == 0", "500",
+F("weights that drift apart are named soon", "src/parallel/drift.cpp",
+  "(«now > 256» || (now & (now - 1)) != 0)", "true",
+  "ddp_habits_tests DdpHabits.WeightsThatDriftApartAreNamed*")
+F("DistributedDataParallelKwargs::compare_parameters_every", "src/parallel/drift.cpp",
+  "now % «every_» != 0", "500",
   "ddp_habits_tests DdpHabits.WeightsThatDriftApartAreNamedAfterSomeTime")
+F("replicas that drift apart are named", "src/parallel/fsdp/fsdp.cpp",
+  "self.drift = «DriftCheck(self.mesh.replicate, compare_parameters_every)»;", "DriftCheck()",
+  "fsdp_hybrid_tests FsdpHybrid.PiecesOfReplicasThatDriftApartAreNamed")
 F("ranks in different collectives end at once", "src/comm/watchdog.cpp",
   "if («looks % kLooks == 0») compare(seen);", "false", "comm_tests Comm.RanksInDifferentCollectivesEndAtOnce")
 F("who is late is waited for", "src/comm/faults.cpp", "|| «my->history == its->history») continue;", "false",
@@ -1578,8 +1581,14 @@ F("launch: the strategy of FSDP 1 under its other name", "src/launch/job/setting
   "if («other == Source::fallback || source > other»)", "false",
   "commands_tests Commands.TheStrategyOfFsdp1ActsUnderBothNames")
 F("strangers are led away from the store", "src/utils/network/guarded_port.cpp",
-  "const bool ruled = «admit_only(result.way_->strangers, result.way_->source_port)»;", "false",
+  "const bool ruled = «admit_only(result.way_->strangers, result.way_->source_ports)»;", "false",
   "network_tests GuardedPort.LetsThisUserThroughAndNobodyReachesTheServerOtherwise")
+F("connections of this host come from 127.0.0.1", "src/utils/network/guarded_port.cpp",
+  "(«attempt < kFromLoopback» ? 0", "false",
+  "network_tests GuardedPort.LetsThisUserThroughAndNobodyReachesTheServerOtherwise")
+F("the order of buckets is a collective of the group", "src/comm/waits.cpp",
+  "«const InCollective inside(*impl_->progress, *impl_->activity, operation);\n  const WaitClock waiting(counts::Count::comm_wait_ns, !impl_->on_streams());\n  guard(»operation", "guard(",
+  "ddp_habits_tests DdpHabits.ARankThatAgreesOnBucketsIsSeenThere")
 F("the monitor's key", "src/launch/monitor/monitor.cpp", "asked = «keyboard_->read().find('h') != std::string::npos»;",
   "false", c + "HangReportLaunched.AKeyOfTheMonitorAsks")
 F("the terminal's modes outlive the launcher", "src/launch/system/warden.cpp", "if («has_modes») ::tcsetattr", "false",

@@ -29,12 +29,13 @@ class ACCELERATE_API FullyShardedDataParallel final : public Engine {
  public:
   /// @param plugin       resolved, see parallel::resolve().
   /// @param fp8_weights  names of parameters of two or more dimensions that travel between ranks as fp8 (E4M3, scaled
-  /// by
-  ///                     the largest value of the whole parameter) and are decoded where they are used. Of no effect
-  ///                     where nothing travels: alone, and where ranks share memory.
+  ///                     by the largest value of the whole parameter) and are decoded where they are used. Of no
+  ///                     effect where nothing travels: alone, and where ranks share memory.
+  /// @param compare_parameters_every  see DistributedDataParallelKwargs: replicas compare the pieces that they hold
+  ///                     alike. 0: never.
   FullyShardedDataParallel(const ModelRef& model, const at::Device& device,
                            const FullyShardedDataParallelPlugin& plugin,
-                           const std::vector<std::string>& fp8_weights = {});
+                           const std::vector<std::string>& fp8_weights = {}, int64_t compare_parameters_every = 0);
   ~FullyShardedDataParallel() override;
 
   void before_forward() override;

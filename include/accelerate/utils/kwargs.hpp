@@ -124,9 +124,10 @@ struct DistributedDataParallelKwargs {
   PowerSGDOptions comm_state_option = {};
   /// Extension: averages gradients in the place of comm_hook.
   parallel::CommunicationHook communication_hook = {};
-  /// Extension: after each so many averaged backwards all ranks compare their parameters, and one that differs from
-  /// rank 0's by more than roundings is a ConfigError with its name. In debug mode also after 1, 2, 4, … 256; never
-  /// where ranks join with uneven inputs or have a communication_hook. 0: never.
+  /// Extension: after each so many averaged backwards, and after 1, 2, 4, … 256, all ranks compare their parameters,
+  /// and one that differs from rank 0's by more than roundings is a ConfigError with its name. Never where ranks join
+  /// with uneven inputs or have a communication_hook. Of sharded models replicas (HYBRID_SHARD, NO_SHARD) do so. 0:
+  /// never.
   int64_t compare_parameters_every = 500;
 };
 

@@ -38,7 +38,8 @@ std::optional<FullyShardedDataParallelPlugin> requested_sharding(const EngineReq
 
 class Sharding final : public ChosenEngine {
  public:
-  explicit Sharding(FullyShardedDataParallelPlugin plugin) : plugin_(std::move(plugin)) {}
+  Sharding(FullyShardedDataParallelPlugin plugin, int64_t compare_parameters_every)
+      : plugin_(std::move(plugin)), compare_parameters_every_(compare_parameters_every) {}
 
   std::optional<DistributedType> distributed_type() const override { return DistributedType::FSDP; }
   std::optional<StateDictType> state_dict_type() const override { return plugin_.state_dict_type; }
@@ -59,7 +60,7 @@ class Sharding final : public ChosenEngine {
 
   /// Also in evaluation mode: a teacher that is never trained may be too large to be whole everywhere.
   std::shared_ptr<Engine> make(const ModelRef& model, const at::Device& device, bool) const override {
-    return std::make_shared<FullyShardedDataParallel>(model, device, plugin_, fp8_weights_);
+    return std::make_shared<FullyShardedDataParallel>(model, device, plugin_, fp8_weights_, compare_parameters_every_);
   }
 
  private:
@@ -69,6 +70,7 @@ class Sharding final : public ChosenEngine {
   }
 
   FullyShardedDataParallelPlugin plugin_;
+  int64_t compare_parameters_every_;
   std::vector<std::string> fp8_weights_;  ///< of the next model
 };
 
@@ -88,9 +90,6 @@ void refuse_settings_of_ddp(const DistributedDataParallelKwargs& kwargs) {
     refuse("static_graph", "true", "nothing is taken from the first step's graph that a later one could break");
   if (kwargs.comm_hook != defaults.comm_hook)
     refuse("comm_hook", name_of(kwargs.comm_hook), "mixed_precision_policy.reduce_dtype says how gradients travel");
-  if (kwargs.compare_parameters_every != defaults.compare_parameters_every)
-    refuse("compare_parameters_every", fmt::format("{}", kwargs.compare_parameters_every),
-           "ranks don't hold the same parameters, but parts of them");
   if (kwargs.communication_hook)
     refuse("communication_hook", "set", "gradients are cut over ranks instead of averaged in buckets");
 }
@@ -102,7 +101,7 @@ std::unique_ptr<ChosenEngine> choose_fsdp(const EngineRequest& request) {
   if (!plugin) return nullptr;
   check_hook_settings(request.ddp);
   refuse_settings_of_ddp(request.ddp);
-  return std::make_unique<Sharding>(std::move(*plugin));
+  return std::make_unique<Sharding>(std::move(*plugin), request.ddp.compare_parameters_every);
 }
 
 }  // namespace accelerate::parallel

@@ -16,6 +16,7 @@
 #include "accelerate/residency/deferred.hpp"
 #include "accelerate/utils/error.hpp"
 #include "comm/group.hpp"
+#include "parallel/drift.hpp"
 #include "parallel/frozen_codes.hpp"
 #include "parallel/fsdp/gradient_reducer.hpp"
 #include "parallel/fsdp/gradient_taker.hpp"
@@ -138,6 +139,7 @@ struct FullyShardedDataParallel::Impl {
   std::vector<std::string>
       full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
   std::unique_ptr<residency::UnitCheckpoints> checkpoints;  ///< null: not asked for
+  DriftCheck drift;                                         ///< of replicas
   bool sync = true;
   bool apart = false;            ///< gradients are averaged within this rank's replica only
   bool backward_is_due = false;  ///< peers wait for what this rank gives to the reduction, if only for nothing
@@ -413,6 +415,14 @@ struct FullyShardedDataParallel::Impl {
     units->release();
     gradients->show();
     gradients_are_open = true;
+    if (!apart) drift.after_average([&] { return pieces_as_kept(); });
+  }
+  NamedTensors pieces_as_kept() const {
+    NamedTensors pieces;
+    for (const auto& part : parts)
+      if (!part.codes)
+        for (const auto& member : part.members) pieces.emplace_back(member.name, member.shard);
+    return pieces;
   }
 
   /// LibTorch's SGD writes through data(), which no version of a tensor counts. Where it was not prepared, only
@@ -448,13 +458,15 @@ struct FullyShardedDataParallel::Impl {
 
 FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const at::Device& device,
                                                    const FullyShardedDataParallelPlugin& plugin,
-                                                   const std::vector<std::string>& fp8_weights)
+                                                   const std::vector<std::string>& fp8_weights,
+                                                   int64_t compare_parameters_every)
     : impl_(std::make_unique<Impl>()) {
   Impl& self = *impl_;
   self.plugin = plugin;
   self.fp8_weights.insert(fp8_weights.begin(), fp8_weights.end());
   self.group = comm::world_group();
   self.mesh = make_mesh(plugin, self.group);
+  self.drift = DriftCheck(self.mesh.replicate, compare_parameters_every);
   self.phases = phases_of(plugin);
   self.phases.keep_for_backward = self.mesh.near != nullptr;
   for (const auto& [name, parameter] : model.parameters())

@@ -10,8 +10,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <iterator>
 #include <system_error>
+#include <vector>
 
 #include "utils/network/peer_user.hpp"
 
@@ -44,18 +44,21 @@ int64_t port_of(const Fd& fd) {
   return ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 ? ntohs(own.sin_port) : 0;
 }
 
-/// Chooses between the first two sockets of a group (SO_REUSEPORT): connections from another source port than this get
+/// Chooses between the first two sockets of a group (SO_REUSEPORT): connections from other source ports than these get
 /// to the first. Looks at the header of IP, before which nothing but the usual length and so no option may stand, and
-/// at the half word after it, which is that port.
-bool admit_only(const Fd& first, int64_t source_port) {
+/// at the half word after it, which is that port. @param source_ports  at most 250: a jump is so far
+bool admit_only(const Fd& first, const std::vector<int64_t>& source_ports) {
   const auto ip = static_cast<uint32_t>(SKF_NET_OFF);
-  sock_filter program[] = {BPF_STMT(BPF_LD | BPF_B | BPF_ABS, ip),
-                           BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x45, 0, 3),
-                           BPF_STMT(BPF_LD | BPF_H | BPF_ABS, ip + 20),
-                           BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(source_port), 0, 1),
-                           BPF_STMT(BPF_RET | BPF_K, 1),
-                           BPF_STMT(BPF_RET | BPF_K, 0)};
-  const sock_fprog choice{static_cast<uint16_t>(std::size(program)), program};
+  const auto count = static_cast<uint8_t>(source_ports.size());
+  std::vector<sock_filter> program = {BPF_STMT(BPF_LD | BPF_B | BPF_ABS, ip),
+                                      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x45, 0, static_cast<uint8_t>(count + 1)),
+                                      BPF_STMT(BPF_LD | BPF_H | BPF_ABS, ip + 20)};
+  for (uint8_t i = 0; i < count; ++i)
+    program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(source_ports[i]),
+                               static_cast<uint8_t>(count - i), 0));
+  program.push_back(BPF_STMT(BPF_RET | BPF_K, 0));
+  program.push_back(BPF_STMT(BPF_RET | BPF_K, 1));
+  const sock_fprog choice{static_cast<uint16_t>(program.size()), program.data()};
   return ::setsockopt(first.get(), SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, &choice, sizeof(choice)) == 0;
 }
 
@@ -92,23 +95,33 @@ constexpr int kBacklog = 2048;
 
 /// Several sockets of one user may share a port (SO_REUSEPORT), each with an address of its own; nobody else's may.
 struct GuardedPort::Way {
-  Fd holder;     ///< of the source port, at all addresses
+  /// Enough for a host's ranks to come from 127.0.0.1, whose name every machine knows: c10d's store asks for the name
+  /// of whoever connects before it goes on, which takes seconds where a name server is asked and does not answer.
+  static constexpr int64_t kPorts = 64;
+  std::vector<Fd> holders;  ///< of the source ports, at all addresses
   Fd strangers;  ///< at the server's address: who comes from another port gets here, where nobody ever answers
-  int64_t source_port = 0;
+  std::vector<int64_t> source_ports;
   sockaddr_in server{};
   std::atomic<uint32_t> connections = 0;
 
   bool hold() {
-    holder = new_socket();
-    if (!set(holder, SO_REUSEPORT) || !bind_to(holder, place(INADDR_ANY, 0))) return false;
-    source_port = port_of(holder);
+    for (int64_t i = 0; i < kPorts; ++i) {
+      Fd holder = new_socket();
+      if (!set(holder, SO_REUSEPORT) || !bind_to(holder, place(INADDR_ANY, 0))) return !holders.empty();
+      source_ports.push_back(port_of(holder));
+      holders.push_back(std::move(holder));
+    }
     return true;
   }
   Fd connect() {
-    for (int attempt = 0; attempt < 1000; ++attempt) {  // an address may be in use by a connection that ended just now
+    constexpr int kFromLoopback = 8;
+    // A port and an address may be in use together, also by a connection that ended just now.
+    for (int attempt = 0; attempt < 1000; ++attempt) {
       Fd fd = new_socket(SOCK_NONBLOCK);
       if (!set(fd, SO_REUSEPORT)) return {};
-      if (!bind_to(fd, place(INADDR_LOOPBACK + connections++ % kAddresses, source_port))) continue;
+      const uint32_t number = connections++;
+      const uint32_t address = INADDR_LOOPBACK + (attempt < kFromLoopback ? 0 : number % kAddresses);
+      if (!bind_to(fd, place(address, source_ports[number % source_ports.size()]))) continue;
       if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&server), sizeof(server)) == 0 || errno == EINPROGRESS)
         return fd;
     }
@@ -136,7 +149,7 @@ std::optional<GuardedPort> GuardedPort::open(int64_t port, std::string& why) {
     if (i == 100) return fails();
   }
   // Never without the rule: it is there before the first of them listens, and before there is a second to choose.
-  const bool ruled = admit_only(result.way_->strangers, result.way_->source_port);
+  const bool ruled = admit_only(result.way_->strangers, result.way_->source_ports);
   if (!ruled) say_unguarded();
   if (ruled && ::listen(result.way_->strangers.get(), 0) != 0) return fails();
   result.listening_ = shared_socket(result.way_->server);

@@ -14,8 +14,8 @@ namespace accelerate {
 ///
 /// The server listens at the same port of another loopback address. There a second socket listens, too, and a rule that
 /// every user may give to sockets of his own (SO_ATTACH_REUSEPORT_CBPF; filters of TCP are root's alone on new kernels)
-/// leads connections to it from all source ports but one. That one is held here, so that no other user can have it, and
-/// a Relay, which asks the kernel who connects, carries from it.
+/// leads connections to it from all source ports but a few. Those are held here, so that no other user can have them,
+/// and a Relay, which asks the kernel who connects, carries from them.
 class GuardedPort {
  public:
   /// Listens. Where the kernel knows no such rules (it is not Linux but acts so), every process of this machine gets to

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "accelerate/model/model_ref.hpp"
+
+namespace accelerate::comm {
+class Group;
+}
+
+namespace accelerate::parallel {
+
+/// Sees to it that parameters which ranks hold alike stay alike
+/// (DistributedDataParallelKwargs::compare_parameters_every): only gradients are averaged, and what is written on each
+/// rank by itself nobody else hears of.
+class DriftCheck {
+ public:
+  /// @param group  the ranks that hold the same; null: nobody compares.  @param every  0: never. @throws ConfigError
+  /// when it is negative.
+  explicit DriftCheck(std::shared_ptr<comm::Group> group = nullptr, int64_t every = 0);
+
+  /// After a backward that averaged. When it is time, compares by a sum over the bits of each parameter: one pass over
+  /// memory and one small message. Where sums differ, the values do the talking: what roundings of unlike processors
+  /// make of equal steps is left alone. Collective over all ranks of the job, those of other groups included.
+  /// @param parameters  asked for when it is time
+  /// @throws ConfigError on all ranks, naming the first parameter that differs and a rank that has other values.
+  void after_average(const std::function<NamedTensors()>& parameters);
+
+ private:
+  std::string difference(const NamedTensors& parameters) const;
+
+  std::shared_ptr<comm::Group> group_;
+  int64_t every_;
+  int64_t averages_ = 0;
+};
+
+}  // namespace accelerate::parallel
