@@ -15,7 +15,8 @@ The copy is built in --copy (build/mutants here), preset release; what ccache ha
 --others says for each fault which tests of other faults fail as well: the proof that a test is about its option.
 
 --fuzzer asks the equivalence fuzzer, in place of the tests, about the faults in engines (tests/mutations/engines.py):
-each gets fresh seeds for up to --minutes. The exit status is 1 where less than 80 % are noticed.
+each gets fresh seeds for up to --minutes. First it runs for a minute without any, and the faults that no case came by
+are named. The exit status is 1 where less than 80 % are noticed.
 
 usage: mutate.py [--check] [--copy FOLDER] [--jobs N] [--build-only | --run-only] [--at-once N] [--others]
                  [--fuzzer [--minutes M] [--from SEED]] [NAME ...]
@@ -201,14 +202,15 @@ def arguments_of(copy, test, fault):
     return ["--gtest_filter=" + ":".join(f"{one}:*/{one}/*" for one in name.split(":"))]  # with parameters, too
 
 
-def run_test(copy, test, fault="", limit=SECONDS_WITHOUT):
-    """(passed, output, seconds); limit is in seconds."""
+def run_test(copy, test, fault="", limit=SECONDS_WITHOUT, **variables):
+    """(passed, output, seconds); limit is in seconds, variables are for the test."""
     binary, _, name = test.partition(" ")
     arguments = arguments_of(copy, test, fault)
     begin = time.monotonic()
     process = subprocess.Popen([copy / "build/release/bin" / binary, *arguments], cwd=copy / "build/release/tests",
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               errors="replace", env={**os.environ, "ACCELERATE_FAULT": fault}, start_new_session=True)
+                               errors="replace", env={**os.environ, "ACCELERATE_FAULT": fault, **variables},
+                               start_new_session=True)
     try:
         output = process.communicate(timeout=limit)[0]
     except subprocess.TimeoutExpired:
@@ -276,10 +278,14 @@ def asked_of_the_fuzzer(faults):
 
 
 def ask_fuzzer(copy, runs, at_once):
-    passed, output, seconds = run_test(copy, engines.FUZZER)
+    reached = copy / "build/faults-reached"
+    reached.unlink(missing_ok=True)
+    passed, output, seconds = run_test(copy, engines.FUZZER, ACCELERATE_FAULTS_REACHED=str(reached))
     print(f"without a fault: {'clean' if passed else 'NOT CLEAN'} ({seconds:.0f} s)", flush=True)
     if not passed:
         print(output[-3000:])
+    for name in sorted(set(runs) - set(reached.read_text().splitlines())):
+        print(f"not reached by then: {name}")
     unnoticed = []
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         found = zip(runs, pool.map(lambda name: run_test(copy, engines.FUZZER, name, 60 * Fuzzer.minutes + 600), runs))

@@ -167,7 +167,7 @@ class Author {
     }
     std::map<std::string, std::string> values{
         {"kind", random_.of({"mul", "add", "copy", "lerp", "zero", "fill", "clamp", "constant", "row", "index",
-                             "scaled", "own_copy"})},
+                             "scaled", "own_copy", "nudge"})},
         {"value", random_.of({"0.9", "0.5", "0.1"})},
         {"data", std::to_string(random_.between(1, 99))}};
     if (random_.chance(0.5)) values["index"] = std::to_string(random_.below(6));
@@ -253,9 +253,9 @@ Case draw(uint64_t seed, const Wish& wish) {
   if (s["layout"] == "ddp_unused" && random.chance(0.6)) choose("model", "branches");
   choose("precision", random.of({"no", "no", "bf16", "fp16"}));
   const bool mixed = s["precision"] != "no" || is_mixed(layout_named(s["layout"]));
-  choose("dtype", mixed ? "f32" : random.of({"f64", "f64", "f32"}));
+  choose("dtype", mixed ? "f32" : random.chance(0.1) ? "bf16" : random.of({"f64", "f64", "f32"}));
   // Half precision has no complex numbers, and rounds where a batch norm's or an optimizer's noise shows.
-  if (mixed && (s["model"] == "complex" || s["model"] == "conv")) choose("model", "mlp");
+  if ((mixed || s["dtype"] == "bf16") && (s["model"] == "complex" || s["model"] == "conv")) choose("model", "mlp");
   choose("optimizer", random.of({"sgd", "sgd", "momentum", "adamw", "adagrad", "sgd+adamw", "foreign"}));
   choose("rate", random.of({"0.1", "0.3"}));
   choose("accumulation", random.of({"1", "1", "2", "3"}));

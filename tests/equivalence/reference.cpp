@@ -431,14 +431,17 @@ class Reference final : public Machine {
     if (!gate_) return;
     if (case_["prepare"] == "together" || case_["prepare"] == "late_prepared") settle();
     each([&](int64_t rank, Replica& replica) {
+      bool any = false;
       each_optimizer(replica, operation, [&](auto& optimizer) {
         const bool skipped = overflows(replica, optimizer);
+        any |= skipped;
         scale_.stepped = true;
         scale_.overflow |= skipped;
         if (!skipped) optimizer.step();
         if (scaled_) see(rank, "skipped", at::scalar_tensor(skipped, at::kDouble));
       });
       if (!scaled_) return;
+      if (operation.word("which").empty()) see(rank, "any skipped", at::scalar_tensor(any, at::kDouble));
       Scale next = scale_;
       next.update();
       see(rank, "scale", at::scalar_tensor(next.value, at::kDouble));

@@ -463,6 +463,8 @@ F("a failed attempt leaves no gradients", "src/accelerator/live_runs.cpp", "«op
   "failed_attempt_tests FailedAttempt.LeavesNothingOfItsGroup")
 F("trained ignored modules are named", "src/parallel/fsdp/fsdp.cpp", "return «impl_->find(parameter) != nullptr»;",
   "true", w + "TrainedIgnoredModulesAreNamed")
+F("launch: options behind the program are remarked on", "src/launch/job/job.cpp",
+  "«remark_on_swapped_options(job);»", "", "launch_tests LaunchOptions.OursBehindTheProgramAreRemarked")
 F("a rank of PMIx is one of several", "src/launch/job/settings.cpp", "!place_ && «rank && *rank > 0»)", "false",
   "launch_tests LaunchEnvironment.ARankOfUnknownManyIsNamed")
 F("a write or two is no step of the old optimizer", "src/optim/grad_scaler.cpp", "if («state.moves < kMoves») return;",

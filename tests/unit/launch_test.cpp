@@ -404,6 +404,18 @@ TEST(LaunchOptions, Fp8SettingsOfABackEndThatNobodyNamedAreRemarked) {
                           "--fp8_opt_level has no effect unless the program chooses msamp; give --fp8_backend msamp"));
 }
 
+TEST(LaunchOptions, OursBehindTheProgramAreRemarked) {
+  const auto remarks = [](const std::vector<std::string>& command) {
+    return job_of({.command = command}, Host()).remarks;
+  };
+  EXPECT_THAT(
+      remarks({"train", "--num-processes=2", "--use_fsdp"}),
+      ElementsAre("--num-processes=2 behind the program goes to the program; the launcher's own options stand in "
+                  "front of it",
+                  HasSubstr("--use_fsdp behind the program")));
+  EXPECT_THAT(remarks({"train", "--mixed_precision", "fp16", "--processes", "2"}), testing::IsEmpty());
+}
+
 TEST(LaunchOptions, AnExplicitDefaultIsAWord) {
   const Host host{.environment = {{"ACCELERATE_USE_CPU", "1"}, {"ACCELERATE_DEBUG_MODE", "1"}}};
   const auto settings = [&](const LaunchOptions& options) { return job_of(options, host).settings; };

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -58,6 +59,20 @@ void check_receipts(const Job& job) {
           "--receipts come from C++ processes that this launcher starts itself, and this job's are started by another "
           "program (DeepSpeed, PyTorch/XLA, mpirun, Amazon SageMaker, or launchers of --hostfile): leave it out; in "
           "programs of this library, ACCELERATE_RECEIPTS=1 prints them at the end of training");
+}
+
+/// What follows the program is its own, and looks as if the launcher had taken it.
+void remark_on_swapped_options(Job& job) {
+  constexpr std::array kOurs = {"--num_processes", "--num_machines",    "--machine_rank",      "--multi_gpu",
+                                "--use_fsdp",      "--main_process_ip", "--main_process_port", "--use_deepspeed"};
+  for (size_t i = 1; i < job.command.size(); ++i) {
+    std::string word = job.command[i].substr(0, job.command[i].find('='));
+    std::replace(word.begin() + static_cast<std::ptrdiff_t>(std::min<size_t>(2, word.size())), word.end(), '-', '_');
+    if (std::any_of(kOurs.begin(), kOurs.end(), [&](const char* ours) { return word == ours; }))
+      job.remarks.push_back(
+          fmt::format("{} behind the program goes to the program; the launcher's own options stand in front of it",
+                      job.command[i]));
+  }
 }
 
 void check_streams(const Job& job) {
@@ -221,6 +236,7 @@ Job make_job(const LaunchRequest& request, const Host& host) {
     check_streams(job);
   }
   check_receipts(job);
+  remark_on_swapped_options(job);
   job.run_id = new_run_id(job.machine_rank);
   return job;
 }
