@@ -417,7 +417,7 @@ RANKS_TEST(FsdpHybrid, PiecesOfReplicasThatDriftApartAreNamed, 2, 3, 4) {
            .kwargs_handlers = {DistributedDataParallelKwargs{.compare_parameters_every = every}}});
       Gpt model = make_gpt();
       auto [m, optimizer] = accelerator.prepare(model, torch::optim::SGD(model->parameters(), 0.1));
-      const auto train = [&, m = m, optimizer = optimizer]() mutable {
+      const auto train = [&, m = m, optimizer = optimizer] {
         for (int64_t step = 0; step < 5; ++step) {
           accelerator.backward(loss_of(m, mine(batch_of(step))));
           optimizer.step(), optimizer.zero_grad();

@@ -244,7 +244,7 @@ class Ours final : public Machine {
       if (scaled) see("skipped", at::scalar_tensor(o_->optimizers[i].step_was_skipped(), at::kDouble));
     });
     if (scaled && operation.word("which").empty())
-      see("any skipped", at::scalar_tensor(accelerator.optimizer_step_was_skipped(), at::kDouble));
+      see("any_skipped", at::scalar_tensor(accelerator.optimizer_step_was_skipped(), at::kDouble));
     if (scaled) see("scale", at::scalar_tensor(accelerator.scaler()->get_scale(), at::kDouble));
   }
 

@@ -441,7 +441,7 @@ class Reference final : public Machine {
         if (scaled_) see(rank, "skipped", at::scalar_tensor(skipped, at::kDouble));
       });
       if (!scaled_) return;
-      if (operation.word("which").empty()) see(rank, "any skipped", at::scalar_tensor(any, at::kDouble));
+      if (operation.word("which").empty()) see(rank, "any_skipped", at::scalar_tensor(any, at::kDouble));
       Scale next = scale_;
       next.update();
       see(rank, "scale", at::scalar_tensor(next.value, at::kDouble));
