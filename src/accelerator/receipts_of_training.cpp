@@ -44,11 +44,10 @@ Deed compare_parameters_every(const Facts& f) {
   if (f.ranks == 1) return nothing("one process has nobody to compare with");
   if (f.models == 0) return not_due("no model was prepared");
   if (f.ddp.compare_parameters_every == 0) return off("off");
-  if (f.sharding && f[Count::replica_gradients] == 0)
-    return nothing("models are sharded (FSDP), whose pieces are on one rank each");
   if (f.ddp.communication_hook) return nothing("a communication_hook may leave the ranks with different parameters");
   if (f[Count::parameter_comparisons] == 0) return not_due("nothing was trained");
-  return acted("parameters were compared {}, and equal", counted(f[Count::parameter_comparisons], "time", "times"));
+  return acted("{} compared {}, and equal", f.sharding ? "what ranks wrote to parameters was" : "parameters were",
+               counted(f[Count::parameter_comparisons], "time", "times"));
 }
 
 Deed bucket_cap_mb(const Facts& f) {

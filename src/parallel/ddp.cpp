@@ -469,7 +469,7 @@ DistributedDataParallel::DistributedDataParallel(NamedTensors parameters, const 
   impl_->buffers = buffers;
   impl_->kwargs = kwargs;
   // A hook may leave ranks with other parameters.
-  impl_->drift = DriftCheck(kwargs.communication_hook ? nullptr : comm::world_group(), kwargs.compare_parameters_every);
+  impl_->drift = DriftCheck(comm::world_group(), kwargs.communication_hook ? 0 : kwargs.compare_parameters_every);
   comm::world_group()->guard("prepare", [&] {
     agree_on_codes(impl_->parameters);
     broadcast_in_place(tensors_of(impl_->parameters), 0);

@@ -2,11 +2,13 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/isnan.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/nan_to_num.h>
 #include <ATen/ops/view_as_real.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
@@ -16,6 +18,17 @@
 
 namespace accelerate::parallel {
 namespace {
+
+constexpr const char* kAdvice =
+    "something writes it on each rank by itself (an embedding's max_norm, a codebook, spectral norm by hand, any write "
+    "in forward, an optimizer with settings of its own). Write it from what all ranks have (accelerator.reduce(...)), "
+    "or on one rank and broadcast it";
+
+/// What is known of writes.
+enum Sums : size_t { kTimes, kBits, kTotal, kSize, kAllowed, kSums };
+
+/// Of 16-bit numbers, a unit in the last place of 1.
+double unit_of(at::ScalarType type) { return type == at::kBFloat16 ? 0x1p-8 : type == at::kHalf ? 0x1p-11 : 0; }
 
 /// By words of 8 bytes, which are added 400 times faster than those of 4 bytes into 8.
 int64_t sum_of_bits(const at::Tensor& tensor) {
@@ -53,17 +66,61 @@ DriftCheck::DriftCheck(std::shared_ptr<comm::Group> group, int64_t every) : grou
         every);
 }
 
+/// What lets ranks drift apart often does so from the start, and many programs are short: early looks, rarer and rarer.
+bool DriftCheck::is_due(int64_t averages) const {
+  return averages % every_ == 0 || (averages <= 256 && (averages & (averages - 1)) == 0);
+}
+
+void DriftCheck::note_write(const std::string& name, const at::Tensor& values) {
+  if (every_ == 0 || !is_due(averages_ + 1) || values.numel() == 0) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor real = values.is_complex() ? at::view_as_real(values) : values;
+  auto& sums = writes_[name];
+  sums.resize(kSums);
+  sums[kTimes] += 1;
+  sums[kBits] = static_cast<double>(sum_of_bits(values) & 0xfffffffffffff);  // as many as a double holds
+  const auto type = real.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  sums[kTotal] = real.sum(type).item<double>();
+  sums[kSize] = at::linalg_vector_norm(real, 1, std::nullopt, false, type).item<double>();
+  // Of a piece that is kept more exactly than the whole, other ranks know the rounded values; they add up by chance.
+  sums[kAllowed] = 1e-6 + 16 * unit_of(real.scalar_type()) / std::sqrt(static_cast<double>(real.numel()));
+}
+
 void DriftCheck::after_average(const std::function<NamedTensors()>& parameters) {
-  if (!group_ || group_->dry() || every_ == 0) return;
-  // What lets ranks drift apart often does so from the start, and many programs are short: early looks, rarer and
-  // rarer.
-  const int64_t now = ++averages_;
-  if (now % every_ != 0 && (now > 256 || (now & (now - 1)) != 0)) return;
-  comm::world_group()->guard("backward", [&] {
-    for (const auto& found : comm::all_gather_bytes(difference(parameters())))
-      if (!found.empty()) throw ConfigError(found);
+  const auto& world = comm::world_group();
+  if (!world || world->dry() || every_ == 0) return;
+  if (!is_due(++averages_)) return;
+  world->guard("backward", [&] {
+    const std::pair<std::string, Writes> mine(group_ ? difference(parameters()) : "", std::exchange(writes_, {}));
+    std::vector<std::pair<std::string, Writes>> all;
+    for (const auto& bytes : comm::all_gather_bytes(to_bytes(mine)))
+      all.push_back(from_bytes<std::pair<std::string, Writes>>(bytes));
+    for (size_t rank = 0; rank < all.size(); ++rank)
+      if (auto found = all[rank].first;
+          !found.empty() || !(found = difference(all[0].second, all[rank].second, rank)).empty())
+        throw ConfigError(found);
   });
   counts::add(counts::Count::parameter_comparisons);
+}
+
+std::string DriftCheck::difference(const Writes& first, const Writes& other, size_t rank) const {
+  const auto say = [&](const std::string& name) {
+    return fmt::format(
+        "backward: after {} of them parameter '{}' has been written with other values on rank {} than on rank 0, "
+        "expected the same on all ranks, each of which keeps its piece of them: {}",
+        averages_, name, rank, kAdvice);
+  };
+  for (const auto& [name, sums] : other)
+    if (!first.contains(name)) return say(name);
+  for (const auto& [name, one] : first) {
+    const auto found = other.find(name);
+    if (found == other.end() || found->second.at(kTimes) != one.at(kTimes)) return say(name);
+    const auto& two = found->second;
+    if (one.at(kBits) != two.at(kBits) &&
+        std::abs(one.at(kTotal) - two.at(kTotal)) > one.at(kAllowed) * std::max(one.at(kSize), two.at(kSize)))
+      return say(name);
+  }
+  return {};
 }
 
 std::string DriftCheck::difference(const NamedTensors& parameters) const {
@@ -83,11 +140,8 @@ std::string DriftCheck::difference(const NamedTensors& parameters) const {
       if (!(far[rank] <= kRounding))
         return fmt::format(
             "backward: after {} of them parameter '{}' has other values on rank {} than on rank {} (up to {:.2g} of "
-            "the largest away), expected the same on all ranks, which average gradients only: something writes it on "
-            "each rank by itself (an embedding's max_norm, a codebook, spectral norm by hand, any write in forward, an "
-            "optimizer with settings of its own). Write it from what all ranks have (accelerator.reduce(...)), or on "
-            "one rank and broadcast it",
-            averages_, name, group_->global_ranks()[rank], group_->global_ranks()[0], far[rank]);
+            "the largest away), expected the same on all ranks, which average gradients only: {}",
+            averages_, name, group_->global_ranks()[rank], group_->global_ranks()[0], far[rank], kAdvice);
   }
   return {};
 }

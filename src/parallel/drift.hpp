@@ -2,7 +2,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "accelerate/model/model_ref.hpp"
 
@@ -12,14 +15,17 @@ class Group;
 
 namespace accelerate::parallel {
 
-/// Sees to it that parameters which ranks hold alike stay alike
-/// (DistributedDataParallelKwargs::compare_parameters_every): only gradients are averaged, and what is written on each
-/// rank by itself nobody else hears of.
+/// Sees to it that parameters which ranks hold alike stay alike, and that what each rank writes to its piece of a
+/// sharded one is of one whole (DistributedDataParallelKwargs::compare_parameters_every): only gradients are averaged,
+/// and what is written on each rank by itself nobody else hears of.
 class DriftCheck {
  public:
-  /// @param group  the ranks that hold the same; null: nobody compares.  @param every  0: never. @throws ConfigError
-  /// when it is negative.
+  /// @param group  the ranks that hold the same; null: nobody does.  @param every  0: never. @throws ConfigError when
+  /// it is negative.
   explicit DriftCheck(std::shared_ptr<comm::Group> group = nullptr, int64_t every = 0);
+
+  /// An operator has written to a sharded parameter. @param values  the whole of it now, as this rank has it
+  void note_write(const std::string& name, const at::Tensor& values);
 
   /// After a backward that averaged. When it is time, compares by a sum over the bits of each parameter: one pass over
   /// memory and one small message. Where sums differ, the values do the talking: what roundings of unlike processors
@@ -29,11 +35,17 @@ class DriftCheck {
   void after_average(const std::function<NamedTensors()>& parameters);
 
  private:
+  /// Of one parameter since the last look: how often it was written, and what sums over its values say of it.
+  using Writes = std::map<std::string, std::vector<double>>;
+
+  bool is_due(int64_t averages) const;
   std::string difference(const NamedTensors& parameters) const;
+  std::string difference(const Writes& first, const Writes& other, size_t rank) const;
 
   std::shared_ptr<comm::Group> group_;
   int64_t every_;
   int64_t averages_ = 0;
+  Writes writes_;
 };
 
 }  // namespace accelerate::parallel

@@ -214,6 +214,8 @@ void Residency::wrote(Member& member, const at::Tensor& values) {
   Part& part = member.unit().parts_[static_cast<size_t>(&member.part() - member.unit().parts_.data())];
   at::Tensor stretch = part.flat.narrow(0, member.offset(), member.numel());
   if (values.defined()) stretch.copy_(values);
+  if (scribe_ && !writes_together()) scribe_(member, stretch);
+  if (!part.home->keeps()) return;
   part.home->take(member.offset(), values.defined() ? values : stretch);
   part.version = part.home->version();
   // Each rank has the exact values of its own stretch only.

@@ -77,6 +77,9 @@ class Residency {
   /// What brings up to date what all ranks see, once each has written to its own pieces, or to the masters of shared
   /// images; collective. It ends with note_up_to_date().
   void set_publisher(std::function<void()> publish) { publish_ = std::move(publish); }
+  /// Told of each write by an operator to a member, with what the whole member is now, as this rank has it (1-D).
+  void set_scribe(std::function<void(const Member&, const at::Tensor&)> scribe) { scribe_ = std::move(scribe); }
+  bool has_scribe() const { return static_cast<bool>(scribe_); }
   /// Called before what a unit's homes keep is compared with its image, for writes that no version of a tensor counts.
   void set_watcher(std::function<void(const Unit&)> watch) { watch_ = std::move(watch); }
   void look_at_homes(const Unit& unit) const {
@@ -139,6 +142,7 @@ class Residency {
   void look_ahead(int64_t units) ACCELERATE_REQUIRES(mutex_);
 
   std::function<void()> publish_;
+  std::function<void(const Member&, const at::Tensor&)> scribe_;
   std::function<void(const Unit&)> watch_;
   Change change_;
   std::atomic<bool> writing_together_{false};

@@ -24,7 +24,8 @@ struct Touch final : Handler {
       if (unit.fixed() && (!writes || unit.owner().writes_together())) return;  // always there
       if (writes && member->is_stretch()) unit.owner().note_piece_write(unit);
       call.pins.add(unit, writes);
-      if (writes && member->home().keeps() && std::find(written.begin(), written.end(), member) == written.end())
+      const bool has_to_hear = member->home().keeps() || (unit.owner().has_scribe() && !member->is_stretch());
+      if (writes && has_to_hear && std::find(written.begin(), written.end(), member) == written.end())
         written.push_back(member);
     });
     if (written.empty()) return false;

@@ -18,7 +18,9 @@ struct Wide {
   at::Tensor values;  ///< 1-D
 };
 
-bool is_wide(const Member& member) { return *member.home().keeps() != member.part().dtype; }
+bool is_wide(const Member& member) {
+  return member.home().keeps().value_or(member.part().dtype) != member.part().dtype;
+}
 
 /// Autograd wants to see the operator on the tensors themselves: it refuses writes to leaves, or records them.
 bool records(const OperatorCall& call) {

@@ -2,6 +2,7 @@
 /// on whole parameters, once, on any number of ranks, however they are connected. In C++ the names from before
 /// prepare() stay in scope, so programs use these, too.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "accelerate/accelerate.hpp"
@@ -646,6 +647,63 @@ RANKS_TEST(FsdpWhole, HalfPrecisionIsAveragedOnAnyNumberOfRanks, 1, 2, 3, 5, 6, 
       EXPECT_LE((moved - average).abs().max().item<double>(), average / 128) << name << ", " << store;
     });
   }
+}
+
+/// Of what ranks write each keeps its piece, which makes a whole where they write the same.
+RANKS_TEST(FsdpWhole, WritesThatDifferBetweenRanksAreNamed, 1, 2, 3, 5) {
+  struct WritingImpl : nn::Module {
+    WritingImpl() {
+      torch::manual_seed(1);
+      weight = register_parameter("weight", torch::randn({16, 4}));
+      head = register_module("head", nn::Linear(4, 1));
+    }
+    /// Rows are scaled in place, as an embedding's max_norm does: those that are looked up, or all.
+    at::Tensor forward(const at::Tensor& ids) {
+      {
+        const at::NoGradGuard no_grad;
+        if (own_rows) weight.index_put_({ids}, weight.index({ids}).mul(0.5));
+        else weight.clamp_(-0.5, 0.5);
+      }
+      return head(weight.index({ids}));
+    }
+    at::Tensor weight;
+    nn::Linear head{nullptr};
+    bool own_rows = false;
+  };
+  const int64_t rank = support::rank(), ranks = support::world_size();
+  support::on_both_stores([&](const std::string& store) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16})
+      for (const std::string way : {"all rows", "own rows", "own rows, not looked for", "between steps"}) {
+        SCOPED_TRACE(store + ", " + at::toString(dtype) + ", " + way);
+        support::reset_states();
+        Accelerator accelerator(
+            {.cpu = true,
+             .fsdp_plugin =
+                 FullyShardedDataParallelPlugin{.mixed_precision_policy = MixedPrecision{.param_dtype = dtype}},
+             .kwargs_handlers = {DistributedDataParallelKwargs{.compare_parameters_every =
+                                                                   way == "own rows, not looked for" ? 0 : 500}}});
+        const auto net = std::make_shared<WritingImpl>();
+        net->own_rows = way.starts_with("own rows");
+        auto [m, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+        const auto train = [&, m = m, optimizer = optimizer] {
+          for (int64_t step = 0; step < 3; ++step) {
+            const auto ids = torch::tensor({rank, (rank + 7 * (step + 1)) % 16});
+            accelerator.backward(m(ids).square().mean());
+            optimizer.step(), optimizer.zero_grad();
+            const at::NoGradGuard no_grad;
+            net->weight.mul_(0.99);
+            if (way == "between steps") net->weight.add_(0.1 * static_cast<double>(rank));
+          }
+        };
+        if (ranks == 1 || way == "all rows" || way == "own rows, not looked for") {
+          train();
+          continue;
+        }
+        EXPECT_THAT(support::message_of<ConfigError>(train),
+                    testing::HasSubstr(std::string("after ") + (way == "own rows" ? "1" : "2") +
+                                       " of them parameter 'weight' has been written with other values on rank 1"));
+      }
+  });
 }
 
 RANKS_TEST(FsdpWhole, AGradientThatIsOverSaysSo, 2) {

@@ -445,14 +445,18 @@ F("FSDP's average in half precision, on any number of ranks", file,
   "«static_cast<double>(world) / static_cast<double>(factor)»", "static_cast<double>(world / factor)",
   w + "HalfPrecisionIsAveragedOnAnyNumberOfRanks")
 F("weights that drift apart are named soon", "src/parallel/drift.cpp",
-  "(«now > 256» || (now & (now - 1)) != 0)", "true",
+  "|| («averages <= 256» && (averages", "false",
   "ddp_habits_tests DdpHabits.WeightsThatDriftApartAreNamed*")
 F("DistributedDataParallelKwargs::compare_parameters_every", "src/parallel/drift.cpp",
-  "now % «every_» != 0", "500",
+  "return averages % «every_» == 0", "500",
   "ddp_habits_tests DdpHabits.WeightsThatDriftApartAreNamedAfterSomeTime")
 F("replicas that drift apart are named", "src/parallel/fsdp/fsdp.cpp",
   "self.drift = «DriftCheck(self.mesh.replicate, compare_parameters_every)»;", "DriftCheck()",
   "fsdp_hybrid_tests FsdpHybrid.PiecesOfReplicasThatDriftApartAreNamed")
+F("writes of ranks that differ are named", "src/parallel/drift.cpp",
+  "if («one.at(kBits) != two.at(kBits)» &&", "false", w + "WritesThatDifferBetweenRanksAreNamed")
+F("writes of ranks that differ are named, where ranks share memory", "src/residency/touch.cpp",
+  "|| («unit.owner().has_scribe()» && !member->is_stretch());", "false", w + "WritesThatDifferBetweenRanksAreNamed")
 F("ranks in different collectives end at once", "src/comm/watchdog.cpp",
   "if («looks % kLooks == 0») compare(seen);", "false", "comm_tests Comm.RanksInDifferentCollectivesEndAtOnce")
 F("who is late is waited for", "src/comm/faults.cpp", "|| «my->history == its->history») continue;", "false",

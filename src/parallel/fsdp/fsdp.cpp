@@ -141,6 +141,8 @@ struct FullyShardedDataParallel::Impl {
   std::unique_ptr<residency::UnitCheckpoints> checkpoints;  ///< null: not asked for
   DriftCheck drift;                                         ///< of replicas
   bool sync = true;
+  bool in_forward = false;
+  bool has_averaged = false;
   bool apart = false;            ///< gradients are averaged within this rank's replica only
   bool backward_is_due = false;  ///< peers wait for what this rank gives to the reduction, if only for nothing
   bool took_part = false;        ///< in the latest backward
@@ -296,6 +298,12 @@ struct FullyShardedDataParallel::Impl {
     units->write_together(false);
     store->publish(*units);
     units->set_publisher([this] { store->refresh(*units); });
+    // Before the first backward weights may be drawn anew, which each rank may do with numbers of its own.
+    if (group)
+      units->set_scribe([this](const residency::Member& member, const at::Tensor& values) {
+        if (!apart && (in_forward || has_averaged) && member_of.contains(member.tensor().unsafeGetTensorImpl()))
+          drift.note_write(member.name(), values);
+      });
     units->set_watcher([this](const residency::Unit& unit) {
       if (gradients_are_open) look_for_unseen_steps(&unit);
     });
@@ -415,6 +423,7 @@ struct FullyShardedDataParallel::Impl {
     units->release();
     gradients->show();
     gradients_are_open = true;
+    has_averaged = true;
     if (!apart) drift.after_average([&] { return pieces_as_kept(); });
   }
   NamedTensors pieces_as_kept() const {
@@ -528,6 +537,7 @@ void FullyShardedDataParallel::before_forward() {
   self.store->refresh(*self.units);
   self.units->set_policy(policy);
   if (self.checkpoints && c10::GradMode::is_enabled()) self.checkpoints->begin();
+  self.in_forward = true;
   counts::add(Count::forwards_sharded);
 }
 
@@ -543,6 +553,7 @@ void FullyShardedDataParallel::after_forward(const std::vector<at::Tensor>&) {
 }
 
 void FullyShardedDataParallel::leave_forward() noexcept {
+  impl_->in_forward = false;
   if (impl_->checkpoints) impl_->checkpoints->end();
   if (!c10::GradMode::is_enabled()) impl_->gradients_are_open = impl_->pieces_have_gradients();
 }
