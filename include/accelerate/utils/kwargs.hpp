@@ -126,8 +126,8 @@ struct DistributedDataParallelKwargs {
   parallel::CommunicationHook communication_hook = {};
   /// Extension: after each so many averaged backwards, and after 1, 2, 4, … 256, all ranks compare their parameters,
   /// and one that differs from rank 0's by more than roundings is a ConfigError with its name. Never where ranks join
-  /// with uneven inputs or have a communication_hook. Of sharded models replicas (HYBRID_SHARD, NO_SHARD) do so. 0:
-  /// never.
+  /// with uneven inputs or have a communication_hook. Of sharded models replicas (HYBRID_SHARD, NO_SHARD) do so, and
+  /// what ranks have written to parameters is compared. 0: never.
   int64_t compare_parameters_every = 500;
 };
 
