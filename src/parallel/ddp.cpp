@@ -630,6 +630,7 @@ void DistributedDataParallel::begin_join() {
     throw ConfigError(
         "join_uneven_inputs: found it within LocalSGD, expected it outside: a rank without data takes no part in "
         "averages of parameters; let the loader give all ranks the same number of batches (even_batches)");
+  comm::world_group()->guard("join_uneven_inputs", [&] { impl_->follow_flags("join_uneven_inputs"); });
   impl_->joining = true;
 }
 void DistributedDataParallel::end_join() noexcept { impl_->joining = false; }

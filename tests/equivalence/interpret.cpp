@@ -1,9 +1,10 @@
-#include "machine.hpp"
-
 #include <algorithm>
 #include <set>
 #include <stdexcept>
 #include <utility>
+
+#include "layouts.hpp"
+#include "machine.hpp"
 
 namespace equivalence {
 namespace {
@@ -17,6 +18,8 @@ class Flow {
         scaled_(what["precision"] == "fp16"),
         unprepared_(what["prepare"] == "never" || what["prepare"] == "late"),
         accumulation_(what.integer("accumulation")),
+        rounds_(layout_named(what["layout"]).sharded &&
+                (what["precision"] != "no" || !layout_named(what["layout"]).param_dtype.empty())),
         withheld_(what.integer("withheld") != 0) {}
 
   bool admits(const Operation& operation) {
@@ -37,6 +40,7 @@ class Flow {
              (which == "all" && !stepped_.empty())))
           return false;
         if (!gate_) return true;
+        stepped_on_ = true;
         forget_graphs();
         unsynchronised_ = false;
         if (scaled_) stepped_.insert(which);
@@ -71,6 +75,8 @@ class Flow {
     if (kOnGradients.contains(verb)) {
       // LibTorch's own names know nothing of gradients that are to be averaged later, nor of scales.
       if (unsynchronised_ || scaled_ || forwards_ > 0) return false;
+      // Nothing shows a second step of LibTorch's SGD on gradients that were stepped on, see docs/fsdp.md.
+      if (verb == "bare_step" && rounds_ && stepped_on_) return false;
       if (verb == "grad_none" || verb == "module_zero_grad") has_gradients_ = false;
       return true;
     }
@@ -101,6 +107,7 @@ class Flow {
     if (forwards_ == 0 || !stepped_.empty()) return false;
     if (operation.integer("keep") == 0) forwards_ -= operation.integer("all") != 0 ? forwards_ : 1;
     scaled_once_ = has_gradients_ = true;
+    stepped_on_ = false;
     unsynchronised_ = is_in("no_sync") || (is_in("accumulate") && !gate_);
     return true;
   }
@@ -122,7 +129,8 @@ class Flow {
   Machine& machine_;
   const bool scaled_, unprepared_;
   const int64_t accumulation_;
-  bool withheld_;  ///< some parameters are in no optimizer
+  const bool rounds_;  ///< what computes is an image of what is stepped on
+  bool withheld_;      ///< some parameters are in no optimizer
   std::vector<std::string> scopes_;
   int64_t forwards_ = 0;         ///< whose graphs are kept
   int64_t steps_ = 0;            ///< of accumulate
@@ -131,6 +139,7 @@ class Flow {
   bool has_gradients_ = false;   ///< some parameter may have one
   std::set<std::string> saved_;
   bool scaled_once_ = false;       ///< there was a loss
+  bool stepped_on_ = false;        ///< the gradients that are there, by a prepared optimizer
   std::set<std::string> stepped_;  ///< with loss scaling: optimizers that have, on the gradients that are there
 };
 
