@@ -1,7 +1,10 @@
+#include <ATen/ops/full.h>
+
 #include <algorithm>
 
 #include "accelerate/utils/memory.hpp"
 #include "accelerator/accelerator_impl.hpp"
+#include "comm/group.hpp"
 
 namespace accelerate {
 namespace {
@@ -26,14 +29,20 @@ parallel::Engines live_engines() {
   return engines;
 }
 
-void detail::drop_half_done() {
-  if (all_runs().empty()) return;
+bool detail::has_failed(bool here, bool all_ranks) {
+  const auto& group = comm::world_group();
+  if (all_ranks && group && !group->dry()) {
+    const auto failed = at::full({1}, here, at::TensorOptions().dtype(at::kLong).device(group->device()));
+    here = group->all_gather(failed, "find_executable_batch_size").any().item<bool>();
+  }
+  if (!here || all_runs().empty()) return here;
   GradientState().set_sync_gradients(true);  // within a group zero_grad() does nothing
   for (auto* run : all_runs()) {
     run->step = 0;
     run->num_items = 0;
     for (const auto& optimizer : run->optimizers) optimizer.zero_grad();
   }
+  return true;
 }
 
 }  // namespace accelerate

@@ -2,12 +2,14 @@
 // neither gradients nor a place in the group behind. SGD without clipping: adaptive steps hide gradients too many.
 #include <accelerate/accelerate.hpp>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <stdexcept>
 
 #include "both_stores.hpp"
+#include "message_of.hpp"
 #include "ranks.hpp"
 
 using namespace accelerate;
@@ -108,4 +110,41 @@ RANKS_TEST(FailedAttempt, LeavesNothingOfItsGroupWhereModelsAreSharded, 2, 3) {
     SCOPED_TRACE(store);
     on_all_failures({.fsdp_plugin = FullyShardedDataParallelPlugin{}});
   });
+}
+
+/// Where nobody waits for anybody within an attempt.
+RANKS_TEST(FailedAttempt, OfOneRankIsOneOfAll, 1, 2, 3, 5) {
+  const PartialState state;
+  std::vector<int64_t> tried;
+  const auto fits = find_executable_batch_size(
+      [&](int64_t size) {
+        tried.push_back(size);
+        if (rank() == world_size() - 1 && size > 2) NetImpl::out_of_memory();
+        return size;
+      },
+      {.starting_batch_size = 8, .reduce_batch_size_fn = [](int64_t size) { return size / 2; }});
+  EXPECT_EQ(fits, 2);
+  EXPECT_EQ(tried, (std::vector<int64_t>{8, 4, 2}));
+  if (rank() != 0) return;
+  find_executable_batch_size(
+      [&](int64_t size) {
+        if (size > 1) NetImpl::out_of_memory();
+      },
+      {.starting_batch_size = 8, .all_ranks = false});
+}
+
+RANKS_TEST(FailedAttempt, OfOneRankWithinACollectiveIsNamed, 2, 3) {
+  Accelerator accelerator;
+  Net net;
+  net->at = Fails::within_forward;
+  auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.3));
+  EXPECT_THAT(support::message_of<CommError>([&, model = model] {
+                find_executable_batch_size(
+                    [&](int64_t size) {
+                      net->fails = rank() == 1;
+                      accelerator.backward(loss_of(model(rows_of(0, size, rank()))));
+                    },
+                    8);
+              }),
+              testing::HasSubstr("find_executable_batch_size"));
 }

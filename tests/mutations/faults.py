@@ -461,6 +461,9 @@ F("ranks in different collectives end at once", "src/comm/watchdog.cpp",
   "if («looks % kLooks == 0») compare(seen);", "false", "comm_tests Comm.RanksInDifferentCollectivesEndAtOnce")
 F("who is late is waited for", "src/comm/faults.cpp", "|| «my->history == its->history») continue;", "false",
   "comm_tests Comm.WhoIsLateIsWaitedFor")
+F("FindBatchSizeOptions::all_ranks", "src/accelerator/live_runs.cpp",
+  "here = «group->all_gather(failed, \"find_executable_batch_size\").any().item<bool>()»;",
+  "here", "failed_attempt_tests FailedAttempt.OfOneRankIsOneOfAll")
 F("a failed attempt leaves no place in the group", "src/accelerator/live_runs.cpp", "«run->step = 0;»", "",
   "failed_attempt_tests FailedAttempt.LeavesNothingOfItsGroup")
 F("a failed attempt leaves no gradients", "src/accelerator/live_runs.cpp", "«optimizer.zero_grad();»", "",

@@ -73,9 +73,10 @@ template <class... Objects> void release_memory(Objects&... objects) {
 
 namespace detail {
 
-/// Of the accumulation group that a failed attempt leaves half done nothing stays: neither its gradients nor its place.
-/// Of all Accelerators of the process. Not collective.
-ACCELERATE_API void drop_half_done();
+/// Ends an attempt. @return whether it failed, on any rank. Of the accumulation group that a failed one leaves half
+/// done nothing stays: neither its gradients nor its place, of all Accelerators of the process. Collective where
+/// all_ranks.
+ACCELERATE_API bool has_failed(bool here, bool all_ranks);
 
 }  // namespace detail
 
@@ -84,24 +85,36 @@ struct FindBatchSizeOptions {
   /// The next size to try after one that did not fit; unset: nine tenths, rounded down, as the reference does.
   /// `[](int64_t n) { return n / 2; }` halves.
   std::function<int64_t(int64_t)> reduce_batch_size_fn;
+  /// All ranks call it, and go on together: where an attempt fails on one of them, all take the next size. false: each
+  /// for itself, as where one rank alone looks for a size.
+  bool all_ranks = true;
 };
 
 /// Calls f(batch_size) with smaller and smaller sizes until it does not run out of memory, and returns its result.
 /// Build the loader, and what must start afresh, inside f; gradients that an attempt has accumulated and not stepped on
-/// are dropped, and the next one begins an accumulation group. With several processes each rank decides for itself: let
-/// them agree inside f when their memory differs.
-/// @throws ResourceError when size 0 is reached; any exception of f that is not about memory.
+/// are dropped, and the next one begins an accumulation group. With several processes all ranks end up with one size.
+/// @throws ResourceError when size 0 is reached; CommError on all ranks where one fails while others wait for it in a
+/// collective, whose parts can't be taken back; any exception of f that is not about memory.
 template <class F> auto find_executable_batch_size(F&& f, FindBatchSizeOptions options = {}) -> decltype(f(int64_t{})) {
   if (!options.reduce_batch_size_fn) options.reduce_batch_size_fn = [](int64_t size) { return size * 9 / 10; };
   clear_device_cache();
   for (int64_t size = options.starting_batch_size; size > 0;) {
+    bool failed = false;
     try {
-      return f(size);
+      using Result = decltype(f(size));
+      if constexpr (std::is_void_v<Result>) {
+        f(size);
+        if (!detail::has_failed(false, options.all_ranks)) return;
+      } else {
+        Result result = f(size);
+        if (!detail::has_failed(false, options.all_ranks)) return std::forward<Result>(result);
+      }
     } catch (const std::exception& error) {
       if (!should_reduce_batch_size(error)) throw;
+      failed = true;
     }
-    detail::drop_half_done();
-    clear_device_cache();  // outside of the handler: what the exception held is free now
+    if (failed) detail::has_failed(true, options.all_ranks);  // outside of the handler: what the exception held is free
+    clear_device_cache();
     size = options.reduce_batch_size_fn(size);
   }
   throw ResourceError(
