@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <iosfwd>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,6 +32,10 @@ enum class PrecisionType { NO, FP16, BF16, FP8 };
 ACCELERATE_API const char* to_string(PrecisionType type);
 /// "no", "fp16", "bf16" or "fp8". @throws ConfigError naming the valid values.
 ACCELERATE_API PrecisionType precision_from_string(const std::string& text);
+
+// Of accelerate/utils/split.hpp, which who splits something includes.
+template <class T>
+T split_between_processes(const T& inputs, int64_t num_processes, int64_t process_index, bool apply_padding);
 
 struct PartialStateOptions {
   /// Stay on the CPU; unset: the environment's ACCELERATE_USE_CPU.
@@ -74,6 +79,12 @@ class ACCELERATE_API PartialState {
   void wait_for_everyone() const;
   /// Prints `text` and a line end on the main process of each machine, as the reference does.
   void print(const std::string& text) const;
+  /// This rank's part of inputs; see accelerate/utils/split.hpp, which the caller includes.
+  template <class T> T split_between_processes(const T& inputs, bool apply_padding = false) const {
+    return accelerate::split_between_processes(inputs, num_processes(), process_index(), apply_padding);
+  }
+  /// What the reference prints of it: a line each for the environment, the numbers of processes and the device.
+  std::string text() const;
   /// RAII: the main process runs the scope first, the others after it has left.
   [[nodiscard]] std::shared_ptr<void> main_process_first() const;
   [[nodiscard]] std::shared_ptr<void> local_main_process_first() const;
@@ -109,6 +120,8 @@ class ACCELERATE_API PartialState {
   std::shared_ptr<Shared> shared_;
 };
 
+ACCELERATE_API std::ostream& operator<<(std::ostream& out, const PartialState& state);
+
 struct AcceleratorStateOptions {
   /// "no", "fp16", "bf16", "fp8"; unset: ACCELERATE_MIXED_PRECISION, else "no".
   std::optional<std::string> mixed_precision;
@@ -121,6 +134,8 @@ class ACCELERATE_API AcceleratorState : public PartialState {
  public:
   explicit AcceleratorState(const AcceleratorStateOptions& options = {});
   PrecisionType mixed_precision() const;
+  /// That of PartialState, and the precision.
+  std::string text() const;
   /// How models are split, as the first Accelerator was told; of a type that only Accelerators know. Later ones that
   /// are told nothing do the same. Null before, and after reset().
   static std::shared_ptr<void>& shared_engine();
@@ -128,6 +143,8 @@ class ACCELERATE_API AcceleratorState : public PartialState {
   /// Forgets the training settings; with `reset_partial_state`, the process group too.
   static void reset(bool reset_partial_state = false);
 };
+
+ACCELERATE_API std::ostream& operator<<(std::ostream& out, const AcceleratorState& state);
 
 /// What the loader that is being iterated tells the rest of the library. Implemented by prepared loaders.
 class ACCELERATE_API LoaderStatus {

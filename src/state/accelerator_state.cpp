@@ -1,3 +1,5 @@
+#include <ostream>
+
 #include "accelerate/state.hpp"
 #include "utils/environment.hpp"
 #include "utils/raise.hpp"
@@ -50,6 +52,11 @@ AcceleratorState::AcceleratorState(const AcceleratorStateOptions& options) : Par
 }
 
 PrecisionType AcceleratorState::mixed_precision() const { return *shared_precision(); }
+std::string AcceleratorState::text() const {
+  return fmt::format("{}\nMixed precision type: {}\n", PartialState::text(), to_string(mixed_precision()));
+}
+std::ostream& operator<<(std::ostream& out, const AcceleratorState& state) { return out << state.text(); }
+
 std::shared_ptr<void>& AcceleratorState::shared_engine() {
   static std::shared_ptr<void> engine;
   return engine;

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <cstdio>
+#include <ostream>
 
 #include "accelerate/comm.hpp"
 #include "accelerate/state.hpp"
@@ -156,6 +157,15 @@ const char* to_string(DistributedType type) {
   }
   return "?";
 }
+
+std::string PartialState::text() const {
+  return fmt::format(
+      "Distributed environment: DistributedType.{}{}{}\nNum processes: {}\nProcess index: {}\nLocal process index: {}\n"
+      "Device: {}\n",
+      to_string(distributed_type()), backend().empty() ? "" : "  Backend: ", backend(), num_processes(),
+      process_index(), local_process_index(), device().str());
+}
+std::ostream& operator<<(std::ostream& out, const PartialState& state) { return out << state.text(); }
 
 std::shared_ptr<PartialState::Shared>& PartialState::shared() {
   static std::shared_ptr<Shared> state;

@@ -636,6 +636,20 @@ RANKS_TEST(AcceleratorRanks, ALaterAcceleratorShardsAsTheFirst, 2) {
   EXPECT_NEAR(second.clip_grad_norm_(net->parameters(), 1.0).item<double>(), 0.5, 1e-5);
 }
 
+RANKS_TEST(AcceleratorRanks, StatesAsText, 1, 2) {
+  Accelerator accelerator({.mixed_precision = "bf16", .cpu = true});
+  const bool alone = accelerate::PartialState().num_processes() == 1;
+  std::ostringstream partial, whole;
+  partial << PartialState();
+  whole << AcceleratorState();
+  // As Python 3.11 and accelerate 1.15 print them.
+  EXPECT_EQ(partial.str(), std::string("Distributed environment: DistributedType.") +
+                               (alone ? "NO\nNum processes: 1\n" : "MULTI_CPU  Backend: gloo\nNum processes: 2\n") +
+                               "Process index: " + std::to_string(rank()) +
+                               "\nLocal process index: " + std::to_string(rank()) + "\nDevice: cpu\n");
+  EXPECT_EQ(whole.str(), partial.str() + "\nMixed precision type: bf16\n");
+}
+
 RANKS_TEST(AcceleratorRanks, SplitBetweenProcesses, 3) {
   Accelerator accelerator;
   const std::vector<int> seven{0, 1, 2, 3, 4, 5, 6};
@@ -643,6 +657,7 @@ RANKS_TEST(AcceleratorRanks, SplitBetweenProcesses, 3) {
   const auto r = static_cast<size_t>(rank());
   EXPECT_EQ(accelerator.split_between_processes(seven), parts[r]);
   EXPECT_EQ(accelerator.split_between_processes(seven, true), padded[r]);
+  EXPECT_EQ(PartialState().split_between_processes(seven), parts[r]);
   EXPECT_TRUE(accelerator.split_between_processes(torch::arange(7))
                   .equal(torch::arange(7).slice(0, parts[r].front(), parts[r].back() + 1)));
   EXPECT_TRUE(accelerator.gather(accelerator.split_between_processes(torch::arange(7), true))

@@ -31,7 +31,7 @@ struct Share {
 /// This rank's part of a list, of a tensor's rows, or of a map of such (all of one length). With `apply_padding` the
 /// last item of all is repeated where a part is shorter than the longest.
 template <class T>
-T split_between_processes(const T& inputs, int64_t num_processes, int64_t process_index, bool apply_padding = false) {
+T split_between_processes(const T& inputs, int64_t num_processes, int64_t process_index, bool apply_padding) {
   if constexpr (nested::TensorLike<T>) {
     const int64_t rows = ops::batch_size(inputs);
     const Share share = Share::of(rows, num_processes, process_index);
@@ -62,6 +62,9 @@ T split_between_processes(const T& inputs, int64_t num_processes, int64_t proces
     if (apply_padding && !inputs.empty()) part.insert(part.end(), static_cast<size_t>(share.padding), inputs.back());
     return part;
   }
+}
+template <class T> T split_between_processes(const T& inputs, int64_t num_processes, int64_t process_index) {
+  return split_between_processes(inputs, num_processes, process_index, false);
 }
 
 }  // namespace accelerate
