@@ -331,7 +331,8 @@ class ACCELERATE_API Accelerator {
     join({model.core()->engine}, loop, even_batches);
   }
   /// Autocast in this run's mixed precision, for code outside of prepared models.
-  [[nodiscard]] AutocastGuard autocast() const;
+  /// @param autocast_handler  for this scope; unset: that of the kwargs_handlers
+  [[nodiscard]] AutocastGuard autocast(const std::optional<AutocastKwargs>& autocast_handler = std::nullopt) const;
   /// Divides gradients by the loss scale: those of all prepared optimizers, or of some. Nothing without a scaler, and
   /// for an optimizer whose gradients wait for their step unscaled already.
   void unscale_gradients();

@@ -114,10 +114,10 @@ void Accelerator::run_backward(const at::Tensor& loss, double weight, const Back
   check_belonging();
 }
 
-AutocastGuard Accelerator::autocast() const {
+AutocastGuard Accelerator::autocast(const std::optional<AutocastKwargs>& autocast_handler) const {
+  const AutocastKwargs& how = autocast_handler ? *autocast_handler : impl_->autocast;
   return AutocastGuard(computing_device(device()),
-                       impl_->autocast.enabled ? autocast_dtype(state().mixed_precision()) : std::nullopt,
-                       impl_->autocast);
+                       how.enabled ? autocast_dtype(state().mixed_precision()) : std::nullopt, how);
 }
 
 bool Accelerator::optimizer_step_was_skipped() const {

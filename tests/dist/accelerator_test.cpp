@@ -265,6 +265,12 @@ TEST_F(AcceleratorTest, AutocastKwargsReachForwardsAndRegions) {
     const auto region = on.autocast();
     EXPECT_FALSE(at::autocast::is_autocast_cache_enabled());
     EXPECT_EQ(net(x).scalar_type(), torch::kBFloat16);
+    const auto within = on.autocast(AutocastKwargs{.enabled = false});
+    EXPECT_EQ(net(x).scalar_type(), torch::kFloat);
+  }
+  {
+    const auto region = on.autocast(AutocastKwargs{});
+    EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
   }
   EXPECT_FALSE(on.prepare(net)(x).equal(net(x)));
   Accelerator off({.kwargs_handlers = {AutocastKwargs{.enabled = false}}});
