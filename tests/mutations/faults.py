@@ -472,6 +472,9 @@ F("trained ignored modules are named", "src/parallel/fsdp/fsdp.cpp", "return «i
   "true", w + "TrainedIgnoredModulesAreNamed")
 F("launch: options behind the program are remarked on", "src/launch/job/job.cpp",
   "«remark_on_swapped_options(job);»", "", "launch_tests LaunchOptions.OursBehindTheProgramAreRemarked")
+F("launch: settings of no compiler are remarked on", "src/launch/job/remarks.cpp",
+  "if («in_small_letters(text(\"dynamo_backend\")) == \"no\"»)", "false",
+  "launch_tests LaunchOptions.SettingsOfACompilerThatNobodyNamedAreRemarked")
 F("a rank of PMIx is one of several", "src/launch/job/settings.cpp", "!place_ && «rank && *rank > 0»)", "false",
   "launch_tests LaunchEnvironment.ARankOfUnknownManyIsNamed")
 F("a write or two is no step of the old optimizer", "src/optim/grad_scaler.cpp", "if («state.moves < kMoves») return;",

@@ -414,6 +414,14 @@ TEST(LaunchOptions, OursBehindTheProgramAreRemarked) {
                   "front of it",
                   HasSubstr("--use_fsdp behind the program")));
   EXPECT_THAT(remarks({"train", "--mixed_precision", "fp16", "--processes", "2"}), testing::IsEmpty());
+TEST(LaunchOptions, SettingsOfACompilerThatNobodyNamedAreRemarked) {
+  const auto remarks = [](const std::map<std::string, std::string>& settings) {
+    return job_of({.command = {"x"}, .settings = settings}, Host()).settings.remarks();
+  };
+  EXPECT_THAT(remarks({{"dynamo_mode", "max-autotune"}, {"dynamo_use_dynamic", "true"}}),
+              ElementsAre("--dynamo_mode has no effect without --dynamo_backend",
+                          "--dynamo_use_dynamic has no effect without --dynamo_backend"));
+  EXPECT_THAT(remarks({{"dynamo_backend", "INDUCTOR"}, {"dynamo_mode", "max-autotune"}}), testing::IsEmpty());
 }
 
 TEST(LaunchOptions, AnExplicitDefaultIsAWord) {

@@ -30,6 +30,12 @@ std::string flag_of(const config::Option& option) {
   return option.name;
 }
 
+std::string in_small_letters(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
 namespace {
 
 /// A whole number that is written as another: YAML's 1e8 is text, and 1.0e+8 a fraction.

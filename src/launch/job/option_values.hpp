@@ -21,6 +21,9 @@ const config::Option& option_called(const std::string& name);
 /// How a user would have written the setting: "--num_processes".
 std::string flag_of(const config::Option& option);
 
+/// Names of choices are written either way.
+std::string in_small_letters(std::string text);
+
 /// A file's value as the setting's kind: files say 'no' with and without quotes, numbers as text, "(false, false,
 /// false)" for three. Null when it has none.
 config::Value from_file(const config::Option& option, const config::Value& value, const std::string& file);

@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <initializer_list>
 
 #include "launch/job/option_values.hpp"
@@ -27,9 +26,7 @@ void Settings::remark() {
   unused("parallelism_config", on("use_parallelism_config"), "--use_parallelism_config");
   unused("fp8_config", text("mixed_precision") == "fp8", "--mixed_precision fp8");
   // Without a back end a program chooses: Python's by what is installed, C++'s torchao's.
-  std::string backend = text("fp8_backend");
-  std::transform(backend.begin(), backend.end(), backend.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const std::string backend = in_small_letters(text("fp8_backend"));
   if (text("mixed_precision") == "fp8") {
     const auto only = [&](const char* owner, std::initializer_list<const char*> names) {
       for (const char* name : names) {
@@ -74,6 +71,11 @@ void Settings::remark() {
     for (const char* name : {"aws_access_key_id", "aws_secret_access_key"})
       if (source(name) == Source::flag)
         remarks_.push_back(fmt::format("--{} has no effect: the config file is not one for Amazon SageMaker", name));
+  if (in_small_letters(text("dynamo_backend")) == "no")
+    for (const char* name :
+         {"dynamo_mode", "dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation"})
+      if (source(name) == Source::flag)
+        remarks_.push_back(fmt::format("--{} has no effect without --dynamo_backend", name));
   if (launcher_ != Launcher::simple && source("mpirun_hostfile") == Source::flag)
     remarks_.emplace_back(
         "--mpirun_hostfile has no effect here: mpirun starts processes that compute on the CPU, with --cpu");

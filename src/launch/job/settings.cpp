@@ -22,12 +22,6 @@ constexpr const char* kParadigms[] = {"multi_gpu",     "tpu",      "tpu_use_clus
 
 constexpr const char* kStrategies[] = {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"};
 
-std::string in_small_letters(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
 }  // namespace
 
 Settings::Settings(const LaunchRequest& request, const Host& host) {
