@@ -152,7 +152,7 @@ F("AutocastKwargs::enabled", file, "const bool enabled = «kwargs.enabled» && d
   t + "AutocastKwargsReachForwardsAndRegions")
 F("AutocastKwargs::enabled", "src/accelerator/accelerator.cpp", "core.autocast_dtype = «autocast.enabled» ? autocast_dtype",
   "true")
-F("AutocastKwargs::enabled", "src/accelerator/training.cpp", "«impl_->autocast.enabled» ? autocast_dtype", "true")
+F("AutocastKwargs::enabled", "src/accelerator/training.cpp", "«how.enabled» ? autocast_dtype", "true")
 F("AutocastKwargs::cache_enabled", file, "«kwargs.cache_enabled.value_or(previous_cache_enabled_)»",
   "previous_cache_enabled_", t + "AutocastKwargsReachForwardsAndRegions")
 

@@ -1,7 +1,6 @@
 #include "launch/job/settings.hpp"
 
 #include <algorithm>
-#include <cctype>
 
 #include "config/config_file.hpp"
 #include "launch/job/host.hpp"
