@@ -1,7 +1,9 @@
 // `accelerate track replay`, which starts this with FILE and options, each with its value.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -63,6 +65,7 @@ class Replay {
  private:
   void open(const std::string& project) {
     close();
+    if (options_["project_name"].empty()) check_name(project);
     project_ = project;
     const std::string& name = options_["project_name"].empty() ? project : options_["project_name"];
     const std::string& folder = options_["logging_dir"];
@@ -71,6 +74,15 @@ class Replay {
             .make({.project_name = name, .logging_dir = folder.empty() ? "." : folder, .init_kwargs = init_kwargs_});
     tracker_->start();
     tracker_->connect();
+  }
+  /// Trackers make a folder of it.
+  static void check_name(const std::string& project) {
+    const std::filesystem::path path(project);
+    const bool leads_out = std::find(path.begin(), path.end(), "..") != path.end();
+    if (path.is_absolute() || leads_out)
+      accelerate::raise<ConfigError>(
+          "the file names its run '{}', which as a folder is not below --logging_dir; give it a name by --project_name",
+          project);
   }
   void flush() {
     tracker_->flush();

@@ -111,6 +111,13 @@ void find_extras(const fs::path& from, const fs::path& folder, const fs::path& t
     if (file.filename().string().starts_with(".") || name == "config.json" || is_weights_file(file)) continue;
     std::error_code error;
     if (fs::equivalent(file, to, error)) continue;
+    // The new folder may be published, so nothing gets into it that is not of the model; and links to folders may lead
+    // to themselves.
+    if (entry.is_symlink(error) && fs::is_directory(file, error)) {
+      notes.push_back(fmt::format("'{}' is a link to a folder and was not copied.", file.string()));
+      continue;
+    }
+    check_inside(kOperation, from, file);
     if (fs::is_directory(file, error)) {
       found.insert(name);
       find_extras(from, name, to, found, notes);

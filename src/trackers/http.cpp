@@ -92,7 +92,7 @@ Answer Client::send(const Request& request) {
     headers.reset(longer);
   };
   for (const auto& [name, value] : request.headers) add(name, value);
-  if (!server_.authorization.empty()) add("Authorization", server_.authorization);
+  if (request.authorized && !server_.authorization.empty()) add("Authorization", server_.authorization);
   add("Expect", "");  // else libcurl asks whether it may send, and waits a second where nobody answers
   curl.set(handle_, CURLOPT_ERRORBUFFER, reason);
   curl.set(handle_, CURLOPT_URL, request.url.c_str());

@@ -15,6 +15,7 @@ struct Request {
   std::string method = "GET", url;
   std::vector<std::pair<std::string, std::string>> headers = {};
   std::string body = {};
+  bool authorized = true;  ///< it is the server that the authorization is for
 };
 
 struct Answer {

@@ -22,6 +22,11 @@ using std::chrono::milliseconds;
 constexpr size_t kLongestName = 250;
 constexpr milliseconds kFirstPause{250}, kLongestPause{8000};
 
+/// Scheme, host and port.
+std::string_view origin_of(std::string_view url) {
+  return url.substr(0, url.find_first_of("/?#", url.find("://") + 3));
+}
+
 bool busy(long status) { return status == 408 || status == 429 || status >= 500; }
 
 }  // namespace
@@ -68,8 +73,11 @@ Value MlflowServer::get(const std::string& what, const std::map<std::string, std
 }
 
 void MlflowServer::put(const std::string& url, const std::string& content_type, std::string bytes) {
-  send("artifacts",
-       {.method = "PUT", .url = url, .headers = {{"Content-Type", content_type}}, .body = std::move(bytes)});
+  send("artifacts", {.method = "PUT",
+                     .url = url,
+                     .headers = {{"Content-Type", content_type}},
+                     .body = std::move(bytes),
+                     .authorized = origin_of(url) == origin_of(uri_)});
 }
 
 Value MlflowServer::send(const std::string& what, const http::Request& request) {

@@ -29,7 +29,8 @@ class MlflowServer {
   /// @return the answer, an object. @throws MlflowRefusal; TrackerGone when there is no answer that says anything.
   config::Value post(const std::string& what, const config::Value& body);
   config::Value get(const std::string& what, const std::map<std::string, std::string>& query);
-  /// Sends a file to an address. @throws as post
+  /// Sends a file to an address, which the server has named: another one than the server itself does not get its
+  /// authorization. @throws as post
   void put(const std::string& url, const std::string& content_type, std::string bytes);
 
  private:

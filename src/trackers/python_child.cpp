@@ -108,8 +108,9 @@ std::string tracker_python() { return environment::text("ACCELERATE_PYTHON").val
 std::vector<std::string> installed_packages(const std::vector<std::string>& packages) {
   // As python_child.py looks for them: not in the current folder, and a folder without code is no package.
   static constexpr const char* kAsk =
-      "import sys, importlib.util as u\n"
+      "import sys\n"
       "sys.path[:] = [p for p in sys.path if p]\n"
+      "import importlib.util as u\n"
       "print(*(n for n in sys.argv[1:] if (s := u.find_spec(n)) and s.origin))";
   std::vector<std::string> words{"-c", kAsk};
   words.insert(words.end(), packages.begin(), packages.end());
@@ -147,9 +148,14 @@ PythonChild::PythonChild(const std::string& interpreter) : interpreter_(interpre
   channel_.reset(ends[0]);
   const Fd theirs = lifted(Fd(ends[1])), script = lifted(file_of(kPythonScript));
   ::fcntl(channel_.get(), F_SETFL, O_NONBLOCK);
-  auto python =
-      spawn_python(interpreter, {"-c", "import os; exec(compile(os.fdopen(4).read(), 'accelerate_tracker', 'exec'))"},
-                   theirs.get(), script.get());
+  // Only installed packages are meant: a folder "wandb" in the current one, which wandb itself makes, is none, and a
+  // base64.py there is not Python's.
+  static constexpr const char* kStart =
+      "import sys\n"
+      "sys.path[:] = [p for p in sys.path if p]\n"
+      "import os\n"
+      "exec(compile(os.fdopen(4).read(), 'accelerate_tracker', 'exec'))";
+  auto python = spawn_python(interpreter, {"-c", kStart}, theirs.get(), script.get());
   pid_ = python.pid;
   output_ = std::move(python.output);
 }

@@ -308,8 +308,6 @@ def leave_with(channel):
 
 def main():
     os.set_inheritable(3, False)
-    # Only installed packages are meant: a folder "wandb" in the current one, which wandb itself makes, is none.
-    sys.path[:] = [place for place in sys.path if place]
     channel = socket.socket(fileno=3)
     threading.Thread(target=leave_with, args=(channel.fileno(),), daemon=True).start()
     nowhere = open(os.devnull, "w")

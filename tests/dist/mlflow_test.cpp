@@ -10,6 +10,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <thread>
 
 #include "message_of.hpp"
@@ -137,6 +138,49 @@ TEST(MlflowTracker, KeepsTheNumbersWhereNobodyAnswers) {
     for (std::string line; std::getline(in, line);) lines += json::parse(line).at("kind") == "log";
   }
   EXPECT_EQ(lines, 10);
+}
+
+/// A server that says where a run's artifacts are to go, and another one there: what each is told of who we are.
+TEST(MlflowTracker, OnlyItsOwnServerGetsThePassword) {
+  SKIP_WITHOUT_TRACKERS_PYTHON();
+  const auto seen = scratch("seen.txt");
+  std::filesystem::remove(seen);
+  const uint16_t port = support::free_port();
+  const std::string script = R"(
+import http.server, json, sys
+class Server(http.server.BaseHTTPRequestHandler):
+    def answer(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        host, who = self.headers["Host"].split(":")[0], self.headers.get("Authorization", "nobody")
+        with open(sys.argv[2], "a") as file:
+            print(host, self.command, who.split()[0], file=file)
+        place = f"http://localhost:{sys.argv[1]}/there"
+        text = json.dumps({"experiment": {"experiment_id": "1", "lifecycle_stage": "active"},
+                           "run": {"info": {"run_id": "r", "experiment_id": "1", "artifact_uri": place}}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+    do_GET = do_POST = do_PUT = answer
+    def log_message(self, *arguments): pass
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Server)
+print("listens", flush=True)
+server.serve_forever()
+)";
+  cli_test::Program server({support::trackers_python(), "-c", script, std::to_string(port), seen.string()});
+  ASSERT_TRUE(server.wait_for("listens", std::chrono::seconds(60))) << server.errors();
+  const Variable uri("MLFLOW_TRACKING_URI", address(port));
+  const Variable user("MLFLOW_TRACKING_USERNAME", "me"), password("MLFLOW_TRACKING_PASSWORD", "secret");
+  MlflowTracker tracker({.project_name = "run"});
+  tracker.connect();
+  tracker.log_images({{"picture", torch::full({1, 6, 5, 3}, 9, torch::kByte)}}, 3);
+  tracker.finish();
+  std::ifstream in(seen);
+  std::set<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.insert(line);
+  EXPECT_TRUE(lines.contains("127.0.0.1 POST Basic"));
+  EXPECT_TRUE(lines.contains("localhost PUT nobody")) << testing::PrintToString(lines);
+  EXPECT_FALSE(lines.contains("localhost PUT Basic"));
 }
 
 TEST(MlflowTracker, RefusesWhatItCanNotDo) {

@@ -124,6 +124,47 @@ TEST(PythonTracker, FindsWhatIsInstalledWithoutImportingIt) {
   std::filesystem::current_path(before);
 }
 
+/// Whatever lies beside the program.
+TEST(PythonTracker, ModulesOfTheCurrentFolderAreNotRun) {
+  const FakeSdk sdk;
+  const auto folder = scratch("beside"), ran = folder / "ran";
+  std::filesystem::create_directories(folder);
+  for (const char* name : {"base64", "json", "types", "selectors", "threading", "importlib", "os"})
+    std::ofstream(folder / (std::string(name) + ".py")) << "open('" << ran.string() << "', 'w').close()\n";
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder);
+  EXPECT_THAT(installed_packages({"wandb", "json"}), ElementsAre("wandb", "json"));
+  const auto wandb = tracker();
+  wandb->connect();
+  wandb->finish();
+  std::filesystem::current_path(before);
+  EXPECT_FALSE(std::filesystem::exists(ran));
+  EXPECT_EQ(sdk.arrived().back(), (json{{"finish", true}}));
+}
+
+/// A run's name comes from whoever wrote the file, and becomes a folder.
+TEST(PythonTracker, ReplayStaysInItsFolder) {
+  const auto folder = scratch("replayed");
+  std::filesystem::create_directories(folder);
+  for (const std::string run : {"../out", (folder / "elsewhere").string()}) {
+    std::ofstream(folder / "in.jsonl")
+        << json{{"kind", "start"}, {"run", run}, {"time", 1.0}, {"format", "accelerate.tracking"}, {"version", 1}}
+        << "\n"
+        << json{{"kind", "log"}, {"run", run}, {"time", 1.0}, {"step", 1}, {"values", {{"loss", 0.5}}}} << "\n";
+    std::vector<std::string> words{
+        cli_test::accelerate(),    "track", "replay", (folder / "in.jsonl").string(), "--to", "jsonl", "--logging_dir",
+        (folder / "logs").string()};
+    const auto refused = cli_test::Program(words).wait();
+    EXPECT_NE(refused.exit_code, 0);
+    EXPECT_THAT(refused.err, AllOf(HasSubstr(run), HasSubstr("--project_name")));
+    EXPECT_FALSE(std::filesystem::exists(folder / "out") || std::filesystem::exists(folder / "elsewhere"));
+    words.insert(words.end(), {"--project_name", "mine"});
+    EXPECT_EQ(cli_test::Program(words).wait().exit_code, 0);
+    EXPECT_TRUE(std::filesystem::exists(folder / "logs/mine/log.jsonl"));
+    std::filesystem::remove_all(folder / "logs");
+  }
+}
+
 struct FaultCase {
   const char* fault;
   const char* says;

@@ -1606,6 +1606,16 @@ F("the monitor's key", "src/launch/monitor/monitor.cpp", "asked = «keyboard_->r
 F("the terminal's modes outlive the launcher", "src/launch/system/warden.cpp", "if («has_modes») ::tcsetattr", "false",
   c + "HangReportLaunched.TheTerminalIsGivenBack")
 
+F("quantize copies what links to folders lead to", "src/bigmodel/quantize_to_folder.cpp",
+  "if («entry.is_symlink(error)» && fs::is_directory", "false", "quantize_files_tests QuantizeFiles.LinksLeadNowhereElse")
+F("quantize copies what files link to", "src/bigmodel/quantize_to_folder.cpp",
+  "«check_inside(kOperation, from, file);»", "", "quantize_files_tests QuantizeFiles.LinksLeadNowhereElse")
+F("replay stays in its folder", "programs/track.cpp", "«check_name(project);»", "",
+  "external_trackers_tests PythonTracker.ReplayStaysInItsFolder")
+F("MLflow's password is for its server", "src/trackers/mlflow_server.cpp",
+  ".authorized = «origin_of(url) == origin_of(uri_)»", "true",
+  "external_trackers_tests MlflowTracker.OnlyItsOwnServerGetsThePassword")
+
 # ---- live figures and summaries
 m = "monitor_cli_tests MonitorFigures."
 F("report_tokens", "src/utils/step_report.cpp", "«tokens_of_program.fetch_add(tokens, std::memory_order_relaxed);»", "",

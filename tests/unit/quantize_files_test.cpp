@@ -623,6 +623,27 @@ TEST(QuantizeFiles, WhatCantBeIsNamedAndLeavesNothing) {
   EXPECT_THAT(left, testing::UnorderedElementsAre("model", "f32.gguf", "mine"));
 }
 
+/// The new folder may be published.
+TEST(QuantizeFiles, LinksLeadNowhereElse) {
+  const fs::path root = scratch("links"), model = root / "model";
+  make_model(model);
+  fs::create_directory_symlink(".", model / "a");
+  fs::create_directory_symlink(".", model / "b");
+  fs::create_directory_symlink("..", model / "up");
+  std::ofstream(model / "notes.txt") << "ours";
+  fs::create_symlink("notes.txt", model / "same.txt");
+  const auto result = quantize_files(model, root / "nf4", {.to = "nf4"});
+  EXPECT_THAT(result.notes, testing::IsSupersetOf({HasSubstr("a' is a link to a folder and was not copied"),
+                                                   HasSubstr("b' is a link"), HasSubstr("up' is a link")}));
+  for (const char* name : {"a", "b", "up"}) EXPECT_FALSE(fs::exists(root / "nf4" / name)) << name;
+  EXPECT_EQ(text_of(root / "nf4/same.txt"), "ours");
+  std::ofstream(root / "secret") << "of somebody";
+  fs::create_symlink("../secret", model / "vocab.json");
+  EXPECT_THAT(message_of([&] { quantize_files(model, root / "other", {.to = "nf4"}); }),
+              testing::AllOf(HasSubstr("vocab.json' leads to"), HasSubstr("Put the file itself there")));
+  EXPECT_FALSE(fs::exists(root / "other"));
+}
+
 TEST(QuantizeFiles, NothingOfTheUsersIsReplaced) {
   const fs::path root = scratch("places"), model = root / "model", out = root / "out";
   make_model(model);
