@@ -47,6 +47,7 @@ constexpr double kRounding = 1e-6;
 TEST_F(CompiledModelTest, GivesWhatEagerGivesAlsoPreparedAndForOtherBatches) {
   CompiledModel model(folder / "one.pt2");
   EXPECT_LE(support::largest_difference(model->forward(tensor("x")), tensor("one")), kRounding);
+  EXPECT_TRUE(model(tensor("x")).equal(model->forward(tensor("x"))));
   EXPECT_EQ(model->metadata().at("AOTI_DEVICE_KEY"), "cpu");
 
   Accelerator accelerator({.mixed_precision = "bf16", .cpu = true});

@@ -49,6 +49,13 @@ class ACCELERATE_API CompiledModelImpl : public torch::nn::Module {
   at::Tensor only(const std::vector<at::Tensor>& outputs) const;
   std::unique_ptr<Impl> impl_;
 };
-TORCH_MODULE(CompiledModel);
+
+/// As TORCH_MODULE makes it, but for the call: LibTorch's holders know no forward that has several forms.
+class CompiledModel : public torch::nn::ModuleHolder<CompiledModelImpl> {
+ public:
+  using torch::nn::ModuleHolder<CompiledModelImpl>::ModuleHolder;
+  using Impl = CompiledModelImpl;
+  template <class... Inputs> auto operator()(const Inputs&... inputs) { return get()->forward(inputs...); }
+};
 
 }  // namespace accelerate
