@@ -414,6 +414,8 @@ TEST(LaunchOptions, OursBehindTheProgramAreRemarked) {
                   "front of it",
                   HasSubstr("--use_fsdp behind the program")));
   EXPECT_THAT(remarks({"train", "--mixed_precision", "fp16", "--processes", "2"}), testing::IsEmpty());
+}
+
 TEST(LaunchOptions, SettingsOfACompilerThatNobodyNamedAreRemarked) {
   const auto remarks = [](const std::map<std::string, std::string>& settings) {
     return job_of({.command = {"x"}, .settings = settings}, Host()).settings.remarks();
