@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
 """Holds the pages against the sources: the texts that docs/troubleshooting.md quotes are in the sources, what docs/from_python.md
-says is here ("yes") is declared in a public header, and files and folders that pages name are there.
+says is here ("yes") is declared in a public header, that page has every public name of the reference (reference_names.txt) and does
+not contradict itself, and files and folders that pages name are there.
 
 usage: claims.py
 """
+import collections
+import fnmatch
 import pathlib
 import re
 import sys
@@ -38,6 +41,17 @@ def problems():
                 name = name.split(".")[-1]
                 if not re.search(rf"\b{re.escape(name)}\b", headers):
                     yield f"docs/from_python.md:{number}: '{name}' is said to be here, and no public header has it"
+    # A name may stand in two tables, as a member and as a function.
+    verdicts = collections.defaultdict(dict)
+    for number, cells in rows("from_python.md"):
+        for name in re.findall(r"`([^`]+)`", cells[0]):
+            verdicts[re.sub(r"\(.*", "", name).split(".")[-1]][number] = cells[-1].startswith("not here")
+    for name, said in sorted(verdicts.items()):
+        if len(set(said.values())) > 1:
+            yield f"docs/from_python.md:{max(said)}: '{name}' is not here, and it is: see also line {min(said)}"
+    for name in (ROOT / "tests/docs/reference_names.txt").read_text().split():
+        if not any(fnmatch.fnmatchcase(name, known) for known in verdicts):
+            yield f"docs/from_python.md has no row for '{name}'"
     for page in sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")):
         if page.name == "CHANGELOG.md":
             continue  # which tells of files as they were
