@@ -263,11 +263,16 @@ void load(RunState& run, const std::vector<ModelRef>& models, const fs::path& fo
     scales = read_fp8_states(run, folder);
     accumulation.emplace(run, folder, options);
     own_states = stage_own_states(run, folder);
+    const auto of_generators = random_states_file(folder);
     try {
-      random = load_object(random_states_file(folder));
-    } catch (const CheckpointError& error) {
-      // Absent when the checkpoint comes from fewer processes; Python's own holds numpy's generator, which we can't
-      // read.
+      if (fs::exists(of_generators)) random = load_object(of_generators);
+      else
+        logs::warn(
+            "accelerate.run_state",
+            "load_state: the random generators of rank {} keep their present state: the checkpoint has no {}, so "
+            "it was saved by fewer processes",
+            comm::rank(), of_generators.filename().string());
+    } catch (const CheckpointError& error) {  // Python's own holds numpy's generator, which we can't read
       logs::warn("accelerate.run_state", "load_state: the random generators keep their present state: {}",
                  error.what());
     }

@@ -20,6 +20,7 @@
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
+#include "warnings_of.hpp"
 
 using namespace accelerate;
 using support::rank;
@@ -549,7 +550,12 @@ void run_part(const Part& part, const fs::path& folder) {
   torch::optim::SGD optimizer(net->parameters(), 0.1);
   auto [model, opt, loader] = accelerator.prepare(
       net, optimizer, data::DataLoader(rows(kRowsOfPart), {.batch_size = part.batch_size, .shuffle = part.shuffle}));
-  if (part.resume) accelerator.load_state(folder / "checkpoint");
+  if (part.resume) {
+    const auto said = support::warnings_of([&] { accelerator.load_state(folder / "checkpoint"); });
+    const bool new_rank = !fs::exists(folder / "checkpoint" / ("random_states_" + std::to_string(rank()) + ".pkl"));
+    if (new_rank) EXPECT_THAT(said, HasSubstr("it was saved by fewer processes"));
+    else EXPECT_THAT(said, testing::Not(HasSubstr("random generators")));
+  }
   std::ofstream seen(folder / "seen", std::ios::app);
   int64_t step = 0;
   for (auto& batch : loader) {

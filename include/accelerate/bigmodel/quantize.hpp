@@ -3,10 +3,10 @@
 /// Weights of linear layers in 8 or 4 bits, as bitsandbytes has them.
 ///
 ///     auto net = [] { auto empty = accelerate::init_empty_weights(); return BigModel(options); }();
-///     auto model = accelerate::load_and_quantize_model(net, {.load_in_4bit = true, .bnb_4bit_quant_type = "nf4"},
-///                                                      "checkpoint");
+///     const accelerate::BnbQuantizationConfig config{.load_in_4bit = true, .bnb_4bit_quant_type = "nf4"};
+///     auto model = accelerate::load_and_quantize_model(net, config, "checkpoint");
 ///     auto out = model(input);  // or net->forward(input)
-///     accelerate::save_quantized_model(model, "folder");
+///     accelerate::save_quantized_model(net, config, "folder");
 ///
 /// - No module is swapped: the weight of a `Linear` keeps its name, shape and identity; its bytes are codes (a home of
 ///   the residency engine, residency.hpp). Products with it, or with its transpose, are made from the codes; other

@@ -64,8 +64,7 @@ struct FP8Recipe {
   std::array<bool, 3> override_linear_precision{false, false, false};
   /// fp8 in evaluation too (a scope that is opened with training = false).
   bool use_autocast_during_eval = false;
-  /// MXFP8 instead of delayed scaling: blocks of 32 with a power-of-two scale, E4M3 throughout unless fp8_format says
-  /// e5m2 for... (see docs); no state.
+  /// MXFP8 instead of delayed scaling: blocks of 32 with a power-of-two scale, numbers as fp8_format says; no state.
   bool use_mxfp8_block_scaling = false;
   /// Extension: scales from the tensor itself instead of history (Transformer Engine's Float8CurrentScaling); no state.
   bool use_current_scaling = false;
