@@ -298,7 +298,6 @@ TEST_F(ProfileCommand, TracesOfPyTorchsOwnProfilerAreReadToo) {
   const auto ours = json::parse(result.out);
   expect_the_peers_numbers(ours, traces);
   EXPECT_THAT(ours["notes"].dump(), HasSubstr("don't say when threads waited"));
-  EXPECT_GT(ours["ranks"][0]["overall"]["exposed_us"], 0);
   EXPECT_EQ(ours["ranks"][0]["communication"][0]["kind"], "gloo:all_reduce");
 }
 
