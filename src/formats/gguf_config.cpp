@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "formats/gguf_fields.hpp"
+#include "formats/gguf_keys.hpp"
 #include "formats/gguf_writer.hpp"
 #include "utils/json.hpp"
 #include "utils/raise.hpp"
@@ -85,6 +86,43 @@ ordered_json llama3_scaling(const GgufFields& fields, const GgufTensor& factors,
           {"original_max_position_embeddings", static_cast<int64_t>(kLlama3Context)}};
 }
 
+/// As llama.cpp reads it: a factor without a type is a linear one, 0 is none, and files of 2023 have it under another
+/// name. Null: frequencies are as they are.
+ordered_json rope_scaling(const GgufFields& fields) {
+  const auto* named = fields.text("rope.scaling.type");
+  const std::string type = named ? *named : "linear";
+  auto factor = fields.number("rope.scaling.factor");
+  if (!factor) factor = fields.number("rope.scale_linear");
+  if (type != "none" && type != "linear" && type != "yarn")
+    fields.fail("rope.scaling.type is '{}', expected none, linear or yarn: no other form is supported.", type);
+  if (type == "none" || factor.value_or(0) == 0 || factor == 1) return nullptr;
+  ordered_json scaling = {{"rope_type", type}, {"factor", *factor}};
+  if (const auto original = fields.integer("rope.scaling.original_context_length"); original && type == "yarn")
+    scaling["original_max_position_embeddings"] = *original;
+  return scaling;
+}
+
+/// llama.cpp lets these architectures see all tokens, so that files are of models whose window is as long as their
+/// context, or are meant for another reader.
+void check_window(const GgufFields& fields) {
+  const auto window = fields.integer("attention.sliding_window").value_or(0);
+  if (window != 0 && window < fields.need_integer("context_length"))
+    fields.fail(
+        "'{}.attention.sliding_window' is {}, fewer tokens than the context_length: attention of that kind is not "
+        "supported in this architecture. Use the model's Hugging Face folder.",
+        fields.architecture(), window);
+}
+
+/// A model here has one size of heads, all of whose dimensions are turned.
+void check_head_size(const GgufFields& fields, int64_t head_size) {
+  for (const char* key : {"attention.value_length", "rope.dimension_count"})
+    if (const auto size = fields.integer(key); size && *size != head_size)
+      fields.fail(
+          "'{}.{}' is {}, and heads have the size {}: models of this architecture with other values or with dimensions "
+          "that are not turned are not supported.",
+          fields.architecture(), key, *size, head_size);
+}
+
 ordered_json llama_config(const GgufHeader& header, const GgufFields& fields, const float* rope_factors) {
   const auto experts = fields.integer("expert_count").value_or(0);
   const bool qwen = fields.architecture() == "qwen2", mixtral = experts > 0;
@@ -98,25 +136,22 @@ ordered_json llama_config(const GgufHeader& header, const GgufFields& fields, co
       fields.integer("attention.key_length")
           .value_or(fields.integer("rope.dimension_count")
                         .value_or(fields.need_integer("embedding_length") / std::max<int64_t>(fields.heads(), 1)));
+  check_head_size(fields, head_size);
+  check_window(fields);
   config["head_dim"] = head_size;
   config["hidden_act"] = "silu";
   config["rms_norm_eps"] = fields.need_number("attention.layer_norm_rms_epsilon");
   const double theta = fields.number("rope.freq_base").value_or(10000);
   config["rope_theta"] = theta;
-  const auto* scaling = fields.text("rope.scaling.type");
+  const auto scaling = rope_scaling(fields);
   if (rope_factors) {
+    if (!scaling.is_null())
+      fields.fail("it stretches rotary frequencies twice, by 'rope_freqs.weight' and by rope.scaling ({}).",
+                  scaling.dump());
     config["rope_scaling"] =
         llama3_scaling(fields, *fields.tensor("rope_freqs.weight"), rope_factors, theta, head_size);
-  } else if (scaling && *scaling != "none") {
-    if (*scaling != "linear" && *scaling != "yarn")
-      fields.fail("rope.scaling.type is '{}', expected none, linear or yarn: no other form is supported.", *scaling);
-    for (const char* key : {"attn_factor", "yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor",
-                            "yarn_beta_fast", "yarn_beta_slow"})
-      if (fields.number(std::string("rope.scaling.") + key))
-        fields.fail("it has the field rope.scaling.{}, which is not supported.", key);
-    config["rope_scaling"] = {{"rope_type", *scaling}, {"factor", fields.need_number("rope.scaling.factor")}};
-    if (const auto original = fields.integer("rope.scaling.original_context_length"))
-      config["rope_scaling"]["original_max_position_embeddings"] = *original;
+  } else if (!scaling.is_null()) {
+    config["rope_scaling"] = scaling;
   }
   if (mixtral) {
     config["num_local_experts"] = experts;
@@ -130,6 +165,11 @@ ordered_json llama_config(const GgufHeader& header, const GgufFields& fields, co
 }
 
 ordered_json gpt2_config(const GgufHeader& header, const GgufFields& fields) {
+  for (const auto& [key, only] :
+       {std::pair("attention.head_count_kv", fields.heads()),
+        {"attention.key_length", fields.need_integer("embedding_length") / std::max<int64_t>(fields.heads(), 1)}})
+    if (const auto found = fields.integer(key); found && *found != only)
+      fields.fail("'gpt2.{}' is {}, expected {}: no other GPT-2 is supported.", key, *found, only);
   ordered_json config;
   config["architectures"] = {"GPT2LMHeadModel"};
   config["model_type"] = "gpt2";
@@ -328,6 +368,8 @@ std::string gguf_config_json(const GgufHeader& header, const std::string& file, 
   const GgufFields fields(header, file);
   const auto& architecture = fields.architecture();
   ordered_json config;
+  if (architecture == "llama" || architecture == "qwen2" || architecture == "gpt2")
+    check_gguf_keys(header.metadata, fields);
   if (architecture == "llama" || architecture == "qwen2") {
     config = llama_config(header, fields, rope_factors);
   } else if (architecture == "gpt2") {

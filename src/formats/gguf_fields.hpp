@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "formats/gguf_header.hpp"
 #include "utils/raise.hpp"
@@ -23,13 +24,24 @@ class GgufFields {
   }
   const std::string& architecture() const { return architecture_; }
   std::optional<int64_t> integer(const std::string& key) const {
-    return header_.metadata.integer(architecture_ + "." + key);
+    const auto full = architecture_ + "." + key;
+    if (const auto* list = header_.metadata.find_as<std::vector<int64_t>>(full)) return same_in_all(full, *list);
+    const auto found = header_.metadata.integer(full);
+    if (!found && header_.metadata.contains(full)) fail("'{}' is no whole number, which it has to be.", full);
+    return found;
   }
   std::optional<double> number(const std::string& key) const {
-    return header_.metadata.number(architecture_ + "." + key);
+    const auto full = architecture_ + "." + key;
+    if (const auto* list = header_.metadata.find_as<std::vector<double>>(full)) return same_in_all(full, *list);
+    const auto found = header_.metadata.number(full);
+    if (!found && header_.metadata.contains(full)) fail("'{}' is no number, which it has to be.", full);
+    return found;
   }
   const std::string* text(const std::string& key) const {
-    return header_.metadata.find_as<std::string>(architecture_ + "." + key);
+    const auto full = architecture_ + "." + key;
+    const auto* found = header_.metadata.find_as<std::string>(full);
+    if (!found && header_.metadata.contains(full)) fail("'{}' is no text, which it has to be.", full);
+    return found;
   }
   int64_t need_integer(const std::string& key) const {
     const auto value = integer(key);
@@ -55,6 +67,17 @@ class GgufFields {
   }
 
  private:
+  /// Of a list with a number for each layer.
+  template <class T> T same_in_all(const std::string& key, const std::vector<T>& list) const {
+    if (list.empty() || std::ranges::find_if(list, [&](T one) { return one != list[0]; }) != list.end())
+      fail(
+          "'{}' is a list of {} numbers, one for each layer, that are not all the same ({}{}). Expected one number: "
+          "models whose layers differ are not supported, and one number for all would give wrong results.",
+          key, list.size(), fmt::join(list.begin(), list.begin() + std::min<std::ptrdiff_t>(std::ssize(list), 8), ", "),
+          list.size() > 8 ? ", ..." : "");
+    return list[0];
+  }
+
   const GgufHeader& header_;
   const std::string& file_;
   std::string architecture_;

@@ -166,11 +166,17 @@ GgufHeader parse_gguf_header(std::string_view bytes, const std::string& file, Gg
   constexpr uint64_t kLongestKey = 65535, kLeastTensorBytes = 24, kLeastValueBytes = 13;
   Reader reader(bytes, file, lists);
   const auto magic = reader.number<uint32_t>();
-  if (magic == kMagicTurned)
-    reader.fail("it is of the big-endian variant, which is not supported. Convert it to little-endian.");
+  const auto fail_turned = [&] {
+    reader.fail(
+        "it is of the big-endian variant, which is not supported. Convert it to little-endian, with gguf-py's "
+        "gguf_convert_endian.py for instance.");
+  };
+  if (magic == kMagicTurned) fail_turned();
   if (magic != kMagic) reader.fail("it does not begin with GGUF.");
   GgufHeader header;
   header.version = reader.number<uint32_t>();
+  // Writers of the big-endian variant turn the version, and the first four bytes or not.
+  if (const auto turned = __builtin_bswap32(header.version); turned >= kOldest && turned <= kNewest) fail_turned();
   if (header.version < kOldest || header.version > kNewest)
     reader.fail("it has version {}, expected 2 or 3.", header.version);
   const auto tensors = reader.number<uint64_t>(), values = reader.number<uint64_t>();

@@ -768,6 +768,25 @@ F("codes of transposed weights are turned when they are loaded decoded", "src/bi
 F("llama-bpe begins with a token where a .gguf file does not say", "src/models/tokenizer/files.cpp",
   "asks_for(\"tokenizer.ggml.add_bos_token\", «cuts->adds_bos»)", "false",
   "tokenizer_tests Tokenizer.OfAGgufFileBeginsWithATokenWhereItsKindDoes")
+g = "gguf_tests Gguf"
+F("a factor of rotary frequencies without a type is a linear one", "src/formats/gguf_config.cpp",
+  "type = named ? *named : «\"linear\"»;", "\"none\"", g + "Models.FrequenciesAreStretchedHoweverAFileSaysIt")
+F("rope.scale_linear of 2023 is a factor", "src/formats/gguf_config.cpp",
+  "«if (!factor) factor = fields.number(\"rope.scale_linear\");»", "",
+  g + "Models.FrequenciesAreStretchedHoweverAFileSaysIt")
+F("keys of a .gguf file that are not known are refused", "src/formats/gguf_keys.cpp", "if («!known») fields.fail(",
+  "false", g + ".KeysThatCouldChangeResultsAreKnownOrRefusedByName")
+F("keys of a .gguf file have values that a model here has", "src/formats/gguf_keys.cpp",
+  "if («known->use == has_to_be» && !is_harmless", "false", g + ".KeysThatCouldChangeResultsAreKnownOrRefusedByName")
+F("numbers per layer of a .gguf file are the same or refused", "src/formats/gguf_fields.hpp",
+  "if («list.empty() || std::ranges::find_if(list, [&](T one) { return one != list[0]; }) != list.end()»)", "false",
+  g + ".KeysThatCouldChangeResultsAreKnownOrRefusedByName")
+F("a number for all layers may be a list", "src/formats/gguf_fields.hpp",
+  "«if (const auto* list = header_.metadata.find_as<std::vector<int64_t>>(full)) return same_in_all(full, *list);»", "",
+  g + "Models.WhatChangesNothingIsReadOver")
+F("big-endian .gguf files are named", "src/formats/gguf_header.cpp",
+  "if (const auto turned = __builtin_bswap32(header.version); «turned >= kOldest && turned <= kNewest») fail_turned();",
+  "false", g + ".TheBigEndianVariantIsNamed")
 file = "src/models/perplexity.cpp"
 F("PerplexityOptions::window", file, "window = «options.window»,", "512", "quantize_files_tests Perplexity.OfAModelThatKnows")
 F("PerplexityOptions::stride", file, "stride = «options.stride == 0 ? window : options.stride»", "window",

@@ -2,6 +2,7 @@
 
 usage: gguf_peer.py encodings FILE EXPECTED       random blocks in every encoding; EXPECTED (safetensors) holds what the package decodes them to
        gguf_peer.py model KIND FILE EXPECTED      a small random model of transformers as llama.cpp's converter would write it; EXPECTED holds inputs and logits
+       gguf_peer.py big_endian FILE               a file of the big-endian variant
 """
 import sys
 
@@ -78,6 +79,20 @@ GPT2_NAMES = {"ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv"
 OUTER_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm"}
 
 
+# How files say that rotary frequencies are stretched by four, and what else says nothing that a model does not do anyway.
+SCALED = {
+    "typed": lambda writer: (writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR), writer.add_rope_scaling_factor(4.0)),
+    "of_2023": lambda writer: writer.add_float32("llama.rope.scale_linear", 4.0),
+    "without_type": lambda writer: writer.add_rope_scaling_factor(4.0),
+    "typed_of_2023": lambda writer: (writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR), writer.add_float32("llama.rope.scale_linear", 4.0)),
+}
+UNSCALED = {
+    "none": lambda writer: (writer.add_rope_scaling_type(gguf.RopeScalingType.NONE), writer.add_rope_scaling_factor(4.0)),
+    "by_one": lambda writer: writer.add_rope_scaling_factor(1.0),
+    "remarks": lambda writer: (writer.add_causal_attention(True), writer.add_clamp_kqv(0.0), writer.add_expert_count(0), writer.add_rope_scaling_finetuned(False), writer.add_tensor_data_layout("Meta AI original pth"), writer.add_sliding_window(128)),
+}
+
+
 def model(kind, path, expected):
     torch.manual_seed(1)
     small = dict(vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2)
@@ -87,6 +102,10 @@ def model(kind, path, expected):
     elif kind == "llama3":
         scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
         made = LlamaForCausalLM(LlamaConfig(**small, rope_theta=500000.0, rope_scaling=scaling, tie_word_embeddings=True))
+        architecture = "llama"
+    elif kind in SCALED or kind in UNSCALED or kind == "lists":
+        scaling = {"rope_type": "linear", "factor": 4.0} if kind in SCALED else None
+        made = LlamaForCausalLM(LlamaConfig(**small, rope_theta=10000.0, rope_scaling=scaling))
         architecture = "llama"
     elif kind == "qwen2":
         made = Qwen2ForCausalLM(Qwen2Config(**small))
@@ -109,8 +128,10 @@ def model(kind, path, expected):
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(getattr(config, "intermediate_size", 4 * config.hidden_size))
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(key_value_heads)
+    each = (lambda number: [number] * config.num_hidden_layers) if kind == "lists" else lambda number: number
+    writer.add_head_count(each(heads))
+    writer.add_head_count_kv(each(key_value_heads))
+    {**SCALED, **UNSCALED}.get(kind, lambda writer: None)(writer)
     if architecture == "gpt2":
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
     else:
@@ -160,4 +181,14 @@ def model(kind, path, expected):
         save_file({"input_ids": ids.numpy(), "logits": made(input_ids=ids).logits.numpy()}, expected)
 
 
-{"encodings": encodings, "model": model}[sys.argv[1]](*sys.argv[2:])
+def big_endian(path):
+    writer = gguf.GGUFWriter(path, "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.add_block_count(2)
+    writer.add_tensor("output_norm.weight", np.ones(4, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+{"encodings": encodings, "model": model, "big_endian": big_endian}[sys.argv[1]](*sys.argv[2:])

@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "accelerate/bigmodel/quantize_files.hpp"
 #include "accelerate/formats/gguf.hpp"
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerate/models/auto_model.hpp"
@@ -53,7 +54,7 @@ struct Writer {
   }
 };
 
-constexpr uint32_t kF32 = 0, kQ8 = 8, kU32 = 4, kText = 8, kArray = 9, kU64 = 10;
+constexpr uint32_t kF32 = 0, kQ8 = 8, kU32 = 4, kF32Value = 6, kBool = 7, kText = 8, kArray = 9, kU64 = 10;
 
 Writer small() {
   Writer file;
@@ -206,6 +207,55 @@ TEST(Gguf, LongListsComeWhenTheyAreAskedFor) {
   EXPECT_THAT(error_of(cut), HasSubstr("truncated"));
 }
 
+TEST(Gguf, TheBigEndianVariantIsNamed) {
+  EXPECT_THAT(error_of(Writer().head(0, 0, 3U << 24)), HasSubstr("big-endian"));
+  SKIP_WITHOUT_PYTHON();
+  const auto path = scratch("big.gguf");
+  const auto peer = support::run_python("tests/unit/gguf_peer.py", {"big_endian", path.string()});
+  ASSERT_EQ(peer.exit_code, 0) << peer.output;
+  EXPECT_THAT(support::message_of<CheckpointError>([&] { GgufFile{path}; }),
+              AllOf(HasSubstr("big-endian"), HasSubstr("Convert it to little-endian")));
+}
+
+/// What config_json() says to a file of LLaMA with this and nothing else in its metadata.
+std::string config_error_of(const std::string& key, const auto& put, const std::string& architecture = "llama") {
+  Writer file;
+  file.head(0, 2).text("general.architecture").number(kText).text(architecture).text(architecture + "." + key);
+  put(file);
+  return support::message_of<CheckpointError>([&] { GgufFile(save("keys.gguf", file.bytes)).config_json(); });
+}
+
+TEST(Gguf, KeysThatCouldChangeResultsAreKnownOrRefusedByName) {
+  const auto real = [](float value) { return [=](Writer& file) { file.number(kF32Value).number(value); }; };
+  const auto whole = [](uint32_t value) { return [=](Writer& file) { file.number(kU32).number(value); }; };
+  EXPECT_THAT(config_error_of("attention.temperature_scale", real(0.5F)),
+              AllOf(HasSubstr("'" + scratch("keys.gguf").string() + "'"),
+                    HasSubstr("llama.attention.temperature_scale = 0.5, which is not known here"),
+                    HasSubstr("Use the model's Hugging Face folder")));
+  EXPECT_THAT(config_error_of("attention.clamp_kqv", real(8)),
+              HasSubstr("llama.attention.clamp_kqv (limit of queries, keys and values) is 8, expected 0 or none"));
+  EXPECT_THAT(config_error_of("rope.scaling.yarn_beta_fast", real(16), "qwen2"),
+              HasSubstr("qwen2.rope.scaling.yarn_beta_fast"));
+  EXPECT_THAT(config_error_of("attention.causal", [](Writer& file) { file.number(kBool).number<uint8_t>(0); }),
+              HasSubstr("llama.attention.causal (whether a token sees those after it) is false"));
+  EXPECT_THAT(config_error_of("expert_count", whole(4), "gpt2"), HasSubstr("gpt2.expert_count"));
+  // Without effect, so that it is what is missing that is named.
+  for (const char* key : {"pooling_type", "rope.scaling.finetuned", "expert_count", "logit_scale"})
+    EXPECT_THAT(config_error_of(key, whole(0)), HasSubstr("lacks the number 'llama.vocab_size'")) << key;
+  const auto list = [](std::vector<uint32_t> values) {
+    return [=](Writer& file) {
+      file.number(kArray).number(kU32).number<uint64_t>(values.size());
+      for (const auto value : values) file.number(value);
+    };
+  };
+  Writer heads;
+  heads.head(1, 2).text("general.architecture").number(kText).text("llama").text("llama.attention.head_count");
+  list({4, 8})(heads);
+  EXPECT_THAT(error_of(heads.tensor("blk.0.attn_q.weight", {4, 8}, kF32, 0).data(128)),
+              HasSubstr("'llama.attention.head_count' is a list of 2 numbers, one for each layer, that are not all the "
+                        "same (4, 8)"));
+}
+
 TEST(Gguf, NoiseIsAnErrorOrAFileButNothingElse) {
   const auto whole = small().bytes;
   std::mt19937 draw(3);
@@ -276,6 +326,20 @@ TEST(GgufModels, LlamaIsWhatWasConverted) {
 TEST(GgufModels, Llama3sFrequenciesAreRecognised) {
   SKIP_WITHOUT_PYTHON();
   expect_logits("llama3");
+}
+TEST(GgufModels, FrequenciesAreStretchedHoweverAFileSaysIt) {
+  SKIP_WITHOUT_PYTHON();
+  for (const char* kind : {"typed", "of_2023", "without_type", "typed_of_2023"}) {
+    expect_logits(kind);
+    accelerate::quantize_files(scratch(std::string(kind) + ".gguf"), scratch(kind), {.to = "nf4"});
+    std::ifstream file(scratch(kind) / "config.json");
+    EXPECT_EQ(nlohmann::json::parse(file)["rope_scaling"], nlohmann::json({{"rope_type", "linear"}, {"factor", 4.0}}))
+        << kind;
+  }
+}
+TEST(GgufModels, WhatChangesNothingIsReadOver) {
+  SKIP_WITHOUT_PYTHON();
+  for (const char* kind : {"none", "by_one", "remarks", "lists"}) expect_logits(kind);
 }
 TEST(GgufModels, Qwen2IsWhatWasConverted) {
   SKIP_WITHOUT_PYTHON();
