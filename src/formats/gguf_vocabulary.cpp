@@ -4,9 +4,11 @@
 #include <iterator>
 #include <optional>
 #include <set>
+#include <unordered_map>
 #include <utility>
 
 #include "formats/gguf_writer.hpp"
+#include "formats/tokenizer_settings.hpp"
 #include "utils/json.hpp"
 #include "utils/raise.hpp"
 #include "utils/read_file.hpp"
@@ -98,7 +100,7 @@ class VocabularyOfFolder {
                              : " (transformers writes one: AutoTokenizer.from_pretrained(IN).save_pretrained(IN))",
                          kOtherwise);
     root_ = read_tokenizer_object(path_);
-    if (is_there(folder / "tokenizer_config.json")) settings_ = read_tokenizer_object(folder / "tokenizer_config.json");
+    settings_ = read_tokenizer_settings(folder);
   }
 
   std::vector<std::string> entries() {
@@ -119,8 +121,8 @@ class VocabularyOfFolder {
     for (const auto& [key, id] : ids_) put(key + "_token_id", static_cast<uint32_t>(id));
     put("add_bos_token", adds_bos_);
     put("add_eos_token", adds_eos_);
-    if (auto text = chat_template(); !text.empty())
-      entries_.push_back(gguf_entry("tokenizer.chat_template", std::move(text)));
+    if (!settings_.chat_template.empty())
+      entries_.push_back(gguf_entry("tokenizer.chat_template", settings_.chat_template));
     return std::move(entries_);
   }
 
@@ -176,14 +178,28 @@ class VocabularyOfFolder {
     for (int64_t id = 0; id < rows_; ++id) tokens_.push_back(fmt::format("[PAD{}]", id));
     kinds_.assign(static_cast<size_t>(rows_), static_cast<int32_t>(GgufTokenKind::unused));
     for (const auto& [token, id] : root_.at("model").at("vocab").items()) put_token(token, id, GgufTokenKind::normal);
+    std::unordered_map<std::string, int64_t> ids;
+    for (size_t id = 0; id < tokens_.size(); ++id)
+      if (kinds_[id] != static_cast<int32_t>(GgufTokenKind::unused)) ids.emplace(tokens_[id], id);
+    auto next = static_cast<int64_t>(ids.size());
     std::vector<std::string> particular;
     for (const auto& token : root_.value("added_tokens", json::array())) {
       const auto content = token.at("content").get<std::string>();
       put_token(content, token.at("id"),
                 token.value("special", false) ? GgufTokenKind::control : GgufTokenKind::user_defined);
+      const auto id = token["id"].get<int64_t>();
+      ids.emplace(content, id);
+      next = std::max(next, id + 1);
       for (const char* flag : {"lstrip", "rstrip", "single_word"})
         if (token.value(flag, false)) particular.push_back(fmt::format("{} of '{}'", flag, content));
     }
+    const auto id_of = [&](const std::string& token) {
+      const auto found = ids.find(token);
+      return found == ids.end() ? std::nullopt : std::optional(found->second);
+    };
+    for (const auto& [token, id] : place_tokens(settings_, id_of, next, path_.string()))
+      if (id < rows_ || token->id)  // what no file says, but a class, may have no row
+        put_token(token->content, id, token->special ? GgufTokenKind::control : GgufTokenKind::user_defined);
     if (!particular.empty())
       notes_.push_back(fmt::format("A .gguf file has no place for {}: white space beside such tokens becomes tokens.",
                                    fmt::join(particular, ", ")));
@@ -202,10 +218,8 @@ class VocabularyOfFolder {
 
   /// Of a special token, as tokenizer_config.json spells it or config.json counts it.
   std::optional<int64_t> id_of(const std::string& name) const {
-    const auto named = settings_.find(name + "_token");
-    if (named != settings_.end() && !named->is_null()) {
-      const auto text = (named->is_object() ? named->at("content") : *named).get<std::string>();
-      const auto found = std::ranges::find(tokens_, text);
+    if (const auto named = settings_.named.find(name + "_token"); named != settings_.named.end()) {
+      const auto found = std::ranges::find(tokens_, named->second);
       return found == tokens_.end() ? std::nullopt : std::optional<int64_t>(found - tokens_.begin());
     }
     const auto counted = config_.find(name + "_token_id");
@@ -243,22 +257,12 @@ class VocabularyOfFolder {
     }
   }
 
-  std::string chat_template() const {
-    const auto file = folder_ / "chat_template.jinja";
-    if (is_there(file)) return read_text<CheckpointError>("", file, kMostSettingsBytes);
-    const auto found = settings_.find("chat_template");
-    if (found == settings_.end()) return {};
-    if (found->is_string()) return found->get<std::string>();
-    for (const auto& one : found->is_array() ? *found : json::array())  // several, by name
-      if (one.is_object() && one.value("name", "") == "default") return one.value("template", "");
-    return {};
-  }
-
   fs::path folder_, path_;
   const json& config_;
   int64_t rows_;
   std::vector<std::string>& notes_;
-  json root_, settings_ = json::object();
+  json root_;
+  TokenizerSettings settings_;
   std::vector<std::string> tokens_, entries_;
   std::vector<int32_t> kinds_;
   std::map<std::string, int64_t> ids_;

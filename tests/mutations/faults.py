@@ -787,6 +787,27 @@ F("a number for all layers may be a list", "src/formats/gguf_fields.hpp",
 F("big-endian .gguf files are named", "src/formats/gguf_header.cpp",
   "if (const auto turned = __builtin_bswap32(header.version); «turned >= kOldest && turned <= kNewest») fail_turned();",
   "false", g + ".TheBigEndianVariantIsNamed")
+file = "src/formats/tokenizer_settings.cpp"
+around = "tokenizer_tests TokenizerParity.FilesAroundAVocabularySayWhatTheyDoInTransformers"
+F("added_tokens.json adds tokens", file,
+  "«if (const auto added = folder_ / \"added_tokens.json\"; is_there(added)) read_added(read_object(added), added);»", "", around)
+F("added_tokens_decoder adds tokens", file, "«read_decoder(config_[\"added_tokens_decoder\"]);»", "", around)
+F("special_tokens_map.json wins", file, "if (const auto map = folder_ / \"special_tokens_map.json\"; «is_there(map)»)",
+  "false", around)
+F("a class fills in special tokens", file, "if («content») named_[name] = {.content = content,", "false", around)
+F("the class of some models goes by their type", file, "if (of_model != std::end(kClassesOfModels) && "
+  "(«name.empty() || of_model->wins»))", "name.empty()", around)
+F("add_bos_token begins a text", file, "result_.add_bos = «flag(\"add_bos_token\")»;", "false", around)
+F("add_eos_token ends a text", file, "result_.add_eos = «flag(\"add_eos_token\")»;", "false", around)
+F("additional_special_tokens are tokens", file, "«for (const auto& one : extra_) add(one, false);»", "", around)
+F("ids beside a vocabulary are the next ones", file, "if («token.id.value_or(id) != id»)", "false",
+  "tokenizer_tests Tokenizer.FilesAroundAVocabularyThatCantBeFollowedAreNamed")
+F("add_prefix_space acts beside a tokenizer.json", "src/models/tokenizer/files.cpp",
+  "set_prefix_space(root[\"pre_tokenizer\"], «settings.add_prefix_space»)", "false", around)
+F("added tokens that are single words are not within one", "src/models/tokenizer/tokenizer.cpp",
+  "if («(*found)->single_word» &&", "false", around)
+F("special tokens may be split", "src/models/tokenizer/tokenizer.cpp",
+  "if («token.special && parts.split_special_tokens») continue;", "false", around)
 file = "src/models/perplexity.cpp"
 F("PerplexityOptions::window", file, "window = «options.window»,", "512", "quantize_files_tests Perplexity.OfAModelThatKnows")
 F("PerplexityOptions::stride", file, "stride = «options.stride == 0 ? window : options.stride»", "window",

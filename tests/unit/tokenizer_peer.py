@@ -2,6 +2,7 @@
 
 usage: tokenizer_peer.py cases KIND GGUF FOLDER   writes FOLDER/tokenizer.json (for kind gpt2 vocab.json and merges.txt) and FOLDER/cases.jsonl: text, ids, decoded
        tokenizer_peer.py auto FOLDER CASES        prints how many of these transformers' tokenizer of the folder has other ids for, and its chat
+       tokenizer_peer.py layouts FOLDER           makes a folder for each way in which files around a vocabulary say what transformers' tokenizers do with it; cases.json in each
        tokenizer_peer.py speed FOLDER TEXT        prints the seconds that encoding a file takes, the best of three
 
 The vocabulary is SmolLM2's, from its .gguf file; KIND says what is around it: smollm, gpt2, llama3 or nfc.
@@ -13,8 +14,6 @@ import sys
 import time
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-import gguf
-import quick_gguf  # noqa: F401
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -26,6 +25,8 @@ TROUBLE = ["Hello", " world", "it's", "I'LL", "don't", "we've", "123", "4567890"
 
 
 def make(kind, path, folder):
+    import gguf
+    import quick_gguf  # noqa: F401
     fields = gguf.GGUFReader(path).fields
     tokens, merges = fields["tokenizer.ggml.tokens"].contents(), fields["tokenizer.ggml.merges"].contents()
     pairs = [tuple(m.split(" ", 1)) for m in merges]
@@ -76,6 +77,80 @@ def cases(kind, path, folder):
             file.write(json.dumps({"text": text, "ids": ids, "decoded": tokenizer.decode(ids), "all": tokenizer.decode(ids, skip_special_tokens=False)}) + "\n")
 
 
+def added(content, **flags):
+    return dict(dict(content=content, lstrip=False, rstrip=False, single_word=False, normalized=False, special=True), **flags)
+
+
+def chat_ml(first):
+    return {str(first): added("<|im_start|>"), str(first + 1): added("<|im_end|>")}
+
+
+# Each: model_type of config.json (None: no such file), what tokenizer_config.json says (None: no such file), other files, tokens at the beginning of the vocabulary, and what is
+# done to a tokenizer.json (None: the vocabulary is in vocab.json and merges.txt).
+GPT2, NEOX, QWEN, FAST = ({"tokenizer_class": name} for name in ("GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer", "PreTrainedTokenizerFast"))
+END, OPT = ["<|endoftext|>"], ["<s>", "<pad>", "</s>", "<unk>"]
+FIRST = 271  # free id behind END
+LAYOUTS = {
+    "gpt2": ("gpt2", None, {}, END, None),
+    "opt": ("opt", dict(GPT2, add_bos_token=True, bos_token="</s>", eos_token="</s>", unk_token="</s>", pad_token="<pad>"), {}, OPT, None),
+    "opt_of_its_map": ("opt", dict(GPT2, add_bos_token=True), {"special_tokens_map": dict(bos_token=added("</s>", normalized=True), eos_token="</s>", unk_token="</s>", pad_token="<pad>")}, OPT, None),
+    "both_ends": ("gpt2", dict(GPT2, add_bos_token=True, add_eos_token=True), {}, END, None),
+    "added_json": ("gpt2", dict(GPT2, eos_token="<|im_end|>"), {"added_tokens": {"<|im_start|>": FIRST, "<|im_end|>": FIRST + 1}}, END, None),
+    "added_json_backwards": ("gpt2", dict(GPT2, eos_token="<|im_end|>"), {"added_tokens": {"<|im_end|>": FIRST + 1, "<|im_start|>": FIRST}}, END, None),
+    "added_json_and_map": ("gpt2", None, {"added_tokens": {"<|im_end|>": FIRST}, "special_tokens_map": {"eos_token": "<|im_end|>", "pad_token": None}}, END, None),
+    "added_decoder": ("gpt2", dict(GPT2, eos_token="<|im_end|>", added_tokens_decoder=chat_ml(FIRST)), {}, END, None),
+    "decoder_before_map": ("gpt2", dict(GPT2, eos_token="<|im_end|>", added_tokens_decoder=chat_ml(FIRST)), {"special_tokens_map": {"eos_token": "<|im_start|>"}, "added_tokens": {"<other>": FIRST + 2}}, END, None),
+    "map_wins": ("gpt2", dict(GPT2, eos_token="<|im_start|>"), {"special_tokens_map": {"eos_token": added("<|im_end|>", lstrip=True)}}, END, None),
+    "no_names": ("gpt2", dict(GPT2, bos_token=None, eos_token=None, unk_token=None), {}, END, None),
+    "not_in_the_vocabulary": ("gpt2", dict(GPT2, pad_token="<pad>", eos_token="<|im_end|>"), {}, [], None),
+    "additional": ("gpt2", dict(GPT2, additional_special_tokens=["<|im_start|>", added("<|im_end|>", __type="AddedToken", rstrip=True)]), {}, END, None),
+    "extra_of_map": ("gpt2", dict(GPT2, extra_special_tokens=["<|im_end|>"]), {"special_tokens_map": {"extra_special_tokens": ["<|im_start|>"], "additional_special_tokens": ["<other>"]}}, END, None),
+    "names_of_its_own": ("gpt2", dict(GPT2, image_token="<|im_start|>", extra_special_tokens={"audio_token": "<|im_end|>"}), {}, END, None),
+    "flags": ("gpt2", dict(GPT2, added_tokens_decoder={str(FIRST): added("<|im_start|>", lstrip=True, rstrip=True), "260": added("er", single_word=True, special=False)}), {}, END, None),
+    "split": ("gpt2", dict(GPT2, split_special_tokens=True, added_tokens_decoder={str(FIRST): added("<|im_start|>", special=False), str(FIRST + 1): added("<|im_end|>")}), {}, END, None),
+    "prefix_space": ("gpt2", dict(GPT2, add_prefix_space=True), {}, END, None),
+    "codegen": ("codegen", {"tokenizer_class": "CodeGenTokenizerFast"}, {}, END, None),
+    "class_of_config_json": ("llama", None, {"config": {"model_type": "llama", "tokenizer_class": "GPT2Tokenizer"}}, END, None),
+    "neox": ("gpt_neox", dict(NEOX, add_bos_token=True), {}, END, None),
+    "neox_without_class": ("gpt_neox", None, {"added_tokens": {"<|padding|>": FIRST}}, END, None),
+    "qwen": ("qwen2", dict(QWEN, add_prefix_space=False, added_tokens_decoder=chat_ml(FIRST), eos_token="<|im_end|>"), {}, END, None),
+    "qwen_of_another_class": ("qwen2", GPT2, {}, END, None),
+    "json": ("gpt2", None, {}, END, lambda made: None),
+    "json_and_map": ("gpt2", GPT2, {"special_tokens_map": {"eos_token": "<|im_end|>", "bos_token": "<|endoftext|>"}}, END, lambda made: None),
+    "json_of_no_class": ("llama", FAST, {"special_tokens_map": {"eos_token": "<|im_end|>"}}, END, lambda made: made.add_tokens([AddedToken("<|im_end|>", special=False, normalized=False)])),
+    "json_and_added": ("llama", FAST, {"added_tokens": {"<|im_start|>": FIRST + 1}}, END, lambda made: made.add_tokens([AddedToken("<|im_end|>", special=False, normalized=False)])),
+    "json_and_flags": ("llama", dict(FAST, added_tokens_decoder={str(FIRST): added("<|im_end|>", lstrip=True)}), {}, END, lambda made: made.add_tokens([AddedToken("<|im_end|>", special=False, normalized=False)])),
+    "json_adds_no_bos": ("gpt2", dict(GPT2, add_bos_token=True), {}, END, lambda made: None),
+    "json_with_prefix_space": ("gpt2", dict(GPT2, add_prefix_space=True), {}, END, lambda made: None),
+    "json_without_prefix_space": ("gpt2", GPT2, {}, END, lambda made: setattr(made, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True))),
+}
+SAID = ["the<|im_start|> 1212<|im_end|> <|endoftext|> <|im_end|>\nin her</s>", " <|im_start|>\u3000x\u00a0 <|im_end|>  y<pad><|padding|>", "er er, erx xer \u00e9er \u5728er er", "", " ", "cafe\u0301 it's <other><s>"]
+
+
+def layouts(folder):
+    from transformers import AutoTokenizer
+    for name, (model_type, settings, files, first, change) in LAYOUTS.items():
+        path = f"{folder}/{name}"
+        os.makedirs(path)
+        vocab = {token: i for i, token in enumerate(first + sorted(pre_tokenizers.ByteLevel.alphabet()))}
+        pairs = [tuple(pair.split("+")) for pair in "t+h,h+e,i+n,e+r,a+n,r+e,o+n,a+t,e+n,n+d,1+2,\u0120+th,12+12,th+e".split(",")]
+        vocab.update({a + b: len(vocab) + i for i, (a, b) in enumerate(pairs)})
+        if change:
+            made = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
+            made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+            change(made)
+            made.save(f"{path}/tokenizer.json")
+        else:
+            json.dump(vocab, open(f"{path}/vocab.json", "w"))
+            open(f"{path}/merges.txt", "w", encoding="utf-8").write("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in pairs))
+        files = {"config": {"model_type": model_type}, **({"tokenizer_config": settings} if settings else {}), **files}
+        for file, content in files.items():
+            json.dump(content, open(f"{path}/{file}.json", "w"))
+        made = AutoTokenizer.from_pretrained(path)
+        cases = [dict(text=text, ids=made(text)["input_ids"], decoded=made.decode(made(text)["input_ids"], skip_special_tokens=True)) for text in SAID]
+        json.dump(dict(cases=cases, special=[made.bos_token_id, made.eos_token_id, made.pad_token_id], size=len(made)), open(f"{path}/cases.json", "w"))
+
+
 def speed(folder, path):
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
     text = open(path, encoding="utf-8").read()
@@ -96,4 +171,4 @@ def auto(folder, cases):
     print(json.dumps({"wrong": len(wrong), "first": wrong[:3], "chat": chat, "special": special, "longest": tokenizer.model_max_length}))
 
 
-{"cases": cases, "speed": speed, "auto": auto}[sys.argv[1]](*sys.argv[2:])
+{"cases": cases, "speed": speed, "auto": auto, "layouts": layouts}[sys.argv[1]](*sys.argv[2:])

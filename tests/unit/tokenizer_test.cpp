@@ -330,6 +330,58 @@ TEST(Tokenizer, OfAGgufFileBeginsWithATokenWhereItsKindDoes) {
   }
 }
 
+/// Of every way in which the files around a vocabulary say it.
+TEST(TokenizerParity, FilesAroundAVocabularySayWhatTheyDoInTransformers) {
+  SKIP_WITHOUT_PYTHON();
+  const auto made = folder("layouts");
+  const auto peer = support::run_python("tests/unit/tokenizer_peer.py", {"layouts", made.string()});
+  ASSERT_EQ(peer.exit_code, 0) << peer.output;
+  size_t layouts = 0;
+  for (const auto& entry : fs::directory_iterator(made)) {
+    SCOPED_TRACE(entry.path().filename());
+    ++layouts;
+    std::ifstream file(entry.path() / "cases.json");
+    const auto expected = json::parse(file);
+    const auto tokenizer = Tokenizer::from_pretrained(entry.path());
+    for (const auto& one : expected["cases"]) {
+      const auto text = one["text"].get<std::string>();
+      EXPECT_EQ(json(tokenizer.encode(text)), one["ids"]) << text;
+      EXPECT_EQ(tokenizer.decode(one["ids"].get<std::vector<int64_t>>()), one["decoded"].get<std::string>()) << text;
+    }
+    json special;
+    for (const auto id : {tokenizer.bos_token_id(), tokenizer.eos_token_id(), tokenizer.pad_token_id()})
+      special.push_back(id ? json(*id) : json());
+    EXPECT_EQ(special, expected["special"]);
+    EXPECT_EQ(tokenizer.vocab_size(), expected["size"].get<int64_t>());
+  }
+  EXPECT_GE(layouts, 30U);
+}
+
+TEST(Tokenizer, FilesAroundAVocabularyThatCantBeFollowedAreNamed) {
+  const auto error = [](const std::map<std::string, json>& files) {
+    const auto path = folder("around");
+    for (const auto& entry : fs::directory_iterator(path)) fs::remove(entry.path());
+    std::ofstream(path / "vocab.json") << R"({"a": 0, "b": 1, "ab": 2})";
+    std::ofstream(path / "merges.txt") << "a b\n";
+    for (const auto& [name, content] : files) std::ofstream(path / (name + ".json")) << content.dump();
+    return support::message_of<CheckpointError>([&] { Tokenizer::from_pretrained(path); });
+  };
+  EXPECT_THAT(error({{"added_tokens", {{"<x>", 7}}}}),
+              AllOf(HasSubstr("give the token '<x>' the id 7, and the next free one is 3"), HasSubstr("transformers")));
+  EXPECT_THAT(error({{"tokenizer_config", {{"added_tokens_decoder", {{"1", {{"content", "a"}}}}}}}}),
+              HasSubstr("the token 'a' the id 1, and in the vocabulary it is 0"));
+  EXPECT_THAT(error({{"tokenizer_config", {{"added_tokens_decoder", {{"x", {{"content", "a"}}}}}}}}),
+              HasSubstr("added_tokens_decoder has the id 'x'"));
+  EXPECT_THAT(error({{"tokenizer_config", {{"tokenizer_class", "RobertaTokenizerFast"}}}}),
+              AllOf(HasSubstr("it is of the class RobertaTokenizer"), HasSubstr("save_pretrained")));
+  EXPECT_THAT(error({{"config", {{"model_type", "llama"}}}}), HasSubstr("for this model_type"));
+  EXPECT_THAT(error({{"tokenizer_config", {{"fast_tokenizer_files", {"tokenizer.json", "tokenizer.4.0.0.json"}}}}}),
+              HasSubstr("fast_tokenizer_files names"));
+  EXPECT_THAT(error({{"special_tokens_map", json::array()}}),
+              AllOf(HasSubstr("special_tokens_map.json"), HasSubstr("not a JSON object")));
+  EXPECT_THAT(error({{"tokenizer_config", {{"add_bos_token", 1}}}}), HasSubstr("add_bos_token is 1, expected true"));
+}
+
 TEST(TokenizerParity, Gpt2FromVocabularyAndMerges) {
   SKIP_WITHOUT_PYTHON();
   SKIP_WITHOUT_DATA();

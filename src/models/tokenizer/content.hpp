@@ -32,6 +32,7 @@ struct AddedToken {
   bool special = false;
   bool strip_left = false, strip_right = false;  ///< takes white space beside it along
   bool normalized = false;                       ///< looked for in the normalised text
+  bool single_word = false;                      ///< not within a word
 };
 
 /// Ids that no token has, at most: the largest id is below the number of tokens and this.
@@ -46,6 +47,7 @@ struct TokenizerParts {
   std::vector<Normalization> normalizers;
   std::vector<PreTokenizerStep> pre_tokenizers;
   std::vector<int64_t> prefix, suffix;  ///< special tokens around a text
+  bool split_special_tokens = false;    ///< special tokens that are spelt out are text
   std::string chat_template;
   std::optional<int64_t> bos, eos, pad;
 };

@@ -2,9 +2,12 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string_view>
+#include <unordered_map>
 
 #include "accelerate/formats/gguf.hpp"
 #include "formats/gguf_vocabulary.hpp"
+#include "formats/tokenizer_settings.hpp"
 #include "models/json_file.hpp"
 #include "models/tokenizer/content.hpp"
 #include "utils/raise.hpp"
@@ -55,8 +58,7 @@ int64_t id_in(const json& id, const fs::path& path) {
 /// tokenizer.json, a piece at a time. The json library's own exceptions say what has a wrong type.
 class TokenizerJson {
  public:
-  explicit TokenizerJson(const fs::path& path) : TokenizerJson(path, read_json(path)) {}
-  /// @param root  some of what such a file has
+  /// @param root  what such a file has, or some of it
   TokenizerJson(fs::path path, json root) : path_(std::move(path)), root_(std::move(root)) {}
 
   TokenizerParts read() {
@@ -126,10 +128,9 @@ class TokenizerJson {
     }
   }
   void read_added(const json& token) {
-    if (token.value("single_word", false)) unsupported("the added token", token);
     parts_.added.push_back({token.at("content").get<std::string>(), id_in(token.at("id"), path_),
                             token.value("special", false), token.value("lstrip", false), token.value("rstrip", false),
-                            token.value("normalized", false)});
+                            token.value("normalized", false), token.value("single_word", false)});
   }
   void read_normalizer(const json& part) {
     if (part.is_null()) return;
@@ -197,11 +198,22 @@ class TokenizerJson {
   TokenizerParts parts_;
 };
 
-/// GPT-2's two files.
-TokenizerParts read_vocabulary(const fs::path& vocab, const fs::path& merges) {
-  TokenizerParts parts;
-  const auto ids = read_json(vocab);
-  add_tokens(ids, vocab, parts.tokens);
+/// transformers sets it as tokenizer_config.json does, in tokenizers of a class that it knows.
+void set_prefix_space(json& part, bool value) {
+  if (!part.is_object()) return;
+  if (part.value("type", "") == "ByteLevel") part["add_prefix_space"] = value;
+  if (part.contains("pretokenizers") && part["pretokenizers"].is_array())
+    for (auto& inner : part["pretokenizers"]) set_prefix_space(inner, value);
+}
+
+/// The two files of GPT-2 and its kin, cut as the folder's class of tokenizers cuts.
+TokenizerParts read_vocabulary(const fs::path& vocab, const fs::path& merges, const formats::TokenizerClass& known,
+                               bool prefix_space) {
+  auto cuts = formats::find_gguf_pre_tokenizer(known.cuts)->pre_tokenizer;
+  set_prefix_space(cuts, prefix_space);
+  const auto normalizer = known.composes ? json::object({{"type", "NFC"}}) : json();
+  auto parts = TokenizerJson(vocab, {{"normalizer", normalizer}, {"pre_tokenizer", cuts}}).read_cutting();
+  add_tokens(read_json(vocab), vocab, parts.tokens);
   const auto text = read_text_file(merges);
   // A merge takes some hundred bytes: lines have 8 and more.
   const auto lines = static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
@@ -220,37 +232,48 @@ TokenizerParts read_vocabulary(const fs::path& vocab, const fs::path& merges) {
       refuse_file(merges, "the line '{}' has no space between its parts. It is damaged.", line.substr(0, 100));
     parts.merges.emplace_back(line.substr(0, space), line.substr(space + 1));
   }
-  parts.pre_tokenizers.emplace_back(SplitStep{Pattern(kGpt2Pattern)});
-  // These files don't say which tokens are special; GPT-2 and its kin have one.
-  for (size_t id = 0; id < parts.tokens.size(); ++id)
-    if (parts.tokens[id] == "<|endoftext|>") {
-      parts.added.push_back({parts.tokens[id], static_cast<int64_t>(id), true});
-      parts.bos = parts.eos = static_cast<int64_t>(id);
-    }
   return parts;
 }
 
-/// Special tokens and the chat template, beside the vocabulary.
-void read_settings(const fs::path& folder, TokenizerParts& parts) {
-  if (is_there(folder / "chat_template.jinja")) parts.chat_template = read_text_file(folder / "chat_template.jinja");
-  const auto path = folder / "tokenizer_config.json";
-  if (!is_there(path)) return;
-  const JsonFile config(path);
-  const auto id_of = [&](const char* key) -> std::optional<int64_t> {
-    std::string token;
-    config.read_token(key, token);
-    if (token.empty()) return std::nullopt;
-    for (const auto& added : parts.added)
-      if (added.content == token) return added.id;
-    const auto found = std::find(parts.tokens.begin(), parts.tokens.end(), token);
-    return found == parts.tokens.end() ? std::nullopt : std::optional<int64_t>(found - parts.tokens.begin());
+/// What the files beside the vocabulary add to it.
+void apply(const formats::TokenizerSettings& settings, bool has_post_processor, const fs::path& path,
+           TokenizerParts& parts) {
+  std::unordered_map<std::string_view, int64_t> ids;  // of the first of equal ones
+  for (size_t id = 0; id < parts.tokens.size(); ++id)
+    if (!parts.tokens[id].empty()) ids.emplace(parts.tokens[id], static_cast<int64_t>(id));
+  auto next = static_cast<int64_t>(ids.size());
+  for (const auto& token : parts.added) {
+    ids.emplace(token.content, token.id);
+    next = std::max(next, token.id + 1);
+  }
+  const auto find = [&](const std::string& token) {
+    const auto found = ids.find(token);
+    return found == ids.end() ? std::nullopt : std::optional<int64_t>(found->second);
   };
-  if (const auto id = id_of("bos_token")) parts.bos = id;
-  if (const auto id = id_of("eos_token")) parts.eos = id;
-  if (const auto id = id_of("pad_token")) parts.pad = id;
-  if (const auto found = config.root().find("chat_template");
-      parts.chat_template.empty() && found != config.root().end() && found->is_string())
-    parts.chat_template = found->get<std::string>();
+  std::map<std::string, int64_t> placed;
+  for (const auto& [token, id] : formats::place_tokens(settings, find, next, path.string())) {
+    placed[token->content] = id;
+    const AddedToken added{
+        token->content,    id, token->special, token->strip_left, token->strip_right, token->normalized,
+        token->single_word};
+    const auto there = std::ranges::find(parts.added, token->content, &AddedToken::content);
+    if (there == parts.added.end()) parts.added.push_back(added);
+    else if (token->id) *there = added;  // a file says all of it, not only that it is special
+    else there->special = there->special || token->special;
+  }
+  const auto id_of = [&](const char* name) {
+    const auto found = settings.named.find(name);
+    return found == settings.named.end() ? std::nullopt : std::optional<int64_t>(placed.at(found->second));
+  };
+  parts.bos = id_of("bos_token");
+  parts.eos = id_of("eos_token");
+  parts.pad = id_of("pad_token");
+  if (!has_post_processor) {
+    if (parts.bos && settings.add_bos) parts.prefix = {*parts.bos};
+    if (parts.eos && settings.add_eos) parts.suffix = {*parts.eos};
+  }
+  parts.split_special_tokens = settings.split_special_tokens;
+  parts.chat_template = settings.chat_template;
 }
 
 TokenizerParts read_gguf(const fs::path& path) {
@@ -314,19 +337,33 @@ TokenizerParts read_gguf(const fs::path& path) {
 TokenizerParts read_tokenizer(const fs::path& path) {
   if (path.extension() == ".gguf") return read_gguf(path);
   const auto folder = is_folder(path) ? path : path.parent_path();
+  const auto settings = formats::read_tokenizer_settings(folder);
+  const auto* known = settings.known_class;
+  const auto vocab = folder / "vocab.json", merges = folder / "merges.txt";
   TokenizerParts parts;
   if (path.filename() != "vocab.json" && path.filename() != "merges.txt" &&
       (!is_folder(path) || is_there(folder / "tokenizer.json"))) {
-    parts = TokenizerJson(is_folder(path) ? folder / "tokenizer.json" : path).read();
-  } else if (is_there(folder / "vocab.json") && is_there(folder / "merges.txt")) {
-    parts = read_vocabulary(folder / "vocab.json", folder / "merges.txt");
+    const auto file = is_folder(path) ? folder / "tokenizer.json" : path;
+    auto root = read_json(file);
+    if (known && root.contains("pre_tokenizer")) set_prefix_space(root["pre_tokenizer"], settings.add_prefix_space);
+    parts = TokenizerJson(file, std::move(root)).read();
+    apply(settings, /*has_post_processor=*/true, path, parts);
+  } else if (is_there(vocab) && is_there(merges)) {
+    if (!known)
+      refuse_file(path,
+                  "it is of the class {}, which is not made of vocab.json and merges.txt here, expected GPT2Tokenizer, "
+                  "CodeGenTokenizer, GPTNeoXTokenizer or Qwen2Tokenizer. Bring it into one file with transformers: "
+                  "AutoTokenizer.from_pretrained(IN).save_pretrained(OUT), or name the class in tokenizer_config.json "
+                  "(tokenizer_class).",
+                  settings.class_name.empty() ? "that transformers has for this model_type" : settings.class_name);
+    parts = read_vocabulary(vocab, merges, *known, settings.add_prefix_space);
+    apply(settings, /*has_post_processor=*/false, path, parts);
   } else {
     refuse_file(
         path,
         "the folder has neither tokenizer.json nor vocab.json with merges.txt. Copy the tokenizer's files beside the "
         "model.");
   }
-  read_settings(folder, parts);
   return parts;
 }
 

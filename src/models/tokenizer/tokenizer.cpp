@@ -6,6 +6,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <unicode/normalizer2.h>
+#include <unicode/uchar.h>
 #include <unicode/unistr.h>
 
 #include "models/tokenizer/byte_level.hpp"
@@ -32,7 +33,27 @@ std::string normalize(const std::string& text, Normalization form) {
   return result;
 }
 
-bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+/// The characters of `text` right before and right behind `at`, whole or none.
+std::string_view character_before(std::string_view text, size_t at) {
+  size_t begin = at;
+  while (begin > 0 && (static_cast<unsigned char>(text[--begin]) & 0xC0) == 0x80) {
+  }
+  return text.substr(begin, at - begin);
+}
+std::string_view character_at(std::string_view text, size_t at) {
+  return at < text.size() ? text.substr(at, next_utf8(text.substr(at)).bytes) : std::string_view();
+}
+
+bool is_space(std::string_view character) {
+  return !character.empty() && u_isUWhiteSpace(static_cast<UChar32>(code_point(character)));
+}
+/// What \w is in the package's regular expressions.
+bool is_of_word(std::string_view character) {
+  if (character.empty()) return false;
+  const auto code = static_cast<UChar32>(code_point(character));
+  return u_hasBinaryProperty(code, UCHAR_ALPHABETIC) || u_hasBinaryProperty(code, UCHAR_JOIN_CONTROL) ||
+         (U_GET_GC_MASK(code) & (U_GC_M_MASK | U_GC_ND_MASK | U_GC_PC_MASK)) != 0;
+}
 
 /// Calls plain(text) for what lies between added tokens and token(it) for these; the leftmost wins, of those the
 /// longest.
@@ -50,8 +71,16 @@ void split_added(std::string_view text, const std::array<std::vector<const Added
       continue;
     }
     size_t begin = i, end = i + (*found)->content.size();
-    while ((*found)->strip_left && begin > done && is_space(text[begin - 1])) --begin;
-    while ((*found)->strip_right && end < text.size() && is_space(text[end])) ++end;
+    if ((*found)->single_word && (is_of_word(character_before(text, begin)) || is_of_word(character_at(text, end)))) {
+      i = end;
+      continue;
+    }
+    if ((*found)->strip_left)
+      for (auto space = character_before(text, begin); begin > done && is_space(space);
+           space = character_before(text, begin))
+        begin -= space.size();
+    if ((*found)->strip_right)
+      for (auto space = character_at(text, end); is_space(space); space = character_at(text, end)) end += space.size();
     if (begin > done) plain(text.substr(done, begin - done));
     token(**found);
     done = i = end;
@@ -103,6 +132,7 @@ Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : par
   for (const auto& token : parts.added) {
     if (token.content.empty()) continue;
     special[static_cast<size_t>(token.id)] = token.special;
+    if (token.special && parts.split_special_tokens) continue;
     auto& starts =
         (token.normalized && !parts.normalizers.empty() ? normalized_added
                                                         : raw_added)[static_cast<unsigned char>(token.content[0])];
