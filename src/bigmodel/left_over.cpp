@@ -3,10 +3,10 @@
 #include <ATen/ops/equal.h>
 
 #include <algorithm>
-#include <array>
 
 #include "accelerate/bigmodel/loading.hpp"
 #include "bigmodel/loading_plan.hpp"
+#include "formats/weight_names.hpp"
 
 namespace accelerate::bigmodel {
 namespace {
@@ -24,19 +24,13 @@ bool is_tied_head(const std::string& name, const checkpointing::StoredTensors& t
 
 }  // namespace
 
-bool is_worked_out(const std::string& name) {
-  return std::ranges::any_of(std::array{"rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias",
-                                        ".attention.masked_bias", ".crossattention.bias", ".crossattention.masked_bias",
-                                        "embeddings.position_ids", "EncDecAttention.relative_attention_bias.weight"},
-                             [&](const char* end) { return name.ends_with(end); });
-}
-
 bool has_left_over_only(const ModelRef& model, const std::filesystem::path& checkpoint) {
   const auto check = check_state_dict(model, checkpoint);
   if (check.unexpected.empty() || !check.missing.empty() || !check.mismatched.empty()) return false;
   const auto tensors = open_checkpoint(checkpoint).tensors;
-  return std::ranges::all_of(
-      check.unexpected, [&](const std::string& name) { return is_worked_out(name) || is_tied_head(name, tensors); });
+  return std::ranges::all_of(check.unexpected, [&](const std::string& name) {
+    return formats::is_worked_out(name) || is_tied_head(name, tensors);
+  });
 }
 
 }  // namespace accelerate::bigmodel

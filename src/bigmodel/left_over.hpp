@@ -9,10 +9,6 @@
 /// What checkpoints have besides a model's weights, and nobody misses.
 namespace accelerate::bigmodel {
 
-/// What files of old models hold and every program works out by itself: masks, frequencies, positions. transformers
-/// ignores them, too.
-bool is_worked_out(const std::string& name);
-
 /// Whether there is something besides the model's weights, nothing but that and a head that is a copy of the embeddings
 /// it is tied to; and the model's weights are all there.
 ACCELERATE_API bool has_left_over_only(const ModelRef& model, const std::filesystem::path& checkpoint);

@@ -17,6 +17,7 @@
 #include "codes/bitsandbytes.hpp"
 #include "formats/index_file.hpp"
 #include "formats/torch_dtypes.hpp"
+#include "formats/weight_names.hpp"
 #include "residency/member.hpp"
 #include "residency/residency.hpp"
 #include "utils/huge_pages.hpp"
@@ -201,9 +202,14 @@ Checkpoint open(const fs::path& path) {
   return checkpoint;
 }
 
-/// As the model stores its weights.
-Checkpoint open_for(const std::vector<LoadTarget>& targets, const fs::path& path) {
+/// As the model names and stores its weights.
+Checkpoint open_for(const ModelRef& model, const std::vector<LoadTarget>& targets, const fs::path& path) {
   Checkpoint checkpoint = open(path);
+  if (const auto* names = formats::weight_names_of_class(model.submodules().front().class_name)) {
+    std::set<std::string> own;
+    for (const auto& target : targets) own.insert(target.names.begin(), target.names.end());
+    bigmodel::use_names(checkpoint, *names, own);
+  }
   if (path.extension() == ".gguf") return checkpoint;  // whose names say how weights were stored
   for (const auto& target : targets)
     if (target.transposed)
@@ -265,12 +271,32 @@ std::string StateDictCheck::text() const {
 
 StateDictCheck check_state_dict(const ModelRef& model, const fs::path& checkpoint) {
   auto targets = bigmodel::targets_of(model);
-  return compare(targets, open_for(targets, checkpoint).tensors);
+  return compare(targets, open_for(model, targets, checkpoint).tensors);
 }
 
 namespace bigmodel {
 
 Checkpoint open_checkpoint(const fs::path& path) { return open(path); }
+
+void use_names(Checkpoint& checkpoint, const formats::WeightNames& names, const std::set<std::string>& own) {
+  const auto rename = [](auto& items, const std::string& from, const std::string& to) {
+    auto item = items.extract(from);
+    if (item.empty()) return false;
+    item.key() = to;
+    items.insert(std::move(item));
+    return true;
+  };
+  for (const auto& name : own) {
+    if (checkpoint.tensors.contains(name)) continue;
+    for (const auto& other : formats::names_in_files(names, name))
+      if (!own.contains(other) && rename(checkpoint.tensors, other, name)) {
+        rename(checkpoint.codes, other, name);
+        break;
+      }
+  }
+  std::erase_if(checkpoint.tensors,
+                [&](const auto& item) { return formats::is_worked_out(item.first) && !own.contains(item.first); });
+}
 
 std::vector<LoadTarget> targets_of(const ModelRef& model) {
   std::vector<LoadTarget> targets;
@@ -337,7 +363,7 @@ LoadPlan plan_loading(const char* caller, const ModelRef& model, const fs::path&
                       const LoadCheckpointOptions& options) {
   LoadPlan plan{.path = path, .options = options, .checkpoint = {}, .targets = targets_of(model)};
   if (options.device_map) place(caller, model, plan.targets, *options.device_map);
-  plan.checkpoint = open_for(plan.targets, path);
+  plan.checkpoint = open_for(model, plan.targets, path);
   auto check = compare(plan.targets, plan.checkpoint.tensors);
   if (!options.strict) check.missing.clear(), check.unexpected.clear();
   if (!check.fits()) {

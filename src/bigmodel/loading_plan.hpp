@@ -6,12 +6,14 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "accelerate/bigmodel/loading.hpp"
 #include "accelerate/codes/codes.hpp"
 #include "checkpoint/saved_state.hpp"
+#include "formats/weight_names.hpp"
 
 /// Loading in two steps: everything is checked, then what should be in memory is loaded.
 namespace accelerate::bigmodel {
@@ -33,6 +35,9 @@ struct Checkpoint {
 
 /// A folder, an index, or a file of safetensors, torch.save or GGUF; headers are read. @throws CheckpointError
 Checkpoint open_checkpoint(const std::filesystem::path& path);
+/// Gives tensors that a file of such a model has under other names those of `own`, the model's, and leaves out what
+/// every program works out by itself.
+void use_names(Checkpoint& checkpoint, const formats::WeightNames& names, const std::set<std::string>& own);
 
 /// One tensor of a model under all of its names.
 struct LoadTarget {

@@ -6,8 +6,8 @@
 
 #include "accelerate/bigmodel/estimate.hpp"
 #include "accelerate/bigmodel/loading.hpp"
-#include "bigmodel/left_over.hpp"
 #include "bigmodel/quantize_parts.hpp"
+#include "formats/weight_names.hpp"
 
 namespace accelerate::quantizing_files {
 namespace {
@@ -78,29 +78,25 @@ std::string show(const std::vector<int64_t>& shape, std::string_view dtype) {
 
 }  // namespace
 
-Outline::Outline(const ModelConfig& config, const StoredTensors& tensors) {
+Outline::Outline(const ModelConfig& config, bigmodel::Checkpoint& checkpoint) {
   const auto model = describe(config);
   keep_in_fp32_modules = model.keep_in_fp32_modules;
   const auto of_type = config.json.find("model_type");
   const std::string type = of_type != config.json.end() && of_type->is_string() ? of_type->get<std::string>() : "",
                     class_name = class_of(config.json);
-  joins_experts_ = std::ranges::any_of(tensors, [](const auto& item) { return item.first.ends_with(".gate_up_proj"); });
+  joins_experts_ =
+      std::ranges::any_of(checkpoint.tensors, [](const auto& item) { return item.first.ends_with(".gate_up_proj"); });
   has_other_names_ = type == "vit";
-  // A checkpoint of a model with a head has the body's names behind the name of the body ("model.", "bert.").
-  collect(model.tree, "");
-  std::map<std::string, int64_t> found{{"", 0}};
-  for (const auto& [name, stored] : tensors) {
-    const size_t dot = name.find('.');
-    found[""] += tensors_.contains(name_of_today(name));
-    if (dot != std::string::npos) found[name.substr(0, dot)] += tensors_.contains(name_of_today(name.substr(dot + 1)));
-  }
-  const auto body = std::ranges::max_element(found, {}, [](const auto& item) { return item.second; })->first;
+  const auto* const names = formats::weight_names_of_type(type);
+  std::string body = names ? names->base_prefix : "";
+  if (body.empty() || class_name.empty() || class_name == std::string(names->classes) + "Model")
+    body = body_of(model.tree, checkpoint.tensors);
+  else body.pop_back();  // its dot
+  collect(model.tree, body);
   if (body.empty()) {
     for (const auto& child : model.tree.children) parts_.insert(child.name);
   } else {
     parts_.insert(body);
-    tensors_.clear(), linear.clear(), transposed.clear(), with_weight.clear();
-    collect(model.tree, body);
   }
   if (linear.empty())
     raise<ConfigError>("{}: {} has no linear layers, expected some", kOperation, model.tree.class_name);
@@ -109,13 +105,30 @@ Outline::Outline(const ModelConfig& config, const StoredTensors& tensors) {
     if (inner.starts_with("pooler.") || (class_name.ends_with("EncoderModel") && inner.starts_with("decoder.")))
       expected.required = false;  // which some classes leave out
   }
-  const Head* const known = find_head(type, class_name);
-  if (!known) return;
-  head = known->name;
-  words_ = embeddings_of(model.tree, body);
-  const auto tie = config.json.find("tie_word_embeddings");
-  is_tied_ = tie != config.json.end() && tie->is_boolean() ? tie->get<bool>() : known->is_tied;
-  add(head + ".weight", {.name = {}, .shape = tensors_.at(words_).spec.shape}, !is_tied_);
+  if (const Head* const known = find_head(type, class_name)) {
+    head = known->name;
+    words_ = embeddings_of(model.tree, body);
+    const auto tie = config.json.find("tie_word_embeddings");
+    is_tied_ = tie != config.json.end() && tie->is_boolean() ? tie->get<bool>() : known->is_tied;
+    add(head + ".weight", {.name = {}, .shape = tensors_.at(words_).spec.shape}, !is_tied_);
+  }
+  if (!names) return;
+  std::set<std::string> own;
+  for (const auto& [name, expected] : tensors_) own.insert(name);
+  bigmodel::use_names(checkpoint, *names, own);
+}
+
+/// A checkpoint of a model with a head has the body's names behind the name of the body ("model.", "bert.").
+std::string Outline::body_of(const ModuleTree& tree, const StoredTensors& tensors) {
+  collect(tree, "");
+  std::map<std::string, int64_t> found{{"", 0}};
+  for (const auto& [name, stored] : tensors) {
+    const size_t dot = name.find('.');
+    found[""] += tensors_.contains(name_of_today(name));
+    if (dot != std::string::npos) found[name.substr(0, dot)] += tensors_.contains(name_of_today(name.substr(dot + 1)));
+  }
+  tensors_.clear(), linear.clear(), transposed.clear(), with_weight.clear();
+  return std::ranges::max_element(found, {}, [](const auto& item) { return item.second; })->first;
 }
 
 void Outline::add(const std::string& name, TensorSpec spec, bool required) {
@@ -160,7 +173,7 @@ void Outline::check(const fs::path& from, StoredTensors& tensors, std::vector<st
   for (const auto& [name, stored] : tensors) {
     const auto expected = tensors_.find(name_of_today(name));
     if (expected == tensors_.end()) {
-      if (!bigmodel::is_worked_out(name) && !is_of_a_head(name)) check.unexpected.push_back(name);
+      if (!formats::is_worked_out(name) && !is_of_a_head(name)) check.unexpected.push_back(name);
       continue;
     }
     found.insert(expected->first);

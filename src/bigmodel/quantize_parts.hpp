@@ -17,7 +17,7 @@
 #include "accelerate/bigmodel/quantize_files.hpp"
 #include "accelerate/bigmodel/sizes.hpp"
 #include "accelerate/codes/codes.hpp"
-#include "checkpoint/saved_state.hpp"
+#include "bigmodel/loading_plan.hpp"
 #include "utils/raise.hpp"
 
 /// What quantize_files() is made of: a file for each kind of result.
@@ -46,8 +46,9 @@ ModelConfig config_of(const std::filesystem::path& from);
 /// The model that a config.json describes, with the names that a checkpoint has for it.
 class Outline {
  public:
+  /// @param checkpoint  gets the names that models of today have for what it holds
   /// @throws ConfigError for an architecture that is not known; CheckpointError for fields that can't be
-  Outline(const ModelConfig& config, const checkpointing::StoredTensors& tensors);
+  Outline(const ModelConfig& config, bigmodel::Checkpoint& checkpoint);
 
   /// Names and shapes are those of the model; a head that is a copy of the embeddings it is tied to is left out.
   /// @throws CheckpointError with all differences
@@ -65,6 +66,7 @@ class Outline {
     TensorSpec spec;
     bool required = true;
   };
+  std::string body_of(const ModuleTree& tree, const checkpointing::StoredTensors& tensors);
   void collect(const ModuleTree& module, std::string path);
   void add(const std::string& name, TensorSpec spec, bool required);
   bool is_of_a_head(const std::string& name) const;

@@ -188,7 +188,7 @@ class FolderMaker {
     const auto model = config_of(from_);
     auto checkpoint = bigmodel::open_checkpoint(from_);
     if (!is_gguf_) refuse_codes(from_, checkpoint.codes);
-    const Outline outline(model, checkpoint.tensors);
+    const Outline outline(model, checkpoint);
     outline.check(from_, checkpoint.tensors, result_.notes);
     std::set<std::string> modules;
     if (!outline.head.empty()) modules.insert(outline.head);

@@ -275,6 +275,7 @@ QuantizedFiles from_folder(const fs::path& from, const fs::path& to, Encoding en
   auto model = formats::gguf_model(config.json, config.source);
   auto checkpoint = bigmodel::open_checkpoint(from);
   refuse_codes(from, checkpoint.codes);
+  const Outline expected(config, checkpoint);
   std::map<std::string, std::vector<int64_t>> shapes;
   for (const auto& [name, stored] : checkpoint.tensors) shapes.emplace(name, stored.sizes);
   const auto targets = formats::gguf_tensors(model.form, shapes, from.string());
@@ -302,7 +303,6 @@ QuantizedFiles from_folder(const fs::path& from, const fs::path& to, Encoding en
                              target.shape.front(), model.vocabulary);
   }
   if (!model.rope_factors.empty()) tensors.push_back(rope_factors(std::move(model.rope_factors)));
-  const Outline expected(config, checkpoint.tensors);
   expected.check(from, checkpoint.tensors, model.notes);
   if (!expected.head.empty()) modules.insert(expected.head);
   auto result = write(to, encoding, std::move(outline), tensors, std::move(modules), options, only_check);

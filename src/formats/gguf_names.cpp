@@ -1,12 +1,12 @@
 #include "formats/gguf_names.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <optional>
 #include <string_view>
 
 #include "formats/gguf_fields.hpp"
+#include "formats/weight_names.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::formats {
@@ -101,12 +101,6 @@ Pattern pattern_of(const std::string& name) {
 bool has_pairs_of_rows(const std::vector<int64_t>& shape, int64_t heads) {
   return heads >= 1 && (shape.size() == 1 || shape.size() == 2) && shape[0] >= heads && shape[0] % heads == 0 &&
          shape[0] / heads % 2 == 0;
-}
-
-/// What files of old models hold and every program works out by itself: frequencies, masks.
-bool is_worked_out(const std::string& name) {
-  return std::ranges::any_of(std::array{".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"},
-                             [&](const char* end) { return name.ends_with(end); });
 }
 
 /// Whether a model of this form has the weight.

@@ -12,7 +12,7 @@ namespace {
 namespace fs = std::filesystem;
 
 WeightRules rules(bool ignore_mismatched_sizes = false) {
-  return {.base_prefix = "bert.",
+  return {.names = formats::weight_names_of_type("bert"),
           .head_prefixes = {"classifier.", "bert.pooler.", "pooler."},
           .ignored_suffixes = {"embeddings.position_ids"},  // 0, 1, 2, ... in old files
           .ignore_mismatched_sizes = ignore_mismatched_sizes};

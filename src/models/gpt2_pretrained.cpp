@@ -11,7 +11,7 @@ namespace {
 namespace fs = std::filesystem;
 
 WeightRules rules(const GPT2Config& config) {
-  WeightRules rules{.base_prefix = "transformer.",
+  WeightRules rules{.names = formats::weight_names_of_type("gpt2"),
                     .head_prefixes = {"lm_head."},
                     .ignored_suffixes = {".attn.bias", ".attn.masked_bias"}};  // the causal mask, which old files have
   if (config.tie_word_embeddings)

@@ -208,13 +208,10 @@ Architecture build_gpt_neox(const std::filesystem::path& path, const std::string
   refuse_foreign_fields(file);
   const auto config = validated(GPTNeoXConfig{file}, path);
   const auto model = std::make_shared<GPTNeoXForCausalLM>(config);
-  WeightRules rules{.base_prefix = "gpt_neox.",
+  WeightRules rules{.names = formats::weight_names_of_type("gpt_neox"),
                     .head_prefixes = {"embed_out."},
                     .ignored_suffixes = {".attention.bias", ".attention.masked_bias",
-                                         "rotary_emb.inv_freq"},  // worked out anew; old files have them
-                    .other_name = [](const std::string& name) {
-                      return name == "embed_out.weight" ? std::string("lm_head.weight") : name;
-                    }};  // transformers 5 can write either
+                                         "rotary_emb.inv_freq"}};  // worked out anew; old files have them
   if (config.tied)
     rules.tied_to = "gpt_neox.embed_in.weight",
     rules.ignored_suffixes.insert(rules.ignored_suffixes.end(), {"embed_out.weight", "lm_head.weight"});

@@ -211,7 +211,7 @@ Architecture build_gptj(const std::filesystem::path& path, const std::string&) {
   refuse_foreign_fields(file);
   const GPTJConfig config{file};
   const auto model = std::make_shared<GPTJForCausalLM>(config);
-  WeightRules rules{.base_prefix = "transformer.",
+  WeightRules rules{.names = formats::weight_names_of_type("gptj"),
                     .head_prefixes = {"lm_head."},
                     .ignored_suffixes = {".attn.bias", ".attn.masked_bias", ".attn.embed_positions"}};
   if (config.tied) rules.ignored_suffixes.emplace_back("lm_head.weight"), rules.tied_to = "transformer.wte.weight";

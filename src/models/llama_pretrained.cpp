@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 
 WeightRules rules(const LlamaConfig& config) {
   WeightRules rules{
-      .base_prefix = "model.",
+      .names = formats::weight_names_of_type("llama"),
       .head_prefixes = {"lm_head."},
       .ignored_suffixes = {"rotary_emb.inv_freq"}};  // worked out from the configuration; old files have it
   if (config.tie_word_embeddings)

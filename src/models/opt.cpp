@@ -204,7 +204,7 @@ Architecture build_opt(const std::filesystem::path& path, const std::string&) {
   refuse_foreign_fields(file);
   const OPTConfig config{file};
   const auto model = std::make_shared<OPTForCausalLM>(config);
-  WeightRules rules{.base_prefix = "model.", .head_prefixes = {"lm_head."}};
+  WeightRules rules{.names = formats::weight_names_of_type("opt"), .head_prefixes = {"lm_head."}};
   if (config.tied)
     rules.ignored_suffixes = {"lm_head.weight"},
     rules.tied_to = "model.decoder.embed_tokens.weight";  // a copy of the embeddings

@@ -232,7 +232,7 @@ class ResNetForImageClassification : public torch::nn::Cloneable<ResNetForImageC
 Architecture build_resnet(const std::filesystem::path& path, const std::string&) {
   const auto model = std::make_shared<ResNetForImageClassification>(ResNetConfig{JsonFile(path)});
   return {.module = model,
-          .rules = {.base_prefix = "resnet.", .head_prefixes = {"classifier."}},
+          .rules = {.names = formats::weight_names_of_type("resnet"), .head_prefixes = {"classifier."}},
           .initialize = initialize_convolutional,
           .forward = image_forward(model)};
 }

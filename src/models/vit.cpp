@@ -239,30 +239,15 @@ class ViTForImageClassification : public torch::nn::Cloneable<ViTForImageClassif
   std::shared_ptr<Dense> classifier_;
 };
 
-/// The names that transformers 5 has in memory, and writes when it is asked to.
-std::string new_name(std::string name) {
-  const std::pair<std::string_view, std::string_view> parts[] = {{"encoder.layer.", "layers."},
-                                                                 {"attention.attention.query", "attention.q_proj"},
-                                                                 {"attention.attention.key", "attention.k_proj"},
-                                                                 {"attention.attention.value", "attention.v_proj"},
-                                                                 {"attention.output.dense", "attention.o_proj"},
-                                                                 {"intermediate.dense", "mlp.fc1"},
-                                                                 {"output.dense", "mlp.fc2"}};
-  for (const auto& [from, to] : parts)
-    if (const auto at = name.find(from); at != std::string::npos) name.replace(at, from.size(), to);
-  return name;
-}
-
 }  // namespace
 
 Architecture build_vit(const std::filesystem::path& path, const std::string&) {
   const ViTConfig config{JsonFile(path)};
   const auto model = std::make_shared<ViTForImageClassification>(config);
   return {.module = model,
-          .rules = {.base_prefix = "vit.",
+          .rules = {.names = formats::weight_names_of_type("vit"),
                     .head_prefixes = {"classifier."},
-                    .ignored_suffixes = {"pooler.dense.weight", "pooler.dense.bias"},
-                    .other_name = new_name},
+                    .ignored_suffixes = {"pooler.dense.weight", "pooler.dense.bias"}},
           .initialize = initialize_normal(config.deviation),
           .forward = image_forward(model)};
 }

@@ -32,20 +32,10 @@ bool ends_with_any(const std::string& name, const std::vector<std::string>& suff
                      [&](const std::string& suffix) { return name.ends_with(suffix); });
 }
 
-/// Checkpoints that were converted from TensorFlow long ago call a layer norm's weight gamma and its bias beta.
-std::string old_name(const std::string& name) {
-  const std::pair<std::string_view, const char*> endings[] = {{"LayerNorm.weight", "LayerNorm.gamma"},
-                                                              {"LayerNorm.bias", "LayerNorm.beta"}};
-  for (const auto& [ending, old] : endings)
-    if (name.ends_with(ending)) return name.substr(0, name.size() - ending.size()) + old;
-  return name;
-}
-
 Tensors::const_iterator find(const Tensors& tensors, const std::string& name, const WeightRules& rules) {
-  const auto other =
-      name.starts_with(rules.base_prefix) ? name.substr(rules.base_prefix.size()) : rules.base_prefix + name;
-  for (const auto& candidate :
-       {name, other, old_name(name), old_name(other), rules.other_name ? rules.other_name(name) : name})
+  auto candidates = rules.names ? formats::names_in_files(*rules.names, name) : std::vector{name};
+  if (rules.other_name) candidates.push_back(rules.other_name(name));
+  for (const auto& candidate : candidates)
     if (const auto found = tensors.find(candidate); found != tensors.end()) return found;
   return tensors.end();
 }

@@ -9,18 +9,19 @@
 #include <torch/nn/module.h>
 
 #include "accelerate/models/pretrained.hpp"
+#include "formats/weight_names.hpp"
 
 namespace accelerate::models {
 
 struct WeightRules {
-  std::string base_prefix;                    ///< E.g. "bert.": names with and without it are the same parameter.
-  std::vector<std::string> head_prefixes;     ///< Parameters that may be missing from the files.
-  std::vector<std::string> ignored_suffixes;  ///< Tensors of the files that are no parameters and not worth a report.
+  const formats::WeightNames* names = nullptr;  ///< null: names in files are the parameters'
+  std::vector<std::string> head_prefixes;       ///< Parameters that may be missing from the files.
+  std::vector<std::string> ignored_suffixes;    ///< Tensors of the files that are no parameters and not worth a report.
   std::string tied_to;  ///< Parameter that the head multiplies by, so that a head in the files must be the same; empty
                         ///< where it has weights of its own.
   bool ignore_mismatched_sizes = false;
   std::function<std::string(const std::string& name)>
-      other_name;  ///< What other files call a parameter of this name; may be empty.
+      other_name;  ///< What other files call a parameter of this name, besides those of `names`; may be empty.
 };
 
 using ReadWeight = std::function<void(const std::string& name, at::Tensor target)>;

@@ -808,6 +808,15 @@ F("added tokens that are single words are not within one", "src/models/tokenizer
   "if («(*found)->single_word» &&", "false", around)
 F("special tokens may be split", "src/models/tokenizer/tokenizer.cpp",
   "if («token.special && parts.split_special_tokens») continue;", "false", around)
+names = "zoo_tests ZooReference.NamesOfOtherFilesAreKnownHoweverTheyAreLoaded"
+F("names in files are with and without that of the body", "src/formats/weight_names.cpp",
+  "all.push_back(«name.starts_with(base) ? name.substr(base.size()) : names.base_prefix + name»);", "name", names)
+F("GPT-NeoX's head has two names in files", "src/formats/weight_names.cpp",
+  "return name == \"embed_out.weight\" ? «\"lm_head.weight\"»", "\"embed_out.weight\"", names)
+F("weights are loaded by the names that files have", "src/bigmodel/loading.cpp",
+  "«bigmodel::use_names(checkpoint, *names, own);»", "", names)
+F("folders are quantized by the names that files have", "src/bigmodel/quantize_outline.cpp",
+  "«bigmodel::use_names(checkpoint, *names, own);»", "", names)
 file = "src/models/perplexity.cpp"
 F("PerplexityOptions::window", file, "window = «options.window»,", "512", "quantize_files_tests Perplexity.OfAModelThatKnows")
 F("PerplexityOptions::stride", file, "stride = «options.stride == 0 ? window : options.stride»", "window",

@@ -1,18 +1,19 @@
 """Peer of the model zoo's tests: saves small random models, and what transformers makes of them.
 
-usage: zoo_peer.py causal|written|seq2seq|images|activations OUT
+usage: zoo_peer.py causal|written|names|seq2seq|images|activations OUT
 
 For each KIND there is a folder OUT/KIND as save_pretrained writes it, and OUT/KIND.safetensors with inputs and logits. The config.json of the kinds of `written` are as people write them.
 """
 import json
 import math
 import pathlib
+import shutil
 import sys
 
 import torch
 import torch.nn.functional as F
 import transformers as tf
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers.activations import ACT2FN
 
 # A large range makes differences of formulas visible.
@@ -148,6 +149,44 @@ def written(out):
         config.write_text(text)
 
 
+# What other files call the weights: without the name of the body, as openai-community's GPT-2 does, beside what old versions saved; and a head by the name that transformers 5 has for it in memory.
+NAMES = {
+    "gpt2": ("transformer.", {"h.{}.attn.bias": torch.ones(1, 1, 4, 4).tril(), "h.{}.attn.masked_bias": torch.tensor(-1e4)}),
+    "gptj": ("transformer.", {"h.{}.attn.bias": torch.ones(1, 1, 4, 4).tril()}),
+    "gpt_neox": ("gpt_neox.", {"layers.{}.attention.bias": torch.ones(1, 1, 4, 4).tril(), "layers.{}.attention.rotary_emb.inv_freq": torch.ones(4)}),
+    "opt": ("model.", {}),
+    "mistral": ("model.", {"layers.{}.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
+    "mixtral": ("model.", {}),
+    "qwen2": ("model.", {}),
+}
+
+
+def names(out):
+    for kind, (body, besides) in NAMES.items():
+        model_class, config_class, fields = CAUSAL[kind]
+        save_causal(out, kind, lambda: made(model_class, config_class(**fields)))
+        tensors = {name.removeprefix(body): value for name, value in load_file(out / kind / "model.safetensors").items()}
+        tensors.update({name.format(i): value.clone() for name, value in besides.items() for i in range(2)})
+        rename(out / kind, tensors)
+        if kind == "gpt_neox":
+            (out / "gpt_neox-head").mkdir()
+            for name in ("config.json", "generation_config.json"):
+                shutil.copy(out / kind / name, out / "gpt_neox-head" / name)
+            shutil.copy(out / kind / "plain/model.safetensors", out / "gpt_neox-head/model.safetensors")
+            shutil.copy(out / "gpt_neox.safetensors", out / "gpt_neox-head.safetensors")
+            state = made(model_class, config_class(**fields)).state_dict()
+            assert "lm_head.weight" in state and "embed_out.weight" not in state
+            rename(out / "gpt_neox-head", state)
+
+
+def rename(folder, tensors):
+    """The folder as it was is left in it, as `plain`."""
+    (folder / "plain").mkdir()
+    shutil.copy(folder / "config.json", folder / "plain/config.json")
+    (folder / "model.safetensors").rename(folder / "plain/model.safetensors")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
 def activations(out):
     """Whatever has no weights of its own."""
     x = torch.linspace(-12, 12, 1001)
@@ -243,4 +282,4 @@ def images(out):
 out = pathlib.Path(sys.argv[2])
 out.mkdir()
 with torch.no_grad():
-    {"causal": causal, "written": written, "seq2seq": seq2seq, "images": images, "activations": activations}[sys.argv[1]](out)
+    {"causal": causal, "written": written, "names": names, "seq2seq": seq2seq, "images": images, "activations": activations}[sys.argv[1]](out)

@@ -7,6 +7,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "accelerate/bigmodel.hpp"
+#include "accelerate/bigmodel/quantize.hpp"
+#include "accelerate/bigmodel/quantize_files.hpp"
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerate/models/auto_model.hpp"
 #include "accelerate/models/generate.hpp"
@@ -392,6 +395,53 @@ TEST_P(CausalReference, ModelsEqualTransformers) {
 INSTANTIATE_TEST_SUITE_P(Zoo, CausalReference,
                          ::testing::Values(std::pair("causal", size_t{18}), std::pair("written", size_t{17})),
                          [](const auto& info) { return info.param.first; });
+
+AutoModelForCausalLM without_weights(const fs::path& folder) {
+  const auto empty = accelerate::init_empty_weights();
+  auto model = AutoModelForCausalLM::from_config(folder, Weights::uninitialized);
+  model.module()->eval();
+  return model;
+}
+
+/// Every way of loading goes by the same names.
+TEST(ZooReference, NamesOfOtherFilesAreKnownHoweverTheyAreLoaded) {
+  SKIP_WITHOUT_PYTHON();
+  const torch::NoGradGuard no_grad;
+  const auto folder = scratch("names");
+  const auto kinds = kinds_of("names", folder);
+  EXPECT_EQ(kinds.size(), 8U);
+  for (const auto& kind : kinds) {
+    SCOPED_TRACE(kind);
+    const auto expected = accelerate::load_safetensors(folder / (kind + ".safetensors"));
+    const auto& ids = expected.at("input_ids");
+    const auto expect_logits = [&](const AutoModelForCausalLM& model, const char* how) {
+      EXPECT_LT(largest_difference(model(ids), expected.at("logits")), kTolerance) << how;
+    };
+    expect_logits(load_all<AutoModelForCausalLM>(folder / kind), "from_pretrained");
+    const auto loaded = without_weights(folder / kind);
+    EXPECT_EQ(accelerate::check_state_dict(accelerate::ModelRef(loaded.module()), folder / kind).text(), "");
+    accelerate::load_checkpoint_in_model(accelerate::ModelRef(loaded.module()), folder / kind);
+    expect_logits(loaded, "load_checkpoint_in_model");
+    const auto on_disk = without_weights(folder / kind);
+    const auto weights = accelerate::load_checkpoint_and_dispatch(
+        accelerate::ModelRef(on_disk.module()), folder / kind,
+        {.device_map = accelerate::DeviceMap{{"", accelerate::Place("disk")}}});
+    expect_logits(on_disk, "load_checkpoint_and_dispatch");
+
+    const auto quantized = [&](const fs::path& from, const fs::path& to) {
+      accelerate::quantize_files(from, to, {.to = "nf4"});
+      std::ifstream file(to / "config.json");
+      auto config = accelerate::BnbQuantizationConfig::from_json({std::istreambuf_iterator<char>(file), {}});
+      config.torch_dtype = at::kFloat;
+      const auto model = without_weights(to);
+      const auto codes = accelerate::load_and_quantize_model(accelerate::ModelRef(model.module()), config, to);
+      EXPECT_GT(codes.code_bytes(), 0);
+      return model(ids);
+    };
+    EXPECT_TRUE(quantized(folder / kind, folder / (kind + "-nf4"))
+                    .equal(quantized(folder / kind / "plain", folder / (kind + "-plain-nf4"))));
+  }
+}
 
 TEST(ZooReference, ActivationsEqualTransformers) {
   SKIP_WITHOUT_PYTHON();
