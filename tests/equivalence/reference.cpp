@@ -541,7 +541,7 @@ class Reference final : public Machine {
 
   /// Each rank takes as many steps as its digit says. Averages are over all ranks, those that have ended included,
   /// whose gradients count as zeros and whose optimizers stand still; at the end all have the model of the rank that
-  /// stopped last.
+  /// stopped last, and what its optimizers have learned.
   void join(const Operation& operation) {
     const auto ranks = static_cast<int64_t>(replicas_.size());
     const auto steps_of = [&](int64_t rank) { return steps_in_join(operation, rank); };
@@ -582,9 +582,13 @@ class Reference final : public Machine {
       }
     }
     at::NoGradGuard no_grad;
-    for (auto& replica : replicas_)
-      for (size_t p = 0; p < replica.parameters.size(); ++p)
-        replica.parameters[p].copy_(replicas_[static_cast<size_t>(last)].parameters[p]);
+    const Replica& source = replicas_[static_cast<size_t>(last)];
+    for (auto& replica : replicas_) {
+      if (&replica == &source) continue;
+      for (size_t p = 0; p < replica.parameters.size(); ++p) replica.parameters[p].copy_(source.parameters[p]);
+      for (size_t i = 0; i < replica.optimizers.size(); ++i)
+        give_state(*replica.optimizers[i], state_of(*source.optimizers[i]));
+    }
     copy_buffers(static_cast<size_t>(last));
   }
 
