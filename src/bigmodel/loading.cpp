@@ -21,6 +21,7 @@
 #include "residency/member.hpp"
 #include "residency/residency.hpp"
 #include "utils/huge_pages.hpp"
+#include "utils/log.hpp"
 #include "utils/read_file.hpp"
 
 namespace accelerate {
@@ -323,14 +324,18 @@ void place(const char* caller, const ModelRef& model, std::vector<LoadTarget>& t
   std::set<std::string> known{""};
   for (const auto& module : model.submodules()) known.insert(module.path);
   for (const auto& target : targets) known.insert(target.names.begin(), target.names.end());
-  std::string unknown;
+  std::string unknown, empty;
   for (const auto& [key, where] : device_map) {
     if (known.contains(key)) continue;
     const auto nearest = nearest_name(key, {known.begin(), known.end()});
-    unknown += fmt::format("\n  {}{}", key, nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : "");
+    const auto text = fmt::format("\n  {}{}", key, nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : "");
+    // Python's maps name modules without tensors, too (dropout, a tied head), which need not be here. One that is to be
+    // elsewhere than what holds it is another thing.
+    const bool within = std::ranges::any_of(device_map, [&key = key](const auto& other) {
+      return other.first.empty() || key.starts_with(other.first + ".");
+    });
+    (within ? unknown : empty) += text;
   }
-  if (!unknown.empty())
-    raise<ConfigError>("{}: the device map has keys that name no module or tensor of the model:{}", caller, unknown);
   // Buffers of modules that infer_auto_device_map() has split are where the model computes.
   Place computes("cpu");
   for (const auto& [key, where] : device_map)
@@ -342,6 +347,14 @@ void place(const char* caller, const ModelRef& model, std::vector<LoadTarget>& t
     if (!target.place && target.is_buffer) target.place = computes;
     if (!target.place) missing += "\n  " + target.names.front();
   }
+  if (!missing.empty()) unknown += empty;  // which may be meant by them
+  if (!unknown.empty())
+    raise<ConfigError>("{}: the device map has keys that name no module or tensor of the model:{}", caller, unknown);
+  if (!empty.empty())
+    logs::warn("accelerate.bigmodel",
+               "{}: the device map has keys that name no module or tensor of the model, which are passed over, since "
+               "all weights have a place without them:{}",
+               caller, empty);
   if (!missing.empty())
     raise<ConfigError>(
         "{}: the device map has no place for{}\nName them or the modules that they are in, or \"\" for all that is not "

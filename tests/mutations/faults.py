@@ -1665,6 +1665,13 @@ F("MLflow's password is for its server", "src/trackers/mlflow_server.cpp",
   ".authorized = «origin_of(url) == origin_of(uri_)»", "true",
   "external_trackers_tests MlflowTracker.OnlyItsOwnServerGetsThePassword")
 
+F("device maps: keys of nothing are passed over", "src/bigmodel/loading.cpp",
+  "«(within ? unknown : empty)» += text;", "unknown",
+  "bigmodel_tests LoadCheckpoint.KeysOfPythonsMapsForModulesWithoutWeightsArePassedOver")
+F("device maps: keys within others are errors", "src/bigmodel/loading.cpp",
+  "const bool within = «std::ranges::any_of(device_map, [&key = key](const auto& other) {"
+  " return other.first.empty() || key.starts_with(other.first + \".\"); })»;",
+  "false", "bigmodel_tests LoadCheckpoint.KeysOfPythonsMapsForModulesWithoutWeightsArePassedOver")
 # ---- live figures and summaries
 m = "monitor_cli_tests MonitorFigures."
 F("report_tokens", "src/utils/step_report.cpp", "«tokens_of_program.fetch_add(tokens, std::memory_order_relaxed);»", "",

@@ -12,6 +12,7 @@
 #include "accelerate/utils/error.hpp"
 #include "bigmodel_support.hpp"
 #include "ranks.hpp"
+#include "warnings_of.hpp"
 
 namespace {
 
@@ -222,6 +223,24 @@ TEST(LoadCheckpoint, BadMapsAndFoldersAreErrors) {
   EXPECT_THAT(message_of([&] { load_checkpoint_in_model(net, saved.path / "x.index.json"); }),
               HasSubstr("not the plain name of a file"));
   EXPECT_TRUE(accelerate::is_deferred(net->body->weight));
+}
+
+/// As accelerate 1.15 infers them: with a dropout, which has no weights and is no module here.
+TEST(LoadCheckpoint, KeysOfPythonsMapsForModulesWithoutWeightsArePassedOver) {
+  Saved saved("python_map");
+  auto net = empty_net();
+  const auto load = [&](accelerate::DeviceMap map) {
+    return support::warnings_of([&] { load_checkpoint_in_model(net, saved.path, {.device_map = std::move(map)}); });
+  };
+  accelerate::DeviceMap map;
+  for (const auto& child : net->named_children()) map[child.key()] = "cpu";
+  EXPECT_THAT(load(map), testing::Not(HasSubstr("device map")));
+  map["drop"] = "cpu";
+  EXPECT_THAT(load(map), testing::AllOf(HasSubstr("are passed over"), HasSubstr("\n  drop")));
+  EXPECT_TRUE(torch::equal(output(net, saved.input), saved.expected));
+  // Nothing says so where it is to be elsewhere than what holds it, or where something has no place.
+  for (auto wrong : {accelerate::DeviceMap{{"", "cpu"}, {"bodx", "disk"}}, accelerate::DeviceMap{{"bodx", "cpu"}}})
+    EXPECT_THAT(message_of([&] { load(wrong); }), HasSubstr("bodx (did you mean 'body'?)"));
 }
 
 TEST(LoadCheckpoint, AnIndexMayBeTheMapAlone) {
