@@ -417,13 +417,14 @@ TEST(LaunchOptions, OursBehindTheProgramAreRemarked) {
 }
 
 TEST(LaunchOptions, SettingsOfACompilerThatNobodyNamedAreRemarked) {
-  const auto remarks = [](const std::map<std::string, std::string>& settings) {
-    return job_of({.command = {"x"}, .settings = settings}, Host()).settings.remarks();
-  };
-  EXPECT_THAT(remarks({{"dynamo_mode", "max-autotune"}, {"dynamo_use_dynamic", "true"}}),
-              ElementsAre("--dynamo_mode has no effect without --dynamo_backend",
-                          "--dynamo_use_dynamic has no effect without --dynamo_backend"));
-  EXPECT_THAT(remarks({{"dynamo_backend", "INDUCTOR"}, {"dynamo_mode", "max-autotune"}}), testing::IsEmpty());
+  const auto remarks = [](const LaunchOptions& options) { return job_of(options, Host()).settings.remarks(); };
+  EXPECT_THAT(
+      remarks({.command = {"x"}, .settings = {{"dynamo_mode", "max-autotune"}, {"dynamo_use_dynamic", "true"}}}),
+      ElementsAre("--dynamo_mode has no effect without --dynamo_backend",
+                  "--dynamo_use_dynamic has no effect without --dynamo_backend"));
+  EXPECT_THAT(
+      remarks({.command = {"x"}, .settings = {{"dynamo_backend", "INDUCTOR"}, {"dynamo_mode", "max-autotune"}}}),
+      testing::IsEmpty());
 }
 
 TEST(LaunchOptions, AnExplicitDefaultIsAWord) {

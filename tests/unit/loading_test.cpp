@@ -233,9 +233,9 @@ TEST(LoadCheckpoint, KeysOfPythonsMapsForModulesWithoutWeightsArePassedOver) {
     return support::warnings_of([&] { load_checkpoint_in_model(net, saved.path, {.device_map = std::move(map)}); });
   };
   accelerate::DeviceMap map;
-  for (const auto& child : net->named_children()) map[child.key()] = "cpu";
+  for (const auto& child : net->named_children()) map.insert_or_assign(child.key(), "cpu");
   EXPECT_THAT(load(map), testing::Not(HasSubstr("device map")));
-  map["drop"] = "cpu";
+  map.insert_or_assign("drop", "cpu");
   EXPECT_THAT(load(map), testing::AllOf(HasSubstr("are passed over"), HasSubstr("\n  drop")));
   EXPECT_TRUE(torch::equal(output(net, saved.input), saved.expected));
   // Nothing says so where it is to be elsewhere than what holds it, or where something has no place.
