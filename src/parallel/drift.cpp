@@ -1,5 +1,6 @@
 #include "parallel/drift.hpp"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -21,7 +22,8 @@ namespace {
 
 constexpr const char* kAdvice =
     "something writes it on each rank by itself (an embedding's max_norm, a codebook, spectral norm by hand, any write "
-    "in forward, an optimizer with settings of its own). Write it from what all ranks have (accelerator.reduce(...)), "
+    "in forward, an optimizer with settings or, after LocalSGD, a momentum of its own). Write it from what all ranks "
+    "have (accelerator.reduce(...)), "
     "or on one rank and broadcast it";
 
 /// What is known of writes.
@@ -30,17 +32,27 @@ enum Sums : size_t { kTimes, kBits, kTotal, kSize, kAllowed, kSums };
 /// Of 16-bit numbers, a unit in the last place of 1.
 double unit_of(at::ScalarType type) { return type == at::kBFloat16 ? 0x1p-8 : type == at::kHalf ? 0x1p-11 : 0; }
 
-/// By words of 8 bytes, which are added 400 times faster than those of 4 bytes into 8.
-int64_t sum_of_bits(const at::Tensor& tensor) {
+/// A sum whose terms count by where they stand, so that values which change places change it.
+int64_t mixed(const at::Tensor& words) {
+  const at::Tensor factors = at::arange(words.numel(), words.options()).mul_(2).add_(1).mul_(0x1E3779B97F4A7C15);
+  return factors.mul_(words).sum().item<int64_t>();
+}
+
+/// Of a tensor's bits, by words of 8 bytes, which are added 400 times faster than those of 4 bytes into 8: of a grid of
+/// words the sums of rows and those of columns, so that nothing as large as the tensor is made.
+int64_t hash_of_bits(const at::Tensor& tensor) {
   const at::Tensor real = tensor.is_complex() ? at::view_as_real(tensor) : tensor;
   // From a storage's begin: elsewhere words may not be where 8 bytes begin.
   const at::Tensor whole =
       real.is_contiguous() && real.storage_offset() == 0 ? real : real.clone(at::MemoryFormat::Contiguous);
   const at::Tensor bytes = whole.view({-1}).view(at::kByte);
-  constexpr int64_t kWord = sizeof(int64_t);
-  const int64_t words = bytes.numel() / kWord * kWord;
-  const int64_t rest = bytes.narrow(0, words, bytes.numel() - words).sum(at::kLong).item<int64_t>();
-  return bytes.narrow(0, 0, words).view(at::kLong).sum().item<int64_t>() ^ rest;
+  constexpr int64_t kWord = sizeof(int64_t), kColumns = 1024;
+  const int64_t count = bytes.numel() / kWord, gridded = count / kColumns * kColumns;
+  const at::Tensor words = bytes.narrow(0, 0, count * kWord).view(at::kLong);
+  const at::Tensor grid = words.narrow(0, 0, gridded).view({-1, kColumns});
+  const int64_t of_rest = mixed(words.narrow(0, gridded, count - gridded)) +
+                          mixed(bytes.narrow(0, count * kWord, bytes.numel() - count * kWord).to(at::kLong));
+  return mixed(grid.sum(0)) ^ mixed(grid.sum(1)) ^ of_rest;
 }
 
 /// How far values are from the first rank's on each rank of the group, as a part of the largest. Of any dtype: bytes
@@ -78,10 +90,12 @@ void DriftCheck::note_write(const std::string& name, const at::Tensor& values) {
   auto& sums = writes_[name];
   sums.resize(kSums);
   sums[kTimes] += 1;
-  sums[kBits] = static_cast<double>(sum_of_bits(values) & 0xfffffffffffff);  // as many as a double holds
+  // Of all writes so far; as many bits as a double holds.
+  const auto bits = static_cast<uint64_t>(sums[kBits]) * 31 + static_cast<uint64_t>(hash_of_bits(values));
+  sums[kBits] = static_cast<double>(bits >> 11);
   const auto type = real.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  sums[kTotal] = real.sum(type).item<double>();
-  sums[kSize] = at::linalg_vector_norm(real, 1, std::nullopt, false, type).item<double>();
+  sums[kTotal] += real.sum(type).item<double>();
+  sums[kSize] += at::linalg_vector_norm(real, 1, std::nullopt, false, type).item<double>();
   // Of a piece that is kept more exactly than the whole, other ranks know the rounded values; they add up by chance.
   sums[kAllowed] = 1e-6 + 16 * unit_of(real.scalar_type()) / std::sqrt(static_cast<double>(real.numel()));
 }
@@ -128,7 +142,7 @@ std::string DriftCheck::difference(const NamedTensors& parameters) const {
   const at::NoGradGuard no_grad;
   std::vector<int64_t> mine;
   for (const auto& [name, tensor] : parameters)
-    mine.push_back(residency::encoded_weight(tensor) || tensor.numel() == 0 ? 0 : sum_of_bits(tensor.detach()));
+    mine.push_back(residency::encoded_weight(tensor) || tensor.numel() == 0 ? 0 : hash_of_bits(tensor.detach()));
   std::vector<std::vector<int64_t>> all;
   for (const auto& bytes : comm::all_gather_bytes(*group_, to_bytes(mine)))
     all.push_back(from_bytes<std::vector<int64_t>>(bytes));

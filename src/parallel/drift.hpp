@@ -27,8 +27,8 @@ class DriftCheck {
   /// An operator has written to a sharded parameter. @param values  the whole of it now, as this rank has it
   void note_write(const std::string& name, const at::Tensor& values);
 
-  /// After a backward that averaged. When it is time, compares by a sum over the bits of each parameter: one pass over
-  /// memory and one small message. Where sums differ, the values do the talking: what roundings of unlike processors
+  /// After a backward that averaged. When it is time, compares by a hash of the bits of each parameter: two passes over
+  /// memory and one small message. Where hashes differ, the values do the talking: what roundings of unlike processors
   /// make of equal steps is left alone. Collective over all ranks of the job, those of other groups included.
   /// @param parameters  asked for when it is time
   /// @throws ConfigError on all ranks, naming the first parameter that differs and a rank that has other values.

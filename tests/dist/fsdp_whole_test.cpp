@@ -695,7 +695,8 @@ RANKS_TEST(FsdpWhole, WritesThatDifferBetweenRanksAreNamed, 1, 2, 3, 5) {
             if (way == "between steps") net->weight.add_(0.1 * static_cast<double>(rank));
           }
         };
-        if (ranks == 1 || way == "all rows" || way == "own rows, not looked for") {
+        const bool in_image = way == "between steps" && dtype == at::kBFloat16;
+        if (ranks == 1 || way == "all rows" || way == "own rows, not looked for" || in_image) {
           train();
           continue;
         }

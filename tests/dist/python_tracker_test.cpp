@@ -146,7 +146,7 @@ TEST(PythonTracker, ModulesOfTheCurrentFolderAreNotRun) {
 TEST(PythonTracker, ReplayStaysInItsFolder) {
   const auto folder = scratch("replayed");
   std::filesystem::create_directories(folder);
-  for (const std::string run : {"../out", (folder / "elsewhere").string()}) {
+  for (const std::string& run : {std::string("../out"), (folder / "elsewhere").string()}) {
     std::ofstream(folder / "in.jsonl")
         << json{{"kind", "start"}, {"run", run}, {"time", 1.0}, {"format", "accelerate.tracking"}, {"version", 1}}
         << "\n"

@@ -62,7 +62,7 @@ class Flow {
       // Files have no gradients between accumulation groups.
       if (forwards_ > 0 || has_gradients_ || !scopes_.empty() || steps_ % accumulation_ != 0) return false;
       if (verb.starts_with("save")) saved_.insert(name);
-      if (verb == "reload") gate_ = true;
+      if (verb == "reload") gate_ = true, scaled_once_ = false;
       return true;
     }
     if (verb == "join" || verb == "local_sgd" || verb == "leave_out") {

@@ -423,7 +423,7 @@ TEST(LaunchOptions, SettingsOfACompilerThatNobodyNamedAreRemarked) {
       ElementsAre("--dynamo_mode has no effect without --dynamo_backend",
                   "--dynamo_use_dynamic has no effect without --dynamo_backend"));
   EXPECT_THAT(
-      remarks({.command = {"x"}, .settings = {{"dynamo_backend", "INDUCTOR"}, {"dynamo_mode", "max-autotune"}}}),
+      remarks({.command = {"x"}, .settings = {{"dynamo_backend", "inductor"}, {"dynamo_mode", "max-autotune"}}}),
       testing::IsEmpty());
 }
 

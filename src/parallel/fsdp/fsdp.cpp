@@ -298,10 +298,14 @@ struct FullyShardedDataParallel::Impl {
     units->write_together(false);
     store->publish(*units);
     units->set_publisher([this] { store->refresh(*units); });
-    // Before the first backward weights may be drawn anew, which each rank may do with numbers of its own.
     if (group)
       units->set_scribe([this](const residency::Member& member, const at::Tensor& values) {
-        if (!apart && (in_forward || has_averaged) && member_of.contains(member.tensor().unsafeGetTensorImpl()))
+        const auto found = member_of.find(member.tensor().unsafeGetTensorImpl());
+        if (apart || found == member_of.end()) return;
+        // Before the first backward weights may be drawn anew, which each rank may do with numbers of its own. Of what
+        // is kept more exactly than it is computed with, a rank knows small writes to its own piece only.
+        const ShardedPart& part = parts[found->second->part];
+        if (in_forward || (has_averaged && part.compute_dtype == part.master_dtype))
           drift.note_write(member.name(), values);
       });
     units->set_watcher([this](const residency::Unit& unit) {
