@@ -196,8 +196,12 @@ StoredTensors open_archive(const std::filesystem::path& file) {
   const Archive archive(file);
   StoredTensors tensors;
   for (const auto& entry : archive.dict(archive.value, "a dict of tensors")) {
-    if (!entry.key().isString() || !entry.value().isTensor())
-      archive.fail("expected names with tensors, found an entry of another kind");
+    if (!entry.key().isString())
+      archive.fail("found a dict whose keys are of the kind {}, not names, expected tensors by their names",
+                   entry.key().tagKind());
+    if (!entry.value().isTensor())
+      archive.fail("found {} under '{}', expected tensors by their names", entry.value().tagKind(),
+                   entry.key().toStringRef().substr(0, 200));
     tensors[entry.key().toStringRef()] = archive.stored(entry.value().toTensor());
   }
   return tensors;

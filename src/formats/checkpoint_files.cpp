@@ -55,26 +55,8 @@ std::map<std::string, SafetensorsFile> open_file(const fs::path& path) {
   return tensors;
 }
 
-/// A dict of tensors by torch.save. Read as data: nothing in it is executed.
-std::map<std::string, at::Tensor> load_archive(const fs::path& path) {
-  const auto file = std::make_shared<formats::InputFile>(path);
-  const auto value = formats::TorchArchive(file, 0, file->size(), "load '" + path.string() + "'").value();
-  const auto refuse = [&](const std::string& found) {
-    raise<CheckpointError>("load '{}': found {}, expected tensors by their names. Save the model's state_dict().",
-                           path.string(), found);
-  };
-  if (!value.isGenericDict()) refuse(value.tagKind());
-  std::map<std::string, at::Tensor> tensors;
-  for (const auto& item : value.toGenericDict()) {
-    if (!item.key().isString() || !item.value().isTensor())
-      refuse(item.value().tagKind() + (item.key().isString() ? " under '" + item.key().toStringRef() + "'" : ""));
-    tensors.emplace(item.key().toStringRef(), item.value().toTensor());
-  }
-  return tensors;
-}
-
 std::map<std::string, at::Tensor> load_archives(const fs::path& index) {
-  return tensors_of<at::Tensor>(index, load_archive,
+  return tensors_of<at::Tensor>(index, formats::load_archive,
                                 [](const std::map<std::string, at::Tensor>& file, const std::string& name) {
                                   const auto found = file.find(name);
                                   return found == file.end() ? nullptr : &found->second;
@@ -89,6 +71,24 @@ bool has_pickled_shards(const fs::path& index) {
 
 }  // namespace
 
+std::map<std::string, at::Tensor> formats::load_archive(const fs::path& path) {
+  const auto file = std::make_shared<formats::InputFile>(path);
+  const auto value = TorchArchive(file, 0, file->size(), "load '" + path.string() + "'").value();
+  const auto refuse = [&](const std::string& found) {
+    raise<CheckpointError>("load '{}': found {}, expected tensors by their names. Save the model's state_dict().",
+                           path.string(), found);
+  };
+  if (!value.isGenericDict()) refuse(value.tagKind());
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& item : value.toGenericDict()) {
+    if (!item.key().isString())
+      refuse(fmt::format("a dict whose keys are of the kind {}, not names", item.key().tagKind()));
+    if (!item.value().isTensor()) refuse(item.value().tagKind() + " under '" + item.key().toStringRef() + "'");
+    tensors.emplace(item.key().toStringRef(), item.value().toTensor());
+  }
+  return tensors;
+}
+
 std::map<std::string, SafetensorsFile> open_checkpoint_files(const fs::path& path) {
   if (!is_folder(path)) return path.extension() == ".json" ? open_index(path) : open_file(path);
   if (is_there(path / kWeights)) return open_file(path / kWeights);
@@ -102,7 +102,7 @@ std::map<std::string, SafetensorsFile> open_checkpoint_files(const fs::path& pat
 
 std::map<std::string, at::Tensor> load_checkpoint_files(const fs::path& path) {
   if (is_folder(path) && !is_there(path / kWeights) && !is_there(path / kIndex)) {
-    if (is_there(path / kPickledWeights)) return load_archive(path / kPickledWeights);
+    if (is_there(path / kPickledWeights)) return formats::load_archive(path / kPickledWeights);
     if (is_there(path / kPickledIndex)) return load_archives(path / kPickledIndex);
   }
   if (path.extension() == ".json" && has_pickled_shards(path)) return load_archives(path);

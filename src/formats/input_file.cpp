@@ -18,6 +18,12 @@ InputFile::InputFile(const std::filesystem::path& path) : path_(path) {
         path.string(), opened.problem);
   file_ = opened.file;
   size_ = opened.size;
+  char begin[64];
+  const auto got = ::pread(file_, begin, sizeof begin, 0);
+  if (const auto problem = git_lfs_problem({begin, static_cast<size_t>(std::max<ssize_t>(got, 0))}); !problem.empty()) {
+    ::close(file_);
+    raise<CheckpointError>("can't read '{}': {}.", path.string(), problem);
+  }
 }
 
 InputFile::InputFile(std::string name, std::string bytes)

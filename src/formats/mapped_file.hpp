@@ -33,6 +33,10 @@ class MappedFile {
     ::close(file);
     if (data_ == MAP_FAILED)
       raise<CheckpointError>("can't map the {} bytes of '{}': {}.", size_, path.string(), std::strerror(error));
+    const auto problem = git_lfs_problem({data(), static_cast<size_t>(size_)});
+    if (problem.empty()) return;
+    ::munmap(data_, static_cast<size_t>(size_));
+    raise<CheckpointError>("can't read '{}': {}.", path.string(), problem);
   }
   ~MappedFile() {
     if (size_ > 0) ::munmap(data_, static_cast<size_t>(size_));

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -50,6 +52,9 @@ class TorchArchive {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// A dict of tensors by torch.save, in memory. @throws CheckpointError for anything else
+std::map<std::string, at::Tensor> load_archive(const std::filesystem::path& path);
 
 /// Copies the part of a saved tensor that begins at `offsets` into `destination` (any device, dtype and strides), whose
 /// sizes are the part's.

@@ -20,7 +20,8 @@ namespace {
 
 using Kind = PickleNode::Kind;
 
-constexpr std::string_view kEncode = "_codecs.encode";  // how protocol 2 writes bytes
+constexpr std::string_view kEncode = "_codecs.encode";   // how protocol 2 writes bytes
+constexpr int64_t kMostSharedBytes = int64_t{64} << 20;  // of a tensor whose elements share bytes: room for a mask
 
 /// Beside those of tensors.
 std::vector<std::string_view> globals_of_objects() {
@@ -46,13 +47,18 @@ struct TorchArchive::Impl {
     if (!row) pickle.fail(node.at, "found the dtype {}, expected that of a plain tensor.", pickled->dtype);
     const auto bytes = container.storage(pickled->storage);
     SavedTensor saved{row->type, pickled->sizes, pickled->strides, 0, bytes.begin, bytes.size};
-    // The last byte that it reaches must be there. Elements that share bytes (stride 0) are never saved: they would let
-    // a small file ask for any amount of memory.
+    // The last byte that it reaches must be there. Elements may share bytes, as those of an expanded tensor do (stride
+    // 0), though not so many that a small file asks for any amount of memory.
     const auto width = static_cast<int64_t>(c10::elementSize(saved.dtype));
-    if (pickled->last >= bytes.size / width || pickled->numel > bytes.size / width)
+    if (pickled->last >= bytes.size / width)
       pickle.fail(node.at,
                   "a tensor of size {} and stride {} from element {} does not fit into the {} bytes of its storage.",
                   saved.sizes, saved.strides, pickled->first, bytes.size);
+    if (pickled->numel > std::max(bytes.size, kMostSharedBytes) / width)
+      pickle.fail(node.at,
+                  "an expanded tensor of size {} and stride {} would take more than {} bytes, and has {} in the file. "
+                  "Save it after contiguous().",
+                  saved.sizes, saved.strides, kMostSharedBytes, bytes.size);
     saved.begin = pickled->numel > 0 ? bytes.begin + pickled->first * width : bytes.begin;
     return saved;
   }

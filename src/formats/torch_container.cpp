@@ -12,6 +12,7 @@ using Kind = PickleNode::Kind;
 
 constexpr std::string_view kRebuild = "torch._utils._rebuild_tensor_v2";
 constexpr std::string_view kRebuildWithDtype = "torch._utils._rebuild_tensor_v3";
+constexpr std::string_view kRebuildOfOld = "torch._utils._rebuild_tensor";  // until PyTorch 0.3
 constexpr std::string_view kRebuildParameter = "torch._utils._rebuild_parameter";
 
 template <class T> T little(std::string_view bytes, size_t at) {
@@ -49,7 +50,7 @@ TorchContainer::TorchContainer(std::shared_ptr<const InputFile> file, int64_t of
       begin_(offset),
       length_(static_cast<uint64_t>(length)),
       source_(std::move(source)),
-      globals_{kRebuild, kRebuildWithDtype, kRebuildParameter, kPickleOrderedDict, kUntypedStorage} {
+      globals_{kRebuild, kRebuildWithDtype, kRebuildOfOld, kRebuildParameter, kPickleOrderedDict, kUntypedStorage} {
   for (const auto& row : kTorchStorages) globals_.push_back(row.global);
   for (const auto& row : kScriptStorages) globals_.push_back(row.global);
   globals_.insert(globals_.end(), globals.begin(), globals.end());
@@ -232,11 +233,11 @@ std::optional<PickledTensor> TorchContainer::tensor_of(const PickleNode& node) c
     return tensor_of(data);
   }
   const auto* with_dtype = pickle.call_of(node, kRebuildWithDtype);
-  const auto* arguments = with_dtype ? with_dtype : pickle.call_of(node, kRebuild);
+  const auto* of_old = pickle.call_of(node, kRebuildOfOld);
+  const auto* arguments = with_dtype ? with_dtype : of_old ? of_old : pickle.call_of(node, kRebuild);
   if (!arguments) return std::nullopt;
-  if (arguments->size() < (with_dtype ? 7u : 6u))
-    pickle.fail(node.at, "a tensor is described by {} values, expected at least {}.", arguments->size(),
-                with_dtype ? 7 : 6);
+  if (const size_t least = with_dtype ? 7 : of_old ? 4 : 6; arguments->size() < least)
+    pickle.fail(node.at, "a tensor is described by {} values, expected at least {}.", arguments->size(), least);
   const auto argument = [&](size_t i) -> const PickleNode& { return pickle[(*arguments)[i]]; };
   const auto& handle = pickle.expect(argument(0), Kind::persistent, "the storage of a tensor");
   const auto& id = pickle.expect(pickle[handle.items[0]], Kind::tuple, "the description of a storage");

@@ -44,6 +44,14 @@ OpenedFile open_regular(const fs::path& path) {
   return {.file = file, .size = status.st_size, .problem = {}};
 }
 
+std::string git_lfs_problem(std::string_view begin) {
+  return begin.starts_with("version https://git-lfs.github.com/spec/")
+             ? "it is a pointer of Git LFS, some lines in the place of a file that was not fetched: run git lfs pull "
+               "in "
+               "its folder, or download the file itself"
+             : "";
+}
+
 std::string read_file(const fs::path& path, int64_t most_bytes, std::string& text) {
   const auto opened = open_regular(path);
   if (opened.file < 0) return opened.problem;
@@ -68,7 +76,7 @@ std::string read_file(const fs::path& path, int64_t most_bytes, std::string& tex
     if (static_cast<int64_t>(filled) > most_bytes) return done(too_large(static_cast<int64_t>(filled)));
   }
   text.resize(filled);
-  return done("");
+  return done(git_lfs_problem(text));
 }
 
 bool is_there(const fs::path& path) {

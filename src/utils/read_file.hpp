@@ -26,6 +26,10 @@ struct OpenedFile {
 /// name with a NUL is refused, since the system would open what the part before it names.
 ACCELERATE_API OpenedFile open_regular(const std::filesystem::path& path);
 
+/// What is wrong with a file that begins so, if it is what Git LFS leaves where a file was not fetched: some lines of
+/// text that name it.
+ACCELERATE_API std::string git_lfs_problem(std::string_view begin);
+
 /// All of such a file. @return what is wrong, or nothing
 ACCELERATE_API std::string read_file(const std::filesystem::path& path, int64_t most_bytes, std::string& text);
 

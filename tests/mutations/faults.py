@@ -817,6 +817,34 @@ F("weights are loaded by the names that files have", "src/bigmodel/loading.cpp",
   "«bigmodel::use_names(checkpoint, *names, own);»", "", names)
 F("folders are quantized by the names that files have", "src/bigmodel/quantize_outline.cpp",
   "«bigmodel::use_names(checkpoint, *names, own);»", "", names)
+parts = "tokenizer_tests TokenizerParity.PartsOfTokenizerJsonAreThoseOfThePackage"
+F("Split with invert", "src/models/tokenizer/tokenizer.cpp", "is_match = «found != step.invert»", "found", parts)
+F("Split merges matches with what is before them", "src/models/tokenizer/tokenizer.cpp",
+  "if («is_match && !before && joins»)", "false", parts)
+F("Split merges matches with what is behind them", "src/models/tokenizer/tokenizer.cpp", "if («waits && !is_match»)",
+  "false", parts)
+F("bytes without a token are unk_token", "src/models/tokenizer/bpe.cpp", "id = «known >= 0 ? known : unk_»;", "known",
+  parts)
+F("fuse_unk", "src/models/tokenizer/bpe.cpp", "known < 0 && after_unk && «fuse_unk_»;", "false", parts)
+F("Replace", "src/models/tokenizer/tokenizer.cpp", "replaced += «is_match ? content : piece»;", "piece", parts)
+F("RobertaProcessing begins a text", "src/models/tokenizer/files.cpp",
+  "«parts_.prefix.push_back(id_in(part.at(\"cls\").at(1), path_));»", "", parts)
+F("normalized added tokens are looked for as they are normalised", "src/models/tokenizer/tokenizer.cpp",
+  "normalized_tokens.back().content = «normalize(token.content, parts.normalizers)»;", "token.content", parts)
+F("pre-tokenizers behind ByteLevel are refused", "src/models/tokenizer/files.cpp", "if («cuts_bytes_») unsupported(\"behind",
+  "false", "tokenizer_tests Tokenizer.NamesWhatItCantDo")
+F("an id beyond the vocabulary has no text", "src/models/tokenizer/tokenizer.cpp",
+  "if («id < tokenizer_.vocab_size()» && !(skip", "true", "tokenizer_tests Tokenizer.StreamsWholeCharacters")
+files = "bigmodel_tests TorchFiles."
+F("expanded tensors of torch's files", "src/formats/torch_archive_reader.cpp",
+  "if (pickled->numel > «std::max(bytes.size, kMostSharedBytes)» / width)", "bytes.size",
+  files + "ExpandedTensorsAndThoseOfOldVersionsLoad")
+F("tensors of PyTorch 0.3", "src/formats/torch_container.cpp",
+  "const auto* of_old = «pickle.call_of(node, kRebuildOfOld)»;", "nullptr",
+  files + "ExpandedTensorsAndThoseOfOldVersionsLoad")
+F("pointers of Git LFS are named", "src/utils/read_file.cpp",
+  "return «begin.starts_with(\"version https://git-lfs.github.com/spec/\")»", "false",
+  "bigmodel_tests GitLfs.PointersInThePlaceOfFilesAreNamed")
 file = "src/models/perplexity.cpp"
 F("PerplexityOptions::window", file, "window = «options.window»,", "512", "quantize_files_tests Perplexity.OfAModelThatKnows")
 F("PerplexityOptions::stride", file, "stride = «options.stride == 0 ? window : options.stride»", "window",

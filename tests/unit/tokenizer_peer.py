@@ -3,6 +3,7 @@
 usage: tokenizer_peer.py cases KIND GGUF FOLDER   writes FOLDER/tokenizer.json (for kind gpt2 vocab.json and merges.txt) and FOLDER/cases.jsonl: text, ids, decoded
        tokenizer_peer.py auto FOLDER CASES        prints how many of these transformers' tokenizer of the folder has other ids for, and its chat
        tokenizer_peer.py layouts FOLDER           makes a folder for each way in which files around a vocabulary say what transformers' tokenizers do with it; cases.json in each
+       tokenizer_peer.py parts FOLDER             makes a folder for each part of tokenizer.json; cases.json in each, what the package does
        tokenizer_peer.py speed FOLDER TEXT        prints the seconds that encoding a file takes, the best of three
 
 The vocabulary is SmolLM2's, from its .gguf file; KIND says what is around it: smollm, gpt2, llama3 or nfc.
@@ -151,6 +152,47 @@ def layouts(folder):
         json.dump(dict(cases=cases, special=[made.bos_token_id, made.eos_token_id, made.pad_token_id], size=len(made)), open(f"{path}/cases.json", "w"))
 
 
+def spelt(change, without="", unk=None, fuse_unk=False):
+    """A small byte-level tokenizer with something changed. `without` these characters in its vocabulary."""
+    vocab = {token: i for i, token in enumerate(["<s>", "</s>", "<unk>", *(c for c in sorted(pre_tokenizers.ByteLevel.alphabet()) if c not in without)])}
+    pairs = [("t", "h"), ("th", "e"), ("e", "r"), ("\u0120", "t"), ("\u0120t", "h"), ("1", "2"), (".", "."), ("-", "-"), ("e", "-")]
+    vocab.update({a + b: len(vocab) + i for i, (a, b) in enumerate(pairs)})
+    made = Tokenizer(models.BPE(vocab=vocab, merges=pairs, unk_token=unk, fuse_unk=fuse_unk))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    change(made)
+    return made
+
+
+def before_bytes(*steps):
+    return lambda made: setattr(made, "pre_tokenizer", pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]))
+
+
+BEHAVIORS = ("removed", "isolated", "contiguous", "merged_with_previous", "merged_with_next")
+WORDS = Regex(r"\p{L}+|\p{N}")
+PART_TEXTS = ["the--other... 1212, e-e-- her's", "--", "...the", " the  the\t--\u2026\u00bfque\u00e9? ", "\u00c3\u00e9\u00e9ooo--o", "<er> h- the", "", "\u3002\u4f60\u597d\u3002\u3002$+<=>^`|~"]
+
+
+def parts(folder):
+    kinds = {
+        **{f"split_{behavior}{'_inverted' if invert else ''}": spelt(before_bytes(pre_tokenizers.Split(WORDS, behavior, invert=invert))) for behavior in BEHAVIORS for invert in (False, True)},
+        **{f"split_text_{behavior}": spelt(before_bytes(pre_tokenizers.Split("e-", behavior))) for behavior in BEHAVIORS},
+        **{f"punctuation_{behavior}": spelt(before_bytes(pre_tokenizers.Punctuation(behavior))) for behavior in BEHAVIORS},
+        "unk_that_never_acts": spelt(lambda made: None, unk="<unk>"),
+        "unk": spelt(lambda made: None, without="oq\u00c3", unk="<unk>"),
+        "fused_unk": spelt(lambda made: None, without="oq\u00c3", unk="<unk>", fuse_unk=True),
+        "replace_text": spelt(lambda made: setattr(made, "normalizer", normalizers.Replace("er", "the"))),
+        "replace_pattern": spelt(lambda made: setattr(made, "normalizer", normalizers.Sequence([normalizers.Replace(Regex(r"\s+|-{2,}"), " $0\\"), normalizers.NFC()]))),
+        "replace_and_added": spelt(lambda made: (setattr(made, "normalizer", normalizers.Replace("er", "-")), made.add_tokens([AddedToken("<er>", normalized=True), AddedToken("h-", normalized=True)]))),
+        "roberta": spelt(lambda made: setattr(made, "post_processor", processors.RobertaProcessing(("</s>", 1), ("<s>", 0)))),
+        "bert": spelt(lambda made: setattr(made, "post_processor", processors.BertProcessing(("</s>", 1), ("<s>", 0)))),
+    }
+    for name, made in kinds.items():
+        os.makedirs(f"{folder}/{name}")
+        made.save(f"{folder}/{name}/tokenizer.json")
+        cases = [dict(text=text, ids=made.encode(text).ids, decoded=made.decode(made.encode(text).ids)) for text in PART_TEXTS]
+        json.dump(dict(cases=cases), open(f"{folder}/{name}/cases.json", "w"))
+
+
 def speed(folder, path):
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
     text = open(path, encoding="utf-8").read()
@@ -171,4 +213,4 @@ def auto(folder, cases):
     print(json.dumps({"wrong": len(wrong), "first": wrong[:3], "chat": chat, "special": special, "longest": tokenizer.model_max_length}))
 
 
-{"cases": cases, "speed": speed, "auto": auto, "layouts": layouts}[sys.argv[1]](*sys.argv[2:])
+{"cases": cases, "speed": speed, "auto": auto, "layouts": layouts, "parts": parts}[sys.argv[1]](*sys.argv[2:])

@@ -2,7 +2,10 @@
 
 usage: torch_files_peer.py FOLDER
 """
+import collections
 import pathlib
+import pickle
+import struct
 import sys
 
 import torch
@@ -40,3 +43,39 @@ torch.save(half, folder / "half.bin", _use_new_zipfile_serialization=False)
 torch.save({"part": torch.arange(12.0).reshape(3, 4)[:, 1:3], "whole": torch.zeros(0)}, folder / "views.bin", _use_new_zipfile_serialization=False)
 torch.save({"model": net.state_dict()}, folder / "nested.bin")
 torch.save(net, folder / "module.bin")
+expanded = {"scale": torch.tensor([0.5]).expand(6), "rows": torch.arange(3.0).expand(2, 3), "overlapping": torch.arange(6.0).unfold(0, 4, 1)}
+torch.save(expanded, folder / "expanded.bin")
+torch.save(expanded, folder / "expanded-stream.bin", _use_new_zipfile_serialization=False)
+save_file({name: tensor.contiguous() for name, tensor in expanded.items()}, folder / "expanded.safetensors")
+torch.save({"mask": torch.ones(1).expand(1 << 14, 1 << 12)}, folder / "too-much.bin")
+torch.save({0: torch.ones(2)}, folder / "numbered.bin")
+
+
+class Storage:
+    def __init__(self, numel):
+        self.numel = numel
+
+
+class OfOld:
+    """A tensor as PyTorch 0.3 pickled it."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __reduce__(self):
+        return torch._utils._rebuild_tensor, (Storage(self.tensor.numel()), 0, tuple(self.tensor.shape), self.tensor.stride())
+
+
+class OldPickler(pickle._Pickler):
+    def persistent_id(self, found):
+        return ("storage", torch.FloatStorage, "1", "cpu", found.numel, None) if isinstance(found, Storage) else None
+
+
+with open(folder / "old.bin", "wb") as file:
+    for part in (0x1950a86a20f9469cfc6c, 1001, dict(protocol_version=1001, little_endian=True, type_sizes=dict(short=2, int=4, long=4))):
+        pickle.dump(part, file, protocol=2)
+    tensor = torch.arange(6.0).view(2, 3)
+    OldPickler(file, 2).dump(collections.OrderedDict(weight=OfOld(tensor)))
+    pickle.dump(["1"], file, protocol=2)
+    file.write(struct.pack("<q", 6) + tensor.numpy().tobytes())
+assert torch.load(folder / "old.bin")["weight"].equal(tensor)

@@ -12,6 +12,7 @@
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/bigmodel/estimate.hpp"
 #include "accelerate/checkpoint.hpp"
+#include "accelerate/formats/gguf.hpp"
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerate/utils/error.hpp"
 #include "formats/torch_archive.hpp"
@@ -131,6 +132,68 @@ TEST_F(TorchFiles, AreDescribedWithoutLoadingThem) {
   EXPECT_THAT(loading("script.pt"),
               HasSubstr("it is a TorchScript module, expected tensors. Load it with torch::jit::load()"));
   EXPECT_THAT(loading("module.bin"), HasSubstr("Python code in files is never executed here"));
+}
+
+/// The tensors of one file, as a folder has it.
+std::map<std::string, at::Tensor> tensors_of(const fs::path& file) {
+  const auto folder = file.parent_path() / "folder";
+  fs::create_directories(folder);
+  fs::copy_file(file, folder / "pytorch_model.bin", fs::copy_options::overwrite_existing);
+  return accelerate::load_checkpoint_files(folder);
+}
+
+TEST_F(TorchFiles, ExpandedTensorsAndThoseOfOldVersionsLoad) {
+  const auto expected = accelerate::load_safetensors(folder / "expanded.safetensors");
+  ASSERT_EQ(expected.size(), 3u);
+  struct Net : torch::nn::Module {
+    explicit Net(const std::map<std::string, at::Tensor>& like) {
+      for (const auto& [name, tensor] : like) register_parameter(name, torch::zeros_like(tensor));
+    }
+  };
+  for (const char* name : {"expanded.bin", "expanded-stream.bin"}) {
+    for (const auto& [tensor, value] : tensors_of(folder / name))
+      EXPECT_TRUE(value.equal(expected.at(tensor))) << tensor;
+    const auto net = std::make_shared<Net>(expected);
+    accelerate::load_checkpoint_in_model(net, folder / name);
+    for (const auto& item : net->named_parameters()) EXPECT_TRUE(item.value().equal(expected.at(item.key()))) << name;
+    EXPECT_EQ(accelerate::find_model((folder / name).string()).tree.numel(), 6 + 6 + 12) << name;
+  }
+  const auto of_old = tensors_of(folder / "old.bin");
+  ASSERT_EQ(of_old.size(), 1u);
+  EXPECT_TRUE(of_old.at("weight").equal(torch::arange(6.0).view({2, 3})));
+}
+
+TEST_F(TorchFiles, WhatTheyDoNotHoldIsNamed) {
+  const auto error = [&](const char* name) {
+    return support::message_of<accelerate::CheckpointError>([&] { tensors_of(folder / name); });
+  };
+  EXPECT_THAT(error("too-much.bin"),
+              AllOf(HasSubstr("an expanded tensor of size [16384, 4096]"), HasSubstr("contiguous()")));
+  EXPECT_THAT(error("numbered.bin"), HasSubstr("a dict whose keys are of the kind Int, not names"));
+  EXPECT_THAT(support::message_of<accelerate::CheckpointError>(
+                  [&] { accelerate::load_checkpoint_in_model(torch::nn::Linear(2, 2), folder / "numbered.bin"); }),
+              HasSubstr("a dict whose keys are of the kind Int, not names"));
+}
+
+/// What `git clone` leaves where Git LFS is not installed.
+TEST(GitLfs, PointersInThePlaceOfFilesAreNamed) {
+  const auto folder = fs::path(support::scratch_dir());
+  const auto pointer = [&](const char* name) {
+    std::ofstream(folder / name) << "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n";
+    return folder / name;
+  };
+  const auto error = [](const auto& read) { return support::message_of<accelerate::CheckpointError>(read); };
+  const auto named = AllOf(HasSubstr("it is a pointer of Git LFS"), HasSubstr("git lfs pull"));
+  const auto bin = pointer("pytorch_model.bin");
+  EXPECT_THAT(error([&] { accelerate::load_checkpoint_files(folder); }), named);
+  EXPECT_THAT(error([&] { accelerate::find_model(bin.string()); }), named);
+  const auto safetensors = pointer("model.safetensors");
+  EXPECT_THAT(error([&] { accelerate::load_safetensors(safetensors); }), named);
+  EXPECT_THAT(error([&] { accelerate::SafetensorsFile file(safetensors); }), named);
+  EXPECT_THAT(error([&] { accelerate::find_model(safetensors.string()); }), named);
+  EXPECT_THAT(error([&] { accelerate::load_checkpoint_in_model(torch::nn::Linear(2, 2), safetensors); }), named);
+  EXPECT_THAT(error([&] { accelerate::GgufFile file(pointer("model.gguf")); }), named);
+  EXPECT_THAT(error([&] { accelerate::find_model(pointer("config.json").string()); }), named);
 }
 
 /// Each file cut at many places, and with single bytes changed: an error that names it, or other numbers; nothing is

@@ -35,12 +35,13 @@ struct TokenBatch {
 /// where the package's are those of Unicode 9, which knows fewer combining marks.
 class ACCELERATE_API Tokenizer {
  public:
-  /// Reads tokenizer.json, or vocab.json and merges.txt, and what tokenizer_config.json says beside them; or the
-  /// vocabulary of a .gguf file.
+  /// Reads tokenizer.json, or vocab.json and merges.txt (of GPT-2's, GPT-NeoX's and Qwen2's classes of transformers),
+  /// and what lies beside them: tokenizer_config.json, special_tokens_map.json, added_tokens.json, chat_template.jinja,
+  /// the class in config.json; or the vocabulary of a .gguf file.
   ///
-  /// Of tokenizer.json these parts are known: model BPE; normalizers NFC, NFD, NFKC, NFKD; pre-tokenizers Split (a
-  /// pattern or a text, isolated or removed), Digits, ByteLevel; post-processors TemplateProcessing and ByteLevel;
-  /// decoder ByteLevel; Sequence of them.
+  /// Of tokenizer.json these parts are known: model BPE; normalizers NFC, NFD, NFKC, NFKD, Replace; pre-tokenizers
+  /// Split, Digits, Punctuation, and ByteLevel at the end; post-processors TemplateProcessing, RobertaProcessing,
+  /// BertProcessing and ByteLevel; decoder ByteLevel; Sequence of them.
   /// @param path  A folder, one of these files, or a .gguf file.
   /// @throws CheckpointError if files are missing or damaged, or ask for something else: it is named.
   static Tokenizer from_pretrained(const std::filesystem::path& path);
@@ -89,7 +90,7 @@ class ACCELERATE_API StreamDecoder {
       : tokenizer_(std::move(tokenizer)),
         skip_special_tokens_(skip_special_tokens),
         stop_strings_(std::move(stop_strings)) {}
-  /// @return the characters that are complete with this token, perhaps none
+  /// @return the characters that are complete with this token, perhaps none: an id beyond the vocabulary has no text
   std::string push(int64_t id);
   /// The rest of the text. What is left of an unfinished character is U+FFFD.
   std::string finish();

@@ -23,11 +23,12 @@ uint64_t spread(uint64_t key) {
 
 }  // namespace
 
-Bpe::Bpe(const std::vector<std::string>& bytes, const std::vector<Merge>& merges, bool whole_words) {
+Bpe::Bpe(const std::vector<std::string>& bytes, const std::vector<Merge>& merges, const BpeOptions& options)
+    : unk_(options.unk), fuse_unk_(options.fuse_unk) {
   id_of_byte_.fill(-1);
   for (size_t id = 0; id < bytes.size(); ++id) {
     if (bytes[id].size() == 1) id_of_byte_[static_cast<unsigned char>(bytes[id][0])] = static_cast<int32_t>(id);
-    if (whole_words && !bytes[id].empty()) words_.emplace(bytes[id], static_cast<int32_t>(id));
+    if (options.whole_words && !bytes[id].empty()) words_.emplace(bytes[id], static_cast<int32_t>(id));
   }
   const auto size = std::bit_ceil(merges.size() * 2 + 2);
   keys_.assign(size, kEmpty);
@@ -71,10 +72,13 @@ void Bpe::merge(std::string_view piece, std::vector<int64_t>& out) const {
   };
   thread_local std::vector<Symbol> symbols;
   symbols.clear();
+  bool after_unk = false;
   for (const char byte : piece) {
-    const auto id = id_of_byte_[static_cast<unsigned char>(byte)];
+    const auto known = id_of_byte_[static_cast<unsigned char>(byte)], id = known >= 0 ? known : unk_;
     const auto place = static_cast<int32_t>(symbols.size());
-    if (id >= 0) symbols.push_back({id, place - 1, place + 1});
+    const bool fuses = known < 0 && after_unk && fuse_unk_;
+    if (id >= 0 && !fuses) symbols.push_back({id, place - 1, place + 1});
+    after_unk = known < 0;
   }
   if (symbols.empty()) return;
   symbols.back().after = -1;

@@ -14,12 +14,21 @@
 
 namespace accelerate::models {
 
-enum class Normalization { nfc, nfd, nfkc, nfkd };
+enum class NormalForm { nfc, nfd, nfkc, nfkd };
+/// Matches become this text.
+struct Replacement {
+  Pattern pattern;
+  std::string content;
+};
+using Normalization = std::variant<NormalForm, Replacement>;
 
+/// What becomes of the matches of a pattern.
+enum class SplitBehavior { isolated, removed, contiguous, merged_with_previous, merged_with_next };
 /// One step of cutting text into pieces.
 struct SplitStep {
   Pattern pattern;
-  bool keep_matches = true;
+  SplitBehavior behavior = SplitBehavior::isolated;
+  bool invert = false;  ///< what does not match is the match
 };
 /// Pieces get a space before them unless they begin with one.
 struct PrefixSpace {};
@@ -43,6 +52,8 @@ struct TokenizerParts {
   std::vector<std::string> tokens;  ///< by id, as files spell them; empty where an id is not used
   std::vector<std::pair<std::string, std::string>> merges;
   bool whole_words = false;
+  std::string unk;        ///< token of bytes that have none; empty: they are left out
+  bool fuse_unk = false;  ///< several in a row are one
   std::vector<AddedToken> added;
   std::vector<Normalization> normalizers;
   std::vector<PreTokenizerStep> pre_tokenizers;
@@ -73,6 +84,7 @@ struct Tokenizer::Content {
   std::vector<bool> special;       ///< by id
   std::optional<TokenIndex> ids;
   std::optional<Bpe> bpe;
+  std::deque<AddedToken> normalized_tokens;  ///< as they are in the normalised text
   /// Added tokens that start with a byte, the longest first; those of the raw and those of the normalised text.
   std::array<std::vector<const AddedToken*>, 256> raw_added, normalized_added;
 

@@ -86,6 +86,7 @@ class TokenizerJson {
     if (const size_t steps = parts_.normalizers.size() + parts_.pre_tokenizers.size(); steps > kMostSteps)
       refuse_file(path_, "it has {} normalizers and pre-tokenizers, expected at most {}. It is damaged.", steps,
                   kMostSteps);
+    if (!cuts_bytes_) unsupported("without ByteLevel, the pre-tokenizer", root_.value("pre_tokenizer", json()));
     return std::move(parts_);
   }
 
@@ -108,7 +109,10 @@ class TokenizerJson {
   void read_model() {
     const auto& model = root_.at("model");
     if (model.value("type", "BPE") != "BPE") unsupported("the model", model.at("type"));
-    for (const char* field : {"unk_token", "continuing_subword_prefix", "end_of_word_suffix", "dropout"})
+    if (model.contains("unk_token") && !model["unk_token"].is_null())
+      parts_.unk = model["unk_token"].get<std::string>();
+    parts_.fuse_unk = model.value("fuse_unk", false);
+    for (const char* field : {"continuing_subword_prefix", "end_of_word_suffix", "dropout"})
       if (model.contains(field) && !model[field].is_null() && model[field] != "")
         unsupported(std::string("the model's ") + field, model[field]);
     if (model.value("byte_fallback", false)) unsupported("the model's byte_fallback", true);
@@ -132,16 +136,31 @@ class TokenizerJson {
                             token.value("special", false), token.value("lstrip", false), token.value("rstrip", false),
                             token.value("normalized", false), token.value("single_word", false)});
   }
+  static Pattern read_pattern(const json& pattern) {
+    return pattern.contains("Regex") ? Pattern(pattern["Regex"].get<std::string>())
+                                     : Pattern::literal(pattern.at("String").get<std::string>());
+  }
+  SplitBehavior read_behavior(const json& behavior, const json& part) const {
+    const std::map<std::string, SplitBehavior> behaviors = {{"Isolated", SplitBehavior::isolated},
+                                                            {"Removed", SplitBehavior::removed},
+                                                            {"Contiguous", SplitBehavior::contiguous},
+                                                            {"MergedWithPrevious", SplitBehavior::merged_with_previous},
+                                                            {"MergedWithNext", SplitBehavior::merged_with_next}};
+    const auto found = behaviors.find(behavior.get<std::string>());
+    if (found == behaviors.end()) unsupported("the pre-tokenizer", part);
+    return found->second;
+  }
   void read_normalizer(const json& part) {
     if (part.is_null()) return;
-    const std::map<std::string, Normalization> forms = {{"NFC", Normalization::nfc},
-                                                        {"NFD", Normalization::nfd},
-                                                        {"NFKC", Normalization::nfkc},
-                                                        {"NFKD", Normalization::nfkd}};
+    const std::map<std::string, NormalForm> forms = {
+        {"NFC", NormalForm::nfc}, {"NFD", NormalForm::nfd}, {"NFKC", NormalForm::nfkc}, {"NFKD", NormalForm::nfkd}};
     if (type_of(part) == "Sequence") {
       for (const auto& inner : part.at("normalizers")) read_normalizer(inner);
     } else if (const auto form = forms.find(type_of(part)); form != forms.end()) {
-      parts_.normalizers.push_back(form->second);
+      parts_.normalizers.emplace_back(form->second);
+    } else if (type_of(part) == "Replace") {
+      parts_.normalizers.emplace_back(
+          Replacement{read_pattern(part.at("pattern")), part.at("content").get<std::string>()});
     } else {
       unsupported("the normalizer", part);
     }
@@ -149,22 +168,21 @@ class TokenizerJson {
   void read_pre_tokenizer(const json& part) {
     if (part.is_null()) return;
     const auto type = type_of(part);
+    if (cuts_bytes_) unsupported("behind ByteLevel, the pre-tokenizer", part);  // it would cut spelt bytes
     if (type == "Sequence") {
       for (const auto& inner : part.at("pretokenizers")) read_pre_tokenizer(inner);
     } else if (type == "ByteLevel") {
+      cuts_bytes_ = true;
       if (part.value("add_prefix_space", true)) parts_.pre_tokenizers.emplace_back(PrefixSpace{});
       if (part.value("use_regex", true)) parts_.pre_tokenizers.emplace_back(SplitStep{Pattern(kGpt2Pattern)});
     } else if (type == "Digits") {
       parts_.pre_tokenizers.emplace_back(digits(part.value("individual_digits", false)));
     } else if (type == "Split") {
-      const auto& pattern = part.at("pattern");
-      const auto behavior = part.at("behavior").get<std::string>();
-      if (part.value("invert", false) || (behavior != "Isolated" && behavior != "Removed"))
-        unsupported("the pre-tokenizer", part);
-      parts_.pre_tokenizers.emplace_back(SplitStep{pattern.contains("Regex")
-                                                       ? Pattern(pattern["Regex"].get<std::string>())
-                                                       : Pattern::literal(pattern.at("String").get<std::string>()),
-                                                   behavior == "Isolated"});
+      parts_.pre_tokenizers.emplace_back(SplitStep{
+          read_pattern(part.at("pattern")), read_behavior(part.at("behavior"), part), part.value("invert", false)});
+    } else if (type == "Punctuation") {
+      parts_.pre_tokenizers.emplace_back(SplitStep{Pattern(R"([!-\/:-@\[-`{-~\p{P}])"),
+                                                   read_behavior(part.value("behavior", json("Isolated")), part)});
     } else {
       unsupported("the pre-tokenizer", part);
     }
@@ -173,6 +191,11 @@ class TokenizerJson {
     if (part.is_null() || type_of(part) == "ByteLevel") return;
     if (type_of(part) == "Sequence") {
       for (const auto& inner : part.at("processors")) read_post_processor(inner);
+      return;
+    }
+    if (type_of(part) == "RobertaProcessing" || type_of(part) == "BertProcessing") {
+      parts_.prefix.push_back(id_in(part.at("cls").at(1), path_));
+      parts_.suffix.push_back(id_in(part.at("sep").at(1), path_));
       return;
     }
     if (type_of(part) != "TemplateProcessing") unsupported("the post-processor", part);
@@ -196,6 +219,7 @@ class TokenizerJson {
   fs::path path_;
   json root_;
   TokenizerParts parts_;
+  bool cuts_bytes_ = false;  ///< ByteLevel was there
 };
 
 /// transformers sets it as tokenizer_config.json does, in tokenizers of a class that it knows.
@@ -238,17 +262,16 @@ TokenizerParts read_vocabulary(const fs::path& vocab, const fs::path& merges, co
 /// What the files beside the vocabulary add to it.
 void apply(const formats::TokenizerSettings& settings, bool has_post_processor, const fs::path& path,
            TokenizerParts& parts) {
-  std::unordered_map<std::string_view, int64_t> ids;  // of the first of equal ones
-  for (size_t id = 0; id < parts.tokens.size(); ++id)
-    if (!parts.tokens[id].empty()) ids.emplace(parts.tokens[id], static_cast<int64_t>(id));
-  auto next = static_cast<int64_t>(ids.size());
-  for (const auto& token : parts.added) {
-    ids.emplace(token.content, token.id);
-    next = std::max(next, token.id + 1);
-  }
-  const auto find = [&](const std::string& token) {
+  auto next = std::ssize(parts.tokens) - std::ranges::count(parts.tokens, std::string());
+  for (const auto& token : parts.added) next = std::max(next, token.id + 1);
+  std::unordered_map<std::string_view, int64_t> ids;  // of the vocabulary, of which most folders need nothing
+  const auto find = [&](const std::string& token) -> std::optional<int64_t> {
+    const auto added = std::ranges::find(parts.added, token, &AddedToken::content);
+    if (added != parts.added.end()) return added->id;
+    for (size_t id = ids.empty() ? 0 : parts.tokens.size(); id < parts.tokens.size(); ++id)
+      ids.emplace(parts.tokens[id], static_cast<int64_t>(id));
     const auto found = ids.find(token);
-    return found == ids.end() ? std::nullopt : std::optional<int64_t>(found->second);
+    return found == ids.end() || token.empty() ? std::nullopt : std::optional(found->second);
   };
   std::map<std::string, int64_t> placed;
   for (const auto& [token, id] : formats::place_tokens(settings, find, next, path.string())) {

@@ -74,28 +74,22 @@ Pattern Pattern::literal(const std::string& text) {
   return Pattern(quoted);
 }
 
-void Pattern::split(std::string_view text, bool keep_matches, std::vector<std::string_view>& pieces) const {
-  const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data(pcre2_match_data_create(1, nullptr),
-                                                                                 pcre2_match_data_free);
+bool Pattern::next(std::string_view text, size_t from, size_t& begin, size_t& end) const {
+  thread_local const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data(
+      pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
   const auto* range = pcre2_get_ovector_pointer(data.get());
-  size_t done = 0, from = 0;
-  while (from < text.size()) {
+  for (const size_t done = from; from < text.size();) {
     const int found = pcre2_match(code_->compiled, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
                                   PCRE2_NO_UTF_CHECK, data.get(), nullptr);
-    if (found == PCRE2_ERROR_NOMATCH) break;
+    if (found == PCRE2_ERROR_NOMATCH) return false;
     if (found < 0)
       raise<ResourceError>("tokenizing {} bytes: {}. Tokenize shorter texts.", text.size(), message(found));
-    const size_t begin = range[0], end = range[1];
-    if (end <= begin || end <= from || begin < done) {  // an empty match cuts nothing, nor does one that \\K moved
-      do ++from;
-      while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xC0) == 0x80);
-      continue;
-    }
-    if (begin > done) pieces.push_back(text.substr(done, begin - done));
-    if (keep_matches) pieces.push_back(text.substr(begin, end - begin));
-    done = from = end;
+    begin = range[0], end = range[1];
+    if (end > begin && end > from && begin >= done) return true;
+    do ++from;  // an empty match cuts nothing, nor does one that \\K moved
+    while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xC0) == 0x80);
   }
-  if (done < text.size()) pieces.push_back(text.substr(done));
+  return false;
 }
 
 }  // namespace accelerate::models

@@ -16,12 +16,21 @@ class Pattern {
   /// The same without special characters.
   static Pattern literal(const std::string& text);
 
-  /// Appends the pieces of `text`: matches, and what lies between them, in order. @param keep_matches  else only what
-  /// lies between
+  /// Calls take(piece, is_match) for all of `text`: for matches, and for what lies between them, in order.
   /// @throws ResourceError when matching takes too many steps.
-  void split(std::string_view text, bool keep_matches, std::vector<std::string_view>& pieces) const;
+  template <class Take> void find(std::string_view text, const Take& take) const {
+    size_t done = 0;
+    for (size_t begin = 0, end = 0; next(text, done, begin, end); done = end) {
+      if (begin > done) take(text.substr(done, begin - done), false);
+      take(text.substr(begin, end - begin), true);
+    }
+    if (done < text.size()) take(text.substr(done), false);
+  }
 
  private:
+  /// The next match that is not empty, from `from` on.
+  bool next(std::string_view text, size_t from, size_t& begin, size_t& end) const;
+
   struct Code;
   std::shared_ptr<const Code> code_;
 };

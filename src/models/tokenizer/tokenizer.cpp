@@ -17,12 +17,12 @@
 namespace accelerate::models {
 namespace {
 
-std::string normalize(const std::string& text, Normalization form) {
+std::string normalize(const std::string& text, NormalForm form) {
   UErrorCode error = U_ZERO_ERROR;
-  const auto* normalizer = form == Normalization::nfc    ? icu::Normalizer2::getNFCInstance(error)
-                           : form == Normalization::nfd  ? icu::Normalizer2::getNFDInstance(error)
-                           : form == Normalization::nfkc ? icu::Normalizer2::getNFKCInstance(error)
-                                                         : icu::Normalizer2::getNFKDInstance(error);
+  const auto* normalizer = form == NormalForm::nfc    ? icu::Normalizer2::getNFCInstance(error)
+                           : form == NormalForm::nfd  ? icu::Normalizer2::getNFDInstance(error)
+                           : form == NormalForm::nfkc ? icu::Normalizer2::getNFKCInstance(error)
+                                                      : icu::Normalizer2::getNFKDInstance(error);
   if (U_FAILURE(error)) raise<InternalError>("ICU's normalizer: {}", u_errorName(error));
   const bool ascii = std::all_of(text.begin(), text.end(), [](char c) { return static_cast<signed char>(c) >= 0; });
   if (ascii) return text;
@@ -31,6 +31,54 @@ std::string normalize(const std::string& text, Normalization form) {
   std::string result;
   normal.toUTF8String(result);
   return result;
+}
+
+std::string normalize(std::string text, const std::vector<Normalization>& steps) {
+  for (const auto& step : steps) {
+    if (const auto* form = std::get_if<NormalForm>(&step)) {
+      text = normalize(text, *form);
+      continue;
+    }
+    const auto& [pattern, content] = std::get<Replacement>(step);
+    std::string replaced;
+    pattern.find(text, [&](std::string_view piece, bool is_match) { replaced += is_match ? content : piece; });
+    text = std::move(replaced);
+  }
+  return text;
+}
+
+/// Appends the pieces that a step cuts a text into.
+void split(std::string_view text, const SplitStep& step, std::vector<std::string_view>& pieces) {
+  const auto whole = [](std::string_view first, std::string_view second) {
+    return std::string_view(first.data(), first.size() + second.size());
+  };
+  const size_t begin = pieces.size();
+  bool before = false, waits = false;  // the piece before is a match, and the next one belongs to it
+  step.pattern.find(text, [&](std::string_view piece, bool found) {
+    const bool is_match = found != step.invert, joins = pieces.size() > begin;
+    switch (step.behavior) {
+      case SplitBehavior::isolated:
+        pieces.push_back(piece);
+        break;
+      case SplitBehavior::removed:
+        if (!is_match) pieces.push_back(piece);
+        break;
+      case SplitBehavior::contiguous:
+        if (joins && is_match == before) pieces.back() = whole(pieces.back(), piece);
+        else pieces.push_back(piece);
+        break;
+      case SplitBehavior::merged_with_previous:
+        if (is_match && !before && joins) pieces.back() = whole(pieces.back(), piece);
+        else pieces.push_back(piece);
+        break;
+      case SplitBehavior::merged_with_next:  // of matches in a row the last one
+        if (waits && !is_match) pieces.back() = whole(pieces.back(), piece);
+        else pieces.push_back(piece);
+        waits = is_match;
+        break;
+    }
+    before = is_match;
+  });
 }
 
 /// The characters of `text` right before and right behind `at`, whole or none.
@@ -128,15 +176,22 @@ Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : par
           left.substr(0, 100), right.substr(0, 100));
     merges.push_back(merge);
   }
-  bpe.emplace(mergeable, merges, parts.whole_words);
+  const auto unk = parts.unk.empty() ? -1 : ids->find(parts.unk);
+  if (!parts.unk.empty() && unk < 0)
+    fail("the model's unk_token is '{}', which the vocabulary lacks. The file is damaged.", parts.unk.substr(0, 100));
+  bpe.emplace(mergeable, merges, BpeOptions{.whole_words = parts.whole_words, .unk = unk, .fuse_unk = parts.fuse_unk});
   for (const auto& token : parts.added) {
     if (token.content.empty()) continue;
     special[static_cast<size_t>(token.id)] = token.special;
     if (token.special && parts.split_special_tokens) continue;
-    auto& starts =
-        (token.normalized && !parts.normalizers.empty() ? normalized_added
-                                                        : raw_added)[static_cast<unsigned char>(token.content[0])];
-    starts.push_back(&token);
+    const AddedToken* sought = &token;
+    if (token.normalized && !parts.normalizers.empty()) {
+      sought = &normalized_tokens.emplace_back(token);
+      normalized_tokens.back().content = normalize(token.content, parts.normalizers);
+      bytes[static_cast<size_t>(token.id)] = sought->content;  // and so it is decoded
+      if (sought->content.empty()) continue;
+    }
+    (sought == &token ? raw_added : normalized_added)[static_cast<unsigned char>(sought->content[0])].push_back(sought);
   }
   for (auto* table : {&raw_added, &normalized_added})
     for (auto& starts : *table)
@@ -159,8 +214,7 @@ void Tokenizer::Content::encode(std::string_view text, std::vector<int64_t>& out
 
 void Tokenizer::Content::encode_plain(std::string_view text, std::vector<int64_t>& out) const {
   if (parts.normalizers.empty()) return encode_pieces(text, out);
-  std::string normal(text);
-  for (const auto form : parts.normalizers) normal = normalize(normal, form);
+  const auto normal = normalize(std::string(text), parts.normalizers);
   split_added(
       normal, normalized_added, [&](std::string_view plain) { encode_pieces(plain, out); },
       [&](const AddedToken& token) { out.push_back(token.id); });
@@ -172,8 +226,8 @@ void Tokenizer::Content::encode_pieces(std::string_view text, std::vector<int64_
   for (const auto& step : parts.pre_tokenizers) {
     next.clear();
     for (const auto piece : pieces) {
-      if (const auto* split = std::get_if<SplitStep>(&step)) {
-        split->pattern.split(piece, split->keep_matches, next);
+      if (const auto* cut = std::get_if<SplitStep>(&step)) {
+        split(piece, *cut, next);
       } else {
         next.push_back(piece.starts_with(' ') ? piece : changed.emplace_back(" " + std::string(piece)));
       }
@@ -257,8 +311,9 @@ std::optional<int64_t> Tokenizer::eos_token_id() const { return content_->parts.
 std::optional<int64_t> Tokenizer::pad_token_id() const { return content_->parts.pad; }
 
 std::string StreamDecoder::push(int64_t id) {
-  const auto& token = tokenizer_.token_bytes(id);
-  if (!skip_special_tokens_ || !tokenizer_.is_special(id)) pending_ += token;
+  // Embeddings have more rows than there are tokens, and a model may draw one of those.
+  if (id < tokenizer_.vocab_size() && !(skip_special_tokens_ && tokenizer_.is_special(id)))
+    pending_ += tokenizer_.token_bytes(id);
   return take(take_utf8(pending_, true), false);
 }
 
