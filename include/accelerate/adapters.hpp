@@ -47,6 +47,14 @@ struct ACCELERATE_API LoraConfig {
   /// Weights are [inputs, outputs], of modules whose class does not say so: Linear's never are, Conv1D's always.
   bool fan_in_fan_out = false;
   LoraInit init_lora_weights = LoraInit::kaiming;
+  /// Modules that are trained and saved whole, by a name or the end of one; they are no targets. With the task_type
+  /// "SEQ_CLS" or "TOKEN_CLS" also "classifier" and "score", as in PEFT.
+  std::vector<std::string> modules_to_save;
+  /// Biases that are trained and saved: "none", "all", or "lora_only", those of targets.
+  std::string bias = "none";
+  /// Rows of embeddings that a file brings along, by the end of the embedding's name; empty: all embeddings'. They are
+  /// not trained here.
+  std::vector<std::pair<std::string, std::vector<int64_t>>> trainable_token_indices;
   /// For the file, which says to whom the adapter belongs ("HuggingFaceTB/SmolLM2-135M-Instruct") …
   std::string base_model_name_or_path;
   /// … and which class of PEFT loads it ("CAUSAL_LM", "FEATURE_EXTRACTION", …).
@@ -55,17 +63,20 @@ struct ACCELERATE_API LoraConfig {
 
 namespace detail {
 struct LoraLayer;
-}
+struct OwnValues;
+}  // namespace detail
 
 /// A model's adapter. Cheap to copy; copies share it. The adapter belongs to the model, and goes with it, not with
 /// this.
 class ACCELERATE_API LoraAdapter {
  public:
   const LoraConfig& config() const { return *config_; }
-  /// As the model has them, too: "layers.0.q_proj.lora_A.weight", "….lora_B.weight", …
+  /// As the model has them, too: "layers.0.q_proj.lora_A.weight", "….lora_B.weight", …, and what the adapter has
+  /// instead of the model's own values: "classifier.weight".
   NamedTensors parameters() const;
 
-  /// Off: the model computes as without it. Gradients and files are not concerned.
+  /// Off: the model computes as without it. Gradients and files are not concerned. @throws ConfigError where it has
+  /// values of its own for parameters whose bytes a residency keeps
   void set_enabled(bool enabled) const;
   /// Adds B A * scaling to the weights, so that the adapter costs nothing more; unmerge() subtracts it again, which
   /// gives the weights back but for rounding. Nothing where it is so already.
@@ -91,6 +102,7 @@ class ACCELERATE_API LoraAdapter {
   LoraAdapter() = default;
   std::shared_ptr<const LoraConfig> config_;
   std::vector<std::shared_ptr<detail::LoraLayer>> layers_;
+  std::vector<std::shared_ptr<detail::OwnValues>> own_;
 };
 
 /// Freezes all of the model's parameters and gives each target a child "lora_A" and a child "lora_B" with a trained
@@ -105,12 +117,14 @@ class ACCELERATE_API LoraAdapter {
 /// Source: arXiv:2106.09685; names, initial values and results as PEFT's LoraModel.
 ACCELERATE_API LoraAdapter add_adapter(const ModelRef& model, const LoraConfig& config);
 
-/// Adds the adapter that a folder holds, written by save() or by PEFT's save_pretrained(). Of which modules is what its
-/// tensors say; those of layers that layers_to_transform leaves out are left out, as PEFT does.
+/// Adds the adapter that a folder holds, written by save() or by PEFT's save_pretrained(): adapter_model.safetensors,
+/// or else adapter_model.bin. Of which modules is what its tensors say; those of layers that layers_to_transform leaves
+/// out are left out, as PEFT does. Tensors of the model itself (modules_to_save, biases, embeddings, rows of them) take
+/// the place of the model's.
 /// @param is_trainable  go on training it; else its parameters are frozen, too
 /// @throws CheckpointError, and leaves the model as it was, where files are missing or damaged, tensors fit no module,
-/// or the config asks for what is not offered: other kinds than LoRA, use_dora, bias, modules_to_save,
-/// trainable_token_indices, target_parameters, initial values that change the base model (PiSSA, OLoRA, …), …
+/// or the config asks for what is not offered: other kinds than LoRA, use_dora, training rows of embeddings,
+/// target_parameters, initial values that change the base model (PiSSA, OLoRA, …), …
 ACCELERATE_API LoraAdapter load_adapter(const ModelRef& model, const std::filesystem::path& folder,
                                         bool is_trainable = false);
 

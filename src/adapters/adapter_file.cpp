@@ -3,16 +3,22 @@
 #include <string_view>
 
 #include "accelerate/formats/safetensors.hpp"
+#include "formats/torch_archive.hpp"
 #include "utils/raise.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate::detail {
 
 AdapterFile read_adapter(const std::filesystem::path& folder) {
   const auto loaded = read_config(folder / "adapter_config.json");
   AdapterFile adapter{.config = loaded.config, .whole_names = loaded.whole_names};
-  const auto file = folder / "adapter_model.safetensors";
-  const auto where = "load_adapter: '" + file.string() + "'";
-  for (const auto& [name, tensor] : load_safetensors(file)) {
+  // As PEFT looks for them; until 2024 it wrote the latter.
+  adapter.file = folder / "adapter_model.safetensors";
+  const auto old = folder / "adapter_model.bin";
+  const bool is_old = !is_there(adapter.file) && is_there(old);
+  if (is_old) adapter.file = old;
+  const auto where = "load_adapter: '" + adapter.file.string() + "'";
+  for (const auto& [name, tensor] : is_old ? formats::load_archive(old) : load_safetensors(adapter.file)) {
     std::string_view path = name;
     const auto take = [&](std::string_view end) {
       if (!path.ends_with(end)) return false;
@@ -21,12 +27,21 @@ AdapterFile read_adapter(const std::filesystem::path& folder) {
     };
     if (path.starts_with(kPrefix)) path.remove_prefix(std::string_view(kPrefix).size());
     else path = {};
-    const bool is_a = take(".lora_A.weight");
-    if (path.empty() || (!is_a && !take(".lora_B.weight")) || path.empty())
-      raise<CheckpointError>("{}: found '{}', expected {}<module>.lora_A.weight and .lora_B.weight only", where, name,
-                             kPrefix);
-    auto& pair = adapter.pairs[std::string(path)];
-    (is_a ? pair.first : pair.second) = tensor;
+    const bool is_a = take(".lora_A.weight"), is_b = !is_a && take(".lora_B.weight");
+    if (!is_a && !is_b && take(kRows)) {
+      adapter.rows[std::string(path)] = tensor;
+    } else if (path.empty() || (!is_a && !is_b && path.find("lora_") != path.npos)) {
+      raise<CheckpointError>(
+          "{}: found '{}', expected {}<module>.lora_A.weight and .lora_B.weight, and tensors of the model itself",
+          where, name, kPrefix);
+    } else if (!is_a && !is_b) {
+      std::string own(path);
+      if (const auto at = own.find(kBaseLayer); at != own.npos) own.erase(at, std::string_view(kBaseLayer).size());
+      adapter.whole[own] = tensor;
+    } else {
+      auto& pair = adapter.pairs[std::string(path)];
+      (is_a ? pair.first : pair.second) = tensor;
+    }
   }
   std::erase_if(adapter.pairs, [&](const auto& item) { return loaded.leaves_out(item.first); });
   if (adapter.pairs.empty())

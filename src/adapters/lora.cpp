@@ -16,6 +16,7 @@
 #include "adapters/adapter_file.hpp"
 #include "adapters/lora_config.hpp"
 #include "adapters/lora_layer.hpp"
+#include "adapters/own_values.hpp"
 #include "residency/unit.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
@@ -25,6 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using detail::LoraLayer;
+using detail::OwnValues;
 using residency::Member;
 
 using detail::kPrefix;
@@ -185,10 +187,15 @@ NamedTensors LoraAdapter::parameters() const {
     result.emplace_back(layer->path + "." + kA + ".weight", layer->a);
     result.emplace_back(layer->path + "." + kB + ".weight", layer->b);
   }
+  for (const auto& own : own_)
+    if (own->rows.empty()) result.emplace_back(own->name, own->value());
   return result;
 }
 
 void LoraAdapter::set_enabled(bool enabled) const {
+  for (const auto& own : own_)
+    if (own->enabled != enabled) own->require_own_bytes("LoraAdapter::set_enabled");
+  for (const auto& own : own_) own->set_enabled(enabled);
   for (const auto& layer : layers_) layer->enabled = enabled;
 }
 
@@ -218,24 +225,51 @@ void LoraAdapter::remove() const {
   }
 }
 
+namespace {
+
+using Layers = std::vector<std::shared_ptr<LoraLayer>>;
+
+/// PEFT's name for a value: an adapted module's own tensors are those of its "base_layer".
+std::string name_in_file(const OwnValues& own, const Layers& layers) {
+  const auto dot = own.name.rfind('.');
+  const auto path = own.name.substr(0, dot == std::string::npos ? 0 : dot);
+  if (!own.rows.empty()) return detail::kPrefix + path + detail::kRows;
+  const bool is_adapted =
+      std::any_of(layers.begin(), layers.end(), [&](const auto& layer) { return layer->path == path; });
+  return kPrefix + (is_adapted ? path + detail::kBaseLayer + own.name.substr(dot) : own.name);
+}
+
+bool is_transposed(const Layers& layers) {
+  return std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return layer->transposed; });
+}
+
+}  // namespace
+
 void LoraAdapter::save(const fs::path& folder) const {
-  std::map<std::string, at::Tensor> tensors;
-  for (const auto& [name, tensor] : parameters()) {
+  const auto whole = [](const std::string& name, const at::Tensor& tensor) {
     if (moves_between_ranks(tensor))
       raise<ConfigError>(
           "LoraAdapter::save: '{}' is sharded over ranks, expected whole tensors; pass "
           "Accelerator::get_state_dict(model) "
           "as the second argument on the main process",
           name);
-    tensors.emplace(kPrefix + name, tensor.detach());
+    return tensor.detach();
+  };
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& layer : layers_)
+    for (const auto& [name, tensor] : {std::pair(kA, layer->a), {kB, layer->b}}) {
+      const auto path = layer->path + "." + name + ".weight";
+      tensors.emplace(kPrefix + path, whole(path, tensor));
+    }
+  for (const auto& own : own_) {
+    whole(own->name, own->parameter);
+    tensors.emplace(name_in_file(*own, layers_), own->value().detach());
   }
-  write(*config_, std::any_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->transposed; }),
-        folder, tensors);
+  write(*config_, is_transposed(layers_), folder, tensors);
 }
 
 void LoraAdapter::save(const fs::path& folder, const std::map<std::string, at::Tensor>& state) const {
-  std::map<std::string, at::Tensor> tensors;
-  for (const auto& [name, tensor] : parameters()) {
+  const auto find = [&](const std::string& name, const at::Tensor& tensor) {
     const auto found = state.find(name);
     if (found == state.end() || found->second.sizes() != tensor.sizes())
       raise<CheckpointError>(
@@ -244,10 +278,18 @@ void LoraAdapter::save(const fs::path& folder, const std::map<std::string, at::T
           "that has it",
           found == state.end() ? std::string("nothing") : fmt::format("{}", found->second.sizes()), name,
           tensor.sizes());
-    tensors.emplace(kPrefix + name, found->second.detach());
-  }
-  write(*config_, std::any_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->transposed; }),
-        folder, tensors);
+    return found->second.detach();
+  };
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& layer : layers_)
+    for (const auto& [name, tensor] : {std::pair(kA, layer->a), {kB, layer->b}}) {
+      const auto path = layer->path + "." + name + ".weight";
+      tensors.emplace(kPrefix + path, find(path, tensor));
+    }
+  for (const auto& own : own_)
+    tensors.emplace(name_in_file(*own, layers_),
+                    own->enabled ? own->part_of(find(own->name, own->parameter)) : own->other);
+  write(*config_, is_transposed(layers_), folder, tensors);
 }
 
 namespace {
@@ -264,15 +306,97 @@ std::string head_of(const std::vector<Submodule>& modules, const LoraConfig& con
 
 }  // namespace
 
+namespace {
+
+std::string module_of(const std::string& name) {
+  return name.substr(0, name.rfind('.') == name.npos ? 0 : name.rfind('.'));
+}
+
+/// A parameter of the model that is trained beside A and B.
+bool is_trained(const std::string& name, const LoraConfig& config, const std::vector<std::string>& saved,
+                const std::vector<Target>& targets) {
+  const auto path = module_of(name);
+  if (detail::is_saved(saved, path)) return true;
+  if (config.bias == "none" || (name != "bias" && !name.ends_with(".bias"))) return false;
+  return config.bias == "all" ||
+         std::any_of(targets.begin(), targets.end(), [&](const Target& target) { return target.place.path == path; });
+}
+
+/// What a file has of the model itself, compared with it. Nothing is written yet.
+std::vector<std::pair<std::shared_ptr<OwnValues>, at::Tensor>> own_values_of(const ModelRef& model,
+                                                                             const detail::AdapterFile& file,
+                                                                             const std::vector<Target>& targets,
+                                                                             const std::string& where) {
+  std::map<std::string, at::Tensor> state;
+  for (const auto& [name, tensor] : model.state()) state.emplace(name, tensor);
+  const auto saved = detail::saved_modules(file.config);
+  std::vector<std::pair<std::shared_ptr<OwnValues>, at::Tensor>> values;
+  const auto add = [&](const std::string& name, const std::vector<int64_t>& rows, const at::Tensor& value) {
+    const auto found = state.find(name);
+    if (found == state.end())
+      raise<CheckpointError>("{}: found values of '{}', which the model does not have; it may belong to another model",
+                             where, name);
+    const OwnValues own{name, found->second, rows, {}, true};
+    if (is_deferred(own.parameter))
+      raise<CheckpointError>("{}: '{}' is deferred, expected a model with values; materialize it first", where, name);
+    for (const auto row : rows)
+      if (own.parameter.dim() != 2 || row < 0 || row >= own.parameter.size(0))
+        raise<CheckpointError>("{}: found row {} of '{}', whose shape is {}", where, row, name, own.parameter.sizes());
+    auto sizes = own.parameter.sizes().vec();
+    if (!rows.empty()) sizes[0] = static_cast<int64_t>(rows.size());
+    if (value.sizes() != sizes)
+      raise<CheckpointError>(
+          "{}: found {} for '{}', expected {}. The adapter may belong to another model, or to one whose vocabulary or "
+          "number of classes was changed",
+          where, value.sizes(), name, sizes);
+    // Embeddings lie beside adapters of heads as they were.
+    if (rows.empty() && !is_trained(name, file.config, saved, targets) &&
+        at::equal(own.parameter, value.to(own.parameter.options().requires_grad(false))))
+      return;
+    try {
+      own.require_own_bytes("load_adapter");
+    } catch (const ConfigError& error) {
+      raise<CheckpointError>("{}", error.what());
+    }
+    values.emplace_back(std::make_shared<OwnValues>(own), value);
+  };
+  for (const auto& [name, value] : file.whole) add(name, {}, value);
+  for (const auto& [name, parameter] : model.parameters())
+    if (detail::is_saved(file.config.modules_to_save, module_of(name)) && !file.whole.contains(name))
+      raise<CheckpointError>("{}: found no '{}', which modules_to_save asks for. The file is not whole", where, name);
+  for (const auto& [path, value] : file.rows) {
+    const auto& tokens = file.config.trainable_token_indices;
+    const auto found = std::find_if(tokens.begin(), tokens.end(),
+                                    [&, path = path](const auto& entry) { return path.ends_with(entry.first); });
+    if (found == tokens.end())
+      raise<CheckpointError>("{}: found rows of '{}', and none in trainable_token_indices of adapter_config.json",
+                             where, path);
+    add(path + ".weight", found->second, value);
+  }
+  return values;
+}
+
+}  // namespace
+
 LoraAdapter add_adapter(const ModelRef& model, const LoraConfig& config) {
   constexpr const char* kName = "add_adapter";
   detail::check(config);
   const bool all = config.target_modules == std::vector<std::string>{"all-linear"};
   const auto modules = modules_of(model, kName);
   const auto head = head_of(modules, config);
+  const auto saved = detail::saved_modules(config);
+  if (!config.trainable_token_indices.empty())
+    raise<ConfigError>(
+        "add_adapter: found trainable_token_indices, expected none: rows of embeddings are taken from files, and not "
+        "trained");
+  for (const auto& name : config.modules_to_save)
+    if (std::none_of(modules.begin(), modules.end(), [&](const auto& place) { return place.path.ends_with(name); }))
+      raise<ConfigError>("add_adapter: found no module of the name '{}' in modules_to_save, expected one", name);
   std::vector<Target> targets;
   for (const auto& place : modules) {
-    if (place.path.empty() || detail::is_listed(config.exclude_modules, place.path)) continue;
+    if (place.path.empty() || detail::is_listed(config.exclude_modules, place.path) ||
+        detail::is_saved(saved, place.path))
+      continue;
     if (all) {
       // The zoo's Dense is its Linear.
       const bool linear = place.class_name == "Linear" || place.class_name == "Conv1D" || place.class_name == "Dense";
@@ -291,6 +415,14 @@ LoraAdapter add_adapter(const ModelRef& model, const LoraConfig& config) {
   for (const auto& target : targets)
     if (detail::rank_of(config, target.place.path) <= 0)
       raise<ConfigError>("add_adapter: found a rank of 0 for '{}'", target.place.path);
+  NamedTensors own;
+  for (const auto& [name, parameter] : model.parameters()) {
+    if (!is_trained(name, config, saved, targets)) continue;
+    if (is_deferred(parameter) || moves_between_ranks(parameter))
+      raise<ConfigError>("add_adapter: '{}' is {}, expected a model that is not prepared", name,
+                         is_deferred(parameter) ? "deferred" : "sharded over ranks");
+    own.emplace_back(name, parameter);
+  }
 
   const at::NoGradGuard no_grad;
   freeze(model);
@@ -306,13 +438,26 @@ LoraAdapter add_adapter(const ModelRef& model, const LoraConfig& config) {
     if (config.init_lora_weights == LoraInit::random) b.uniform_(-spread(rank), spread(rank));
     adapter.layers_.push_back(attach(target, config, a.set_requires_grad(true), b.set_requires_grad(true)));
   }
+  for (const auto& [name, parameter] : own) {
+    const auto& value =
+        adapter.own_.emplace_back(std::make_shared<OwnValues>(OwnValues{name, parameter, {}, {}, true}));
+    value->other = parameter.detach().clone();
+    value->parameter.set_requires_grad(true);
+  }
   return adapter;
 }
 
 LoraAdapter load_adapter(const ModelRef& model, const fs::path& folder, bool is_trainable) {
   constexpr const char* kName = "load_adapter";
-  auto [config, pairs, whole_names] = detail::read_adapter(folder);
-  const auto where = fmt::format("load_adapter: '{}'", (folder / "adapter_model.safetensors").string());
+  const auto file = detail::read_adapter(folder);
+  auto config = file.config;
+  const auto& pairs = file.pairs;
+  const auto where = fmt::format("load_adapter: '{}'", file.file.string());
+  if (is_trainable && !file.rows.empty())
+    raise<CheckpointError>(
+        "{}: found rows of '{}' (trainable_token_indices) that are to be trained, which is not offered here; load it "
+        "without is_trainable, or train on in PEFT",
+        where, file.rows.begin()->first);
   const auto modules = modules_of(model, kName);
   std::vector<Target> targets;
   for (const auto& [name, pair] : pairs) {
@@ -332,20 +477,27 @@ LoraAdapter load_adapter(const ModelRef& model, const fs::path& folder, bool is_
           a.sizes(), b.sizes(), path, rank, target.inputs(), target.outputs(), rank, target.weight.sizes());
   }
   keep_each_once<CheckpointError>(targets, kName);
-  if (whole_names)
+  if (file.whole_names)
     for (const auto& [path, pair] : pairs) config.target_modules.push_back(path);
+  const auto own = own_values_of(model, file, targets, where);
 
   const at::NoGradGuard no_grad;
   freeze(model);
   LoraAdapter adapter;
+  const auto saved = detail::saved_modules(config);
+  for (const auto& [values, value] : own) {
+    detail::put(*values, value);
+    values->parameter.set_requires_grad(is_trainable && is_trained(values->name, config, saved, targets));
+    adapter.own_.push_back(values);
+  }
   adapter.config_ = std::make_shared<const LoraConfig>(config);
   for (const auto& target : targets) {
     const auto& [a, b] = pairs.at(target.place.path);
-    const auto own = [&](const at::Tensor& saved) {
-      return saved.to(options_like(target.weight), /*non_blocking=*/false, /*copy=*/true)
+    const auto copy = [&](const at::Tensor& stored) {
+      return stored.to(options_like(target.weight), /*non_blocking=*/false, /*copy=*/true)
           .set_requires_grad(is_trainable);
     };
-    adapter.layers_.push_back(attach(target, config, own(a), own(b)));
+    adapter.layers_.push_back(attach(target, config, copy(a), copy(b)));
   }
   return adapter;
 }

@@ -5,13 +5,13 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <regex>
 #include <set>
 #include <string_view>
 
 #include "utils/json.hpp"
 #include "utils/raise.hpp"
 #include "utils/read_file.hpp"
+#include "utils/regular_expression.hpp"
 
 namespace accelerate::detail {
 namespace {
@@ -21,19 +21,12 @@ template <class T> using Patterns = std::vector<std::pair<std::string, T>>;
 
 constexpr size_t kMostPatternBytes = 1000;
 
-/// Patterns come from files. libstdc++ matches in a time that is polynomial, and without recursion, if it is told to;
-/// then it refuses back-references, which need more.
-std::regex expression_of(const std::string& pattern) {
-  auto flags = std::regex_constants::ECMAScript;
-#if defined(__GLIBCXX__)
-  flags |= std::regex_constants::__polynomial;
-#endif
-  return std::regex(pattern, flags);
-}
+/// As PEFT looks for them.
+RegularExpression expression_of(const std::string& pattern) { return RegularExpression("(.*\\.)?(" + pattern + ")"); }
 
 template <class T> T by_pattern(const Patterns<T>& patterns, const std::string& path, T otherwise) {
   for (const auto& [pattern, value] : patterns)
-    if (std::regex_match(path, expression_of("(.*\\.)?(" + pattern + ")"))) return value;
+    if (expression_of(pattern).matches(path)) return value;
   return otherwise;
 }
 
@@ -42,13 +35,12 @@ template <class T> void check_patterns(const char* field, const Patterns<T>& pat
   for (const auto& [pattern, value] : patterns) {
     if (!seen.insert(pattern).second)
       raise<ConfigError>("LoraConfig: found '{}' twice in {}, expected it once: the first would count", pattern, field);
-    // Brackets in brackets are read by recursion.
     if (pattern.size() > kMostPatternBytes)
       raise<ConfigError>("LoraConfig: a pattern in {} has {} bytes, expected at most {}; name modules by their ends",
                          field, pattern.size(), kMostPatternBytes);
     try {
-      expression_of("(.*\\.)?(" + pattern + ")");
-    } catch (const std::regex_error& error) {
+      expression_of(pattern);
+    } catch (const ConfigError& error) {
       raise<ConfigError>("LoraConfig: '{}' in {} is no regular expression: {}", pattern, field, error.what());
     }
     if (!(value > 0))
@@ -58,20 +50,10 @@ template <class T> void check_patterns(const char* field, const Patterns<T>& pat
 
 /// Fields of PEFT's config that change what an adapter computes, beside those that LoraConfig has. Each is there with
 /// the value that leaves it off; an empty list, dict or text, false and null mean so, too.
-constexpr std::array kOff{"use_dora",
-                          "modules_to_save",
-                          "trainable_token_indices",
-                          "target_parameters",
-                          "lora_bias",
-                          "use_qalora",
-                          "alora_invocation_tokens",
-                          "layer_replication",
-                          "megatron_config",
-                          "use_bdlora",
-                          "arrow_config",
-                          "kasa_config",
-                          "velora_config",
-                          "monteclora_config"};
+constexpr std::array kOff{
+    "use_dora",          "target_parameters", "lora_bias",  "use_qalora",   "alora_invocation_tokens",
+    "layer_replication", "megatron_config",   "use_bdlora", "arrow_config", "kasa_config",
+    "velora_config",     "monteclora_config"};
 constexpr std::array kNull{"auto_mapping",        "revision",      "eva_config", "corda_config", "lora_ga_config",
                            "layers_to_transform", "layers_pattern"};
 
@@ -197,6 +179,19 @@ void read_layers(const Reader& reader, LoadedConfig& result) {
   });
 }
 
+/// A list is of the model's embeddings.
+void read_tokens(const Reader& reader, LoraConfig& config) {
+  const auto value = reader.at("trainable_token_indices");
+  if (is_off(value)) return;
+  const auto add = [&](const std::string& name, const Json& list) {
+    auto& indices = config.trainable_token_indices.emplace_back(name, std::vector<int64_t>()).second;
+    if (!list.is_array()) reader.fail("found {} in 'trainable_token_indices', expected a list of ids", show_json(list));
+    for (const auto& item : list) indices.push_back(reader.whole(item, "trainable_token_indices"));
+  };
+  if (!value.is_object()) return add("", value);
+  for (const auto& [name, list] : value.items()) add(name, list);
+}
+
 }  // namespace
 
 bool LoadedConfig::leaves_out(const std::string& path) const {
@@ -208,6 +203,8 @@ bool LoadedConfig::leaves_out(const std::string& path) const {
 }
 
 void check(const LoraConfig& config) {
+  if (config.bias != "none" && config.bias != "all" && config.bias != "lora_only")
+    raise<ConfigError>("LoraConfig: found bias '{}', expected none, all or lora_only", config.bias);
   if (config.r <= 0) raise<ConfigError>("LoraConfig: found r {}, expected at least 1", config.r);
   if (!(config.lora_alpha > 0) || !std::isfinite(config.lora_alpha))
     raise<ConfigError>("LoraConfig: found lora_alpha {}, expected more than 0", config.lora_alpha);
@@ -215,6 +212,21 @@ void check(const LoraConfig& config) {
     raise<ConfigError>("LoraConfig: found lora_dropout {}, expected at least 0 and less than 1", config.lora_dropout);
   check_patterns("rank_pattern", config.rank_pattern);
   check_patterns("alpha_pattern", config.alpha_pattern);
+}
+
+std::vector<std::string> saved_modules(const LoraConfig& config) {
+  auto names = config.modules_to_save;
+  if (config.task_type == "SEQ_CLS" || config.task_type == "TOKEN_CLS")
+    for (const char* head : {"classifier", "score"})
+      if (std::find(names.begin(), names.end(), head) == names.end()) names.emplace_back(head);
+  return names;
+}
+
+bool is_saved(const std::vector<std::string>& modules, std::string_view path) {
+  for (; !path.empty(); path = path.substr(0, path.rfind('.') == path.npos ? 0 : path.rfind('.')))
+    if (std::any_of(modules.begin(), modules.end(), [&](const std::string& name) { return path.ends_with(name); }))
+      return true;
+  return false;
 }
 
 bool is_listed(const std::vector<std::string>& modules, const std::string& path) {
@@ -257,7 +269,14 @@ std::string to_json(const LoraConfig& config, bool transposed) {
   fields["alpha_pattern"] = std::move(alphas);
   fields["use_rslora"] = config.use_rslora;
   fields["fan_in_fan_out"] = transposed;
-  fields["bias"] = "none";
+  fields["bias"] = config.bias;
+  fields["modules_to_save"] = list(saved_modules(config));
+  if (const auto& tokens = config.trainable_token_indices; tokens.size() == 1 && tokens.front().first.empty()) {
+    fields["trainable_token_indices"] = tokens.front().second;
+  } else {
+    fields["trainable_token_indices"] = nullptr;
+    for (const auto& [name, indices] : tokens) fields["trainable_token_indices"][name] = indices;
+  }
   fields["init_lora_weights"] = config.init_lora_weights == LoraInit::gaussian
                                     ? Json("gaussian")
                                     : Json(config.init_lora_weights == LoraInit::kaiming);
@@ -287,16 +306,19 @@ LoadedConfig read_config(const std::filesystem::path& file) {
   for (const char* name : kOff)
     if (!is_off(reader.at(name)))
       reader.fail("found '{}' {}, expected it to be off: that is not offered here", name, show_json(reader.at(name)));
-  if (const auto bias = reader.text("bias"); !bias.empty() && bias != "none")
-    reader.fail("found bias \"{}\", expected \"none\": biases are not trained here", bias);
   LoadedConfig result;
   LoraConfig& config = result.config;
+  if (const auto bias = reader.text("bias"); !bias.empty()) config.bias = bias;
+  config.modules_to_save = reader.texts("modules_to_save");
+  read_tokens(reader, config);
   if (const auto init = reader.at("init_lora_weights"); init == "gaussian")
     config.init_lora_weights = LoraInit::gaussian;
   else if (init == false) config.init_lora_weights = LoraInit::random;
-  else if (!init.is_null() && init != true)
+  // These begin with other values, too, and leave the base model as it is.
+  else if (!init.is_null() && init != true && init != "eva" && init != "orthogonal")
     reader.fail(
-        "found init_lora_weights {}, expected true, false or \"gaussian\": others change the base model (PiSSA, OLoRA, "
+        "found init_lora_weights {}, expected true, false, \"gaussian\", \"eva\" or \"orthogonal\": others change the "
+        "base model (PiSSA, OLoRA, "
         "CorDA, LoftQ), so that the file alone says too little. Convert it by PEFT's "
         "save_pretrained(path_initial_model_for_weight_conversion=…)",
         show_json(init));

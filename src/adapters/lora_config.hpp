@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "accelerate/adapters.hpp"
@@ -12,6 +13,10 @@ namespace accelerate::detail {
 
 /// @throws ConfigError for numbers out of range
 void check(const LoraConfig& config);
+/// modules_to_save, and the heads that PEFT adds to them.
+std::vector<std::string> saved_modules(const LoraConfig& config);
+/// The module is one of these or in one of them.
+bool is_saved(const std::vector<std::string>& modules, std::string_view path);
 /// The target (`name`, or a name that ends with it) is in the list.
 bool is_listed(const std::vector<std::string>& modules, const std::string& path);
 /// Of one module.

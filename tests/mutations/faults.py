@@ -845,6 +845,23 @@ F("tensors of PyTorch 0.3", "src/formats/torch_container.cpp",
 F("pointers of Git LFS are named", "src/utils/read_file.cpp",
   "return «begin.starts_with(\"version https://git-lfs.github.com/spec/\")»", "false",
   "bigmodel_tests GitLfs.PointersInThePlaceOfFilesAreNamed")
+peft = "adapters_tests AdaptersOfPeftsFiles.HaveWhatTheySayAndGoBack"
+trained = "adapters_tests AdaptersOwnValues.AreTrainedBesideThemAndSaved"
+F("LoraConfig::modules_to_save", "src/adapters/lora.cpp", "if («detail::is_saved(saved, path)») return true;", "false",
+  trained)
+F("LoraConfig::bias", "src/adapters/lora.cpp", "if («config.bias == \"none\"» || (name != \"bias\"", "true", trained)
+F("LoraConfig::trainable_token_indices", "src/adapters/own_values.cpp", "else «own.parameter.index_copy_(0, indices_of(own), "
+  "value.to(own.parameter.options().requires_grad(false)))»;", "own.parameter", peft)
+F("values of the model itself that an adapter's file has", "src/adapters/lora.cpp", "«detail::put(*values, value);»", "",
+  peft)
+F("heads that classify are saved whole", "src/adapters/lora_config.cpp",
+  "if («config.task_type == \"SEQ_CLS\" || config.task_type == \"TOKEN_CLS\"»)", "false", trained)
+F("adapters that are off give the model's values back", "src/adapters/lora.cpp",
+  "«for (const auto& own : own_) own->set_enabled(enabled);»", "", peft)
+F("adapter_model.bin", "src/adapters/adapter_file.cpp", "const bool is_old = «!is_there(adapter.file) && is_there(old)»;",
+  "false", peft)
+F("eva and orthogonal leave the base as it is", "src/adapters/lora_config.cpp",
+  "&& «init != \"eva\" && init != \"orthogonal\"»)", "true", peft)
 file = "src/models/perplexity.cpp"
 F("PerplexityOptions::window", file, "window = «options.window»,", "512", "quantize_files_tests Perplexity.OfAModelThatKnows")
 F("PerplexityOptions::stride", file, "stride = «options.stride == 0 ? window : options.stride»", "window",

@@ -2,16 +2,20 @@
 
 usage: adapters_peer.py make KIND FOLDER       FOLDER/base: a small model; FOLDER/adapter: one that changes it;
                                                FOLDER/result.safetensors: inputs, logits, gradients and merged logits
+       adapters_peer.py files FOLDER           FOLDER/base, FOLDER/bert: small models; FOLDER/KIND: adapters with more in their files;
+                                               FOLDER/KIND.safetensors: inputs, logits, and logits of the base alone
+       adapters_peer.py reload FOLDER          each FOLDER/KIND-ours, which was saved here; FOLDER/KIND-ours.safetensors: its logits
        adapters_peer.py load KIND FOLDER NAME  FOLDER/base with the adapter FOLDER/NAME; FOLDER/NAME.safetensors: its
                                                logits, and its tensors by PEFT's names
 """
+import json
 import pathlib
 import sys
 
 import peft
 import torch
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 BASES = {
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=24, n_layer=2, n_head=3,
@@ -32,10 +36,73 @@ def logits_of(model):
     return model.eval()(input_ids=IDS).logits
 
 
+def old_file(folder):
+    """As PEFT saved until 2024."""
+    torch.save(load_file(folder / "adapter_model.safetensors"), folder / "adapter_model.bin")
+    (folder / "adapter_model.safetensors").unlink()
+
+
+def says(**fields):
+    def change(folder):
+        file = folder / "adapter_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    return change
+
+
+# What adapters' files have beside A and B of linear layers: settings, and what is done to the folder.
+FILES = {
+    "eva": ({}, says(init_lora_weights="eva", eva_config={"rho": 2.0, "tau": 0.99, "use_label_mask": True, "label_mask_value": -100, "whiten": False, "adjust_scaling_factors": True})),
+    "orthogonal": ({"init_lora_weights": "orthogonal"}, None),
+    "old_file": ({}, old_file),
+    "head": ({"target_modules": ["q_proj", "lm_head"]}, None),
+    "modules_to_save": ({"modules_to_save": ["lm_head", "layers.1.input_layernorm"]}, None),
+    "bias_all": ({"bias": "all"}, None),
+    "bias_of_targets": ({"bias": "lora_only"}, None),
+    "rows": ({"trainable_token_indices": [3, 17]}, None),
+    "named_rows": ({"trainable_token_indices": {"embed_tokens": [5]}}, None),
+    "patterns": ({"target_modules": ["q_proj", "v_proj"], "rank_pattern": {r"(?<=layers\.1\.self_attn\.)q_proj": 2, r"(?:layers\.0|\d)\.self_attn\.(?>v_proj)": 6}, "alpha_pattern": {r"(?P<side>[qv])_proj(?<!v_proj)": 3}}, None),
+    "classes": ({"target_modules": ["query"], "task_type": "SEQ_CLS"}, None),
+}
+
+
+def base_of(kind):
+    return (BertForSequenceClassification if kind == "classes" else AutoModelForCausalLM).from_pretrained(folder / ("bert" if kind == "classes" else "base"))
+
+
+def files():
+    torch.manual_seed(1)
+    LlamaForCausalLM(LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.3, bos_token_id=1,
+                                 eos_token_id=2, attention_bias=True, tie_word_embeddings=False)).save_pretrained(folder / "base")
+    BertForSequenceClassification(BertConfig(vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.3, num_labels=3)).save_pretrained(folder / "bert")
+    for kind, (settings, change) in FILES.items():
+        result = {"input_ids": IDS, "base": logits_of(base_of(kind)).detach()}
+        config = peft.LoraConfig(**{"target_modules": ["q_proj"], "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 6, **settings})
+        model = peft.get_peft_model(base_of(kind), config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    parameter.copy_(torch.randn(parameter.shape) * 0.3)
+        model.save_pretrained(folder / kind)
+        if change:
+            change(folder / kind)
+        loaded = peft.PeftModel.from_pretrained(base_of(kind), folder / kind)
+        result["logits"] = logits_of(loaded).detach()
+        save_file(result, folder / f"{kind}.safetensors")
+
+
+def reload():
+    for kind in FILES:
+        model = peft.PeftModel.from_pretrained(base_of(kind), folder / f"{kind}-ours")
+        save_file({"logits": logits_of(model).detach()}, folder / f"{kind}-ours.safetensors")
+
+
 torch.manual_seed(0)
 IDS = torch.randint(0, 50, (3, 9))
-mode, kind, folder = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
-if mode == "make":
+mode = sys.argv[1]
+kind, folder = (sys.argv[2], pathlib.Path(sys.argv[3])) if mode in ("make", "load") else ("", pathlib.Path(sys.argv[2]))
+if mode in ("files", "reload"):
+    {"files": files, "reload": reload}[mode]()
+elif mode == "make":
     base = BASES[kind]()
     base.save_pretrained(folder / "base")
     config = peft.LoraConfig(init_lora_weights=False, task_type="CAUSAL_LM", base_model_name_or_path="tiny",
