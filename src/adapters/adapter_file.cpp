@@ -55,7 +55,13 @@ AdapterFile read_adapter(const std::filesystem::path& folder) {
     if (!a.is_floating_point() || !b.is_floating_point())
       raise<CheckpointError>("{}: found {} in '{}', expected floating point", where,
                              c10::toString((a.is_floating_point() ? b : a).scalar_type()), path);
-    const int64_t rank = rank_of(adapter.config, path);
+    int64_t rank = 0;
+    try {
+      rank = rank_of(adapter.config, path);
+      alpha_of(adapter.config, path);  // whose patterns may take too many steps, too
+    } catch (const ConfigError& error) {
+      raise<CheckpointError>("{}: {}", where, error.what());
+    }
     if (a.dim() != 2 || b.dim() != 2 || a.size(0) != rank || b.size(1) != rank)
       raise<CheckpointError>(
           "{}: found lora_A {} and lora_B {} of '{}', expected [{}, inputs] and [outputs, {}], as adapter_config.json "

@@ -35,10 +35,14 @@ struct RegularExpression::Code {
 RegularExpression::RegularExpression(const std::string& expression) : code_(std::make_shared<const Code>(expression)) {}
 
 bool RegularExpression::matches(std::string_view text) const {
+  constexpr uint32_t kMostSteps = 20'000;  // names take some hundred
+  const std::unique_ptr<pcre2_match_context, decltype(&pcre2_match_context_free)> limits(
+      pcre2_match_context_create(nullptr), pcre2_match_context_free);
+  pcre2_set_match_limit(limits.get(), kMostSteps);
   const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data(pcre2_match_data_create(1, nullptr),
                                                                                  pcre2_match_data_free);
-  const int found =
-      pcre2_match(code_->compiled, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), 0, 0, data.get(), nullptr);
+  const int found = pcre2_match(code_->compiled, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), 0, 0,
+                                data.get(), limits.get());
   if (found < 0 && found != PCRE2_ERROR_NOMATCH) raise<ConfigError>("matching '{}': {}", text, message(found));
   return found >= 0;
 }

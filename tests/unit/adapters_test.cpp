@@ -779,6 +779,8 @@ TEST_F(AdapterFiles, OfOtherKindsAreRefusedByName) {
   EXPECT_THAT(with("lora_alpha", "null,"), HasSubstr("JSON"));
   EXPECT_THAT(with("rank_pattern", "{\"" + std::string(2000, '(') + "\": 3}"), HasSubstr("2000 bytes"));
   EXPECT_THAT(with("rank_pattern", R"({"(a": 3})"), HasSubstr("no regular expression"));
+  EXPECT_THAT(with("alpha_pattern", R"({"(?:.?){20}(?:.?){20}(?:.?){20}[xy]": 3})"),
+              HasSubstr("matching 'conv': match limit"));
 }
 
 TEST_F(AdapterFiles, ThatAreDamagedAreRefused) {

@@ -29,7 +29,9 @@ struct ACCELERATE_API StateDictCheck {
   std::string text() const;
 };
 
-/// Compares names, shapes and dtypes; reads no weight.
+/// Compares names, shapes and dtypes; reads no weight. Where the model's root has the name of a class of transformers
+/// that the zoo knows ("GPT2LMHeadModel"), all names that files have for its weights count: without the body's, a head
+/// under its other name; and what every program works out by itself is passed over.
 /// @param checkpoint  A file of tensors (.safetensors, or one that Python's torch.save wrote), an index (*.index.json
 /// or index.json, with its weight_map or the map alone), or a folder with model.safetensors, pytorch_model.bin, or one
 /// index.
