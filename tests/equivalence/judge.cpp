@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <fstream>
 #include <functional>
 #include <optional>
@@ -248,9 +249,12 @@ Verdict judge(const Case& what, const Report& report, const std::vector<Refusal>
   if (finished && ended_well && failure.empty()) return {};
   if (finished && !failure.empty()) return {"reference", "the reference has failed: " + failure};
   if (finished) return {"end", all_errors(report)};
+  // Who goes on alone may come to its end before the others find out; the job fails by their errors.
+  const bool ended =
+      std::all_of(report.begin(), report.end(), [](const auto& own) { return own.finished || !own.error.empty(); });
+  if (!failure.empty() && ended) return {"refused", "also by LibTorch alone: " + failure};
   if (!ended_well && !errors) return {"crash", all_errors(report)};
   if (!errors) return {"not on all ranks", all_errors(report)};
-  if (!failure.empty()) return {"refused", "also by LibTorch alone: " + failure};
   for (const auto& own : report)
     if (listed(what, own, refusals)) return {"refused", own.error_text};
   return {"refusal: " + gist(report), all_errors(report)};
