@@ -509,8 +509,12 @@ void DistributedDataParallel::after_forward(const std::vector<at::Tensor>& outpu
   if (at::GradMode::is_enabled() && !ddp.grad_sync && !ddp.reducer->unfinished()) {
     ddp.suspended |= std::exchange(ddp.expected_after_suspended, false);
     // A static graph is learned from the first announced backward on, and would have this one's gradients in it, too.
-    if (ddp.graph_is_static && !ddp.delayed) ddp.drop_reducer(), ddp.make_reducer();
-    else ddp.reducer->expect_nothing();
+    if (ddp.graph_is_static && !ddp.delayed) {
+      ddp.drop_reducer();
+      ddp.make_reducer();
+    } else {
+      ddp.reducer->expect_nothing();
+    }
   }
   if (!ddp.forward_sync) return;
   ++ddp.forwards_of_backward;

@@ -71,8 +71,8 @@ F("an announced backward that does not come", file,
 F("layers that are frozen between no_sync and the average", file,
   "if («suspended && !apart»)\n      average_what_is_left", "false")
 F("unused parameters of the last of several forwards", file, "«forwards > 1» && searches_unused()", "false")
-F("a static graph learns what is not averaged", file, "if («ddp.graph_is_static && !ddp.delayed») ddp.drop_reducer()",
-  "false")
+F("a static graph learns what is not averaged", file,
+  "if («ddp.graph_is_static && !ddp.delayed») {", "false")
 F("a forward within no_sync takes back what was announced", file, "«ddp.reducer->expect_nothing();»", "")
 file = "src/parallel/replica_average.cpp"
 F("parameters of replicas are summed", file, "«sum.div_(group.world_size());»", "")
