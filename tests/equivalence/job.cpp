@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -90,7 +91,14 @@ std::string text_of_end(const support::RankResult& result) {
   return result.exit_code == 0 ? "" : "exit status " + std::to_string(result.exit_code);
 }
 
-/// Runs the first cases, up to the one that fails. @return how many are done with, at least one
+/// By another program of this machine, between the choice of the port and its use.
+bool port_was_taken(const Report& report) {
+  return std::any_of(report.begin(), report.end(), [](const RankReport& rank) {
+    return rank.error_text.find("rendezvous: can't listen on") != std::string::npos;
+  });
+}
+
+/// Runs the first cases, up to the one that fails. @return how many are done with
 size_t run_some(const std::vector<Case>& cases, size_t from, std::vector<Report>& reports) {
   namespace fs = std::filesystem;
   const std::string folder = support::scratch_dir() + "/job";
@@ -109,6 +117,7 @@ size_t run_some(const std::vector<Case>& cases, size_t from, std::vector<Report>
       report.push_back(get(file_of(folder, i, rank)));
       failed |= !report.back().finished;
     }
+    if (failed && port_was_taken(report)) return i;  // again, with another one
     if (failed || last)
       for (int64_t rank = 0; rank < ranks; ++rank) {
         const auto& result = results[static_cast<size_t>(rank)];
