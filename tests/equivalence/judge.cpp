@@ -25,6 +25,8 @@ Rounding rounding_of(const Case& what) {
     return what["precision"] == type || what["dtype"] == type || layout.param_dtype == type ||
            layout.reduce_dtype == type || layout.wire_dtype == type;
   };
+  // Steps on parameters of 16 bits round each time, and so do averages of their gradients.
+  if (what["dtype"] == "bf16") return {6e-2, 0x1p-8};
   if (any("bf16")) return {3e-2, 0x1p-8};
   if (any("fp16")) return {1e-2, 0x1p-11};
   if (what["optimizer"] == "adamw8bit") return {2e-2, 0x1p-24};
