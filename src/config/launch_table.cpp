@@ -286,7 +286,8 @@ constexpr Option kDeepSpeed[] = {
     {.name = "gradient_accumulation_steps",
      .kind = integer,
      .value = "N",
-     .help = "Batches per optimizer step; wins over the program's gradient_accumulation_steps, not over a GradientAccumulationPlugin",
+     .help = "Batches per optimizer step; wins over the program's gradient_accumulation_steps, not over a "
+             "GradientAccumulationPlugin",
      .section = "deepspeed_config",
      .variable = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
      .form = Form::text,

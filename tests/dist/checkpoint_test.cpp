@@ -552,7 +552,8 @@ void run_part(const Part& part, const fs::path& folder) {
       net, optimizer, data::DataLoader(rows(kRowsOfPart), {.batch_size = part.batch_size, .shuffle = part.shuffle}));
   if (part.resume) {
     const auto said = support::warnings_of([&] { accelerator.load_state(folder / "checkpoint"); });
-    const bool new_rank = !fs::exists(folder / "checkpoint" / ("random_states_" + std::to_string(rank()) + ".pkl"));
+    const bool new_rank =
+        !fs::exists(folder / "checkpoint" / ("random_states_" + std::to_string(accelerator.process_index()) + ".pkl"));
     if (new_rank) EXPECT_THAT(said, HasSubstr("it was saved by fewer processes"));
     else EXPECT_THAT(said, testing::Not(HasSubstr("random generators")));
   }

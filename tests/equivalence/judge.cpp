@@ -27,7 +27,7 @@ Rounding rounding_of(const Case& what) {
   };
   // Steps on parameters of 16 bits round each time, and so do averages of their gradients.
   if (what["dtype"] == "bf16") return {6e-2, 0x1p-8};
-  if (any("bf16")) return {3e-2, 0x1p-8};
+  if (any("bf16")) return {4e-2, 0x1p-8};
   if (any("fp16")) return {1e-2, 0x1p-11};
   if (what["optimizer"] == "adamw8bit") return {2e-2, 0x1p-24};
   return what["dtype"] == "f64" ? Rounding{1e-8, 0x1p-53} : Rounding{2e-4, 0x1p-24};

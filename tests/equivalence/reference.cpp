@@ -97,15 +97,12 @@ class Reference final : public Machine {
         observe_(std::move(observe)),
         blur_(blur),
         random_(at::make_generator<at::CPUGeneratorImpl>(seed)) {
-    const bool precise = what["dtype"] == "f64" && what["precision"] == "no";
     for (int64_t rank = 0; rank < what.integer("ranks"); ++rank) {
       Replica replica;
       replica.net = make_model(what["model"], static_cast<uint64_t>(what.integer("seed")), what["dtype"]);
       replica.parameters = tensors_of(*replica.net);
       share_out(replica);
-      auto trained = replica.parameters;
-      trained.resize(trained.size() - static_cast<size_t>(what.integer("withheld")));
-      replica.optimizers = make_optimizers(what["optimizer"], trained, std::stod(what["rate"]), precise);
+      replica.optimizers = new_optimizers(replica);
       replicas_.push_back(std::move(replica));
     }
   }
@@ -195,7 +192,10 @@ class Reference final : public Machine {
       steps_ = 0;
       layout_ = &layout_named(operation.word("layout", layout_->name));
       buffers_may_differ_ = true;
-      for (auto& replica : replicas_) share_out(replica);
+      for (auto& replica : replicas_) {
+        share_out(replica);
+        if (!prepares_optimizers()) replica.optimizers = new_optimizers(replica);
+      }
     } else if (verb == "join") {
       join(operation);
     } else if (verb == "local_sgd") {
@@ -235,6 +235,13 @@ class Reference final : public Machine {
   }
 
  private:
+  bool prepares_optimizers() const { return case_["prepare"] == "together" || case_["prepare"] == "late_prepared"; }
+  std::vector<std::unique_ptr<torch::optim::Optimizer>> new_optimizers(const Replica& replica) const {
+    const bool precise = case_["dtype"] == "f64" && case_["precision"] == "no";
+    auto trained = replica.parameters;
+    trained.resize(trained.size() - static_cast<size_t>(case_.integer("withheld")));
+    return make_optimizers(case_["optimizer"], trained, std::stod(case_["rate"]), precise);
+  }
   template <class F> void each(F&& f) {
     for (size_t rank = 0; rank < replicas_.size(); ++rank) f(static_cast<int64_t>(rank), replicas_[rank]);
   }
@@ -429,7 +436,7 @@ class Reference final : public Machine {
 
   void step(const Operation& operation) {
     if (!gate_) return;
-    if (case_["prepare"] == "together" || case_["prepare"] == "late_prepared") settle();
+    if (prepares_optimizers()) settle();
     each([&](int64_t rank, Replica& replica) {
       bool any = false;
       each_optimizer(replica, operation, [&](auto& optimizer) {
@@ -517,7 +524,7 @@ class Reference final : public Machine {
     for (const auto& parameter : replicas_[0].parameters) saved.parameters.push_back(parameter.detach().clone());
     for (const auto& buffer : replicas_[0].net->buffers()) saved.buffers.push_back(buffer.clone());
     for (const auto& optimizer : replicas_[0].optimizers) {
-      if (!all) break;
+      if (!all || !prepares_optimizers()) break;  // nobody else knows of them
       saved.optimizers.push_back(state_of(*optimizer));
     }
     saved.scale = scale_;
