@@ -23,8 +23,7 @@ namespace {
 constexpr const char* kAdvice =
     "something writes it on each rank by itself (an embedding's max_norm, a codebook, spectral norm by hand, any write "
     "in forward, an optimizer with settings or, after LocalSGD, a momentum of its own). Write it from what all ranks "
-    "have (accelerator.reduce(...)), "
-    "or on one rank and broadcast it";
+    "have (accelerator.reduce(...)), or on one rank and broadcast it";
 
 /// What is known of writes.
 enum Sums : size_t { kTimes, kBits, kTotal, kSize, kAllowed, kSums };

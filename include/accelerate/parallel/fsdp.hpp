@@ -32,7 +32,7 @@ class ACCELERATE_API FullyShardedDataParallel final : public Engine {
   ///                     by the largest value of the whole parameter) and are decoded where they are used. Of no
   ///                     effect where nothing travels: alone, and where ranks share memory.
   /// @param compare_parameters_every  see DistributedDataParallelKwargs: replicas compare the pieces that they hold
-  ///                     alike. 0: never.
+  ///                     alike, and all ranks what they have written to parameters. 0: never.
   FullyShardedDataParallel(const ModelRef& model, const at::Device& device,
                            const FullyShardedDataParallelPlugin& plugin,
                            const std::vector<std::string>& fp8_weights = {}, int64_t compare_parameters_every = 0);
