@@ -410,7 +410,10 @@ struct DistributedDataParallel::Impl {
 
   void sync_buffers(int64_t from) {
     const WaitClock waiting(Count::comm_wait_ns, on_host());
-    const auto tensors = tensors_of(buffers);
+    auto tensors = tensors_of(buffers);
+    // No news to graphs of earlier forwards: batch norms hand their statistics to backward, which does not use them,
+    // and who changes other buffers in a forward tells the graphs by that.
+    for (at::Tensor& buffer : tensors) buffer = buffer.variable_data();
     broadcast_in_place(tensors, from);
     counts::add(Count::buffer_broadcasts);
     for (const auto& buffer : tensors) counts::add(Count::buffer_bytes, static_cast<int64_t>(buffer.nbytes()));

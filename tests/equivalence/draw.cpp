@@ -50,7 +50,7 @@ class Author {
     if (random_.chance(0.75)) {
       std::map<std::string, std::string> values{{"limit", random_.of({"0.02", "0.1", "1", "100"})}};
       if (random_.chance(0.2)) values["kind"] = random_.of({"1", "inf"});
-      if (two() && random_.chance(0.3)) values["which"] = random_.of({"0", "1"});
+      if (two() && random_.chance(0.5)) values["which"] = random_.of({"0", "1"});
       add("clip_norm", values);
     } else add("clip_value", {{"limit", random_.of({"0.001", "0.01", "0.1"})}});
   }
@@ -70,6 +70,7 @@ class Author {
   }
 
   void iteration() {
+    if (random_.chance(0.06)) forward();  // whose result is looked at, and no more
     const int64_t micro_steps = what_.integer("accumulation");
     const int64_t form = random_.below(micro_steps > 1 ? 10 : 7);
     if (form >= 5) {
@@ -80,6 +81,7 @@ class Author {
         step();
         add("end");
         unusual(0.03);
+        if (i + 1 < micro_steps && random_.chance(0.05)) files();
       }
       return;
     }
@@ -91,7 +93,7 @@ class Author {
           backward();
           add("end");
         }
-        if (random_.chance(0.8)) {
+        if (random_.chance(0.7)) {
           forward();
           backward();
         }
@@ -134,7 +136,7 @@ class Author {
 
   void unusual(double probability) {
     if (!random_.chance(probability)) return;
-    const int64_t kind = random_.below(plain_ ? 4 : 20);
+    const int64_t kind = random_.below(plain_ ? 4 : 22);
     if (kind == 0) return add("zero_grad");
     if (kind == 1) return add("set_rate", {{"factor", random_.of({"0.5", "2", "0.1"})}});
     if (kind < 4) return look();
@@ -208,7 +210,7 @@ class Author {
     const bool refused = random_.chance(0.05), several = layout_.ranks_of_replica(2) < 2 || layout_.shard_ranks != 0;
     if (random_.chance(0.5) && (several || refused))
       return add("local_sgd",
-                 {{"data", data}, {"every", random_.of({"1", "2", "3"})}, {"steps", random_.of({"3", "4"})}});
+                 {{"data", data}, {"every", random_.of({"1", "2", "3"})}, {"steps", random_.of({"3", "4", "5"})}});
     if (!layout_.sharded || refused) add("join", {{"data", data}, {"steps", random_.of({"21", "132", "20", "333"})}});
   }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <set>
 #include <stdexcept>
 #include <utility>
@@ -47,7 +48,7 @@ class Flow {
       } else if (gate_) {
         if (which == "all") stepped_.clear();
         else stepped_.erase(which);
-        if (which == "all" && !withheld_) unsynchronised_ = has_gradients_ = false;
+        if (which == "all" && !withheld_) unsynchronised_ = has_gradients_ = averaged_ = false;
       }
       return true;
     }
@@ -56,15 +57,8 @@ class Flow {
       unsynchronised_ = false;
       return true;
     }
-    if (verb == "save" || verb == "load" || verb == "reload" || verb == "save_model" || verb == "load_model") {
-      const std::string name = operation.word("name", "a") + (verb.ends_with("_model") ? " weights" : "");
-      if (verb.starts_with("load") && !saved_.contains(name)) return false;
-      // Files have no gradients between accumulation groups.
-      if (forwards_ > 0 || has_gradients_ || !scopes_.empty() || steps_ % accumulation_ != 0) return false;
-      if (verb.starts_with("save")) saved_.insert(name);
-      if (verb == "reload") gate_ = true, scaled_once_ = false;
-      return true;
-    }
+    if (verb == "save" || verb == "load" || verb == "reload" || verb == "save_model" || verb == "load_model")
+      return file(operation);
     if (verb == "join" || verb == "local_sgd" || verb == "leave_out") {
       if (forwards_ > 0 || has_gradients_ || !scopes_.empty() || !gate_ || unprepared_ || (verb != "join" && scaled_))
         return false;
@@ -77,7 +71,7 @@ class Flow {
       if (unsynchronised_ || scaled_ || forwards_ > 0) return false;
       // Nothing shows a second step of LibTorch's SGD on gradients that were stepped on, see docs/fsdp.md.
       if (verb == "bare_step" && rounds_ && stepped_on_) return false;
-      if (verb == "grad_none" || verb == "module_zero_grad") has_gradients_ = false;
+      if (verb == "grad_none" || verb == "module_zero_grad") has_gradients_ = averaged_ = false;
       return true;
     }
     if (kWriting.contains(verb)) return forwards_ == 0;
@@ -103,12 +97,29 @@ class Flow {
     if (real) forget_graphs();
     return real;
   }
+  /// Files have no gradients but those of an accumulation group that is half done, which are each rank's own.
+  bool file(const Operation& operation) {
+    const auto& verb = operation.verb;
+    const bool weights = verb.ends_with("_model"), half_done = steps_ % accumulation_ != 0;
+    const std::string name = operation.word("name", "a") + (weights ? " weights" : "");
+    if (verb.starts_with("load") && !saved_.contains(name)) return false;
+    if (forwards_ > 0 || !scopes_.empty() || (half_done && weights) || (has_gradients_ && (averaged_ || !half_done)))
+      return false;
+    if (verb.starts_with("save")) saved_[name] = {steps_ % accumulation_, has_gradients_};
+    if (verb == "load") {
+      steps_ = saved_[name].steps;
+      unsynchronised_ = has_gradients_ = saved_[name].has_gradients;
+    }
+    if (verb == "reload") gate_ = true, scaled_once_ = false;
+    return true;
+  }
   bool backward(const Operation& operation) {
     if (forwards_ == 0 || !stepped_.empty()) return false;
     if (operation.integer("keep") == 0) forwards_ -= operation.integer("all") != 0 ? forwards_ : 1;
     scaled_once_ = has_gradients_ = true;
     stepped_on_ = false;
     unsynchronised_ = is_in("no_sync") || (is_in("accumulate") && !gate_);
+    averaged_ |= !unsynchronised_;
     return true;
   }
   bool is_in(const std::string& scope) const {
@@ -137,7 +148,12 @@ class Flow {
   bool gate_ = true;             ///< GradientState::sync_gradients()
   bool unsynchronised_ = false;  ///< some gradients are each rank's own
   bool has_gradients_ = false;   ///< some parameter may have one
-  std::set<std::string> saved_;
+  bool averaged_ = false;        ///< and some of them are of all ranks
+  struct Place {
+    int64_t steps = 0;
+    bool has_gradients = false;
+  };
+  std::map<std::string, Place> saved_;
   bool scaled_once_ = false;       ///< there was a loss
   bool stepped_on_ = false;        ///< the gradients that are there, by a prepared optimizer
   std::set<std::string> stepped_;  ///< with loss scaling: optimizers that have, on the gradients that are there

@@ -187,15 +187,16 @@ class Reference final : public Machine {
       load((verb == "load" ? "save" : "save_model") + operation.word("name", "a"));
     } else if (verb == "reload") {
       save("reload", true);
-      load("reload");
       gate_ = true;
-      steps_ = 0;
       layout_ = &layout_named(operation.word("layout", layout_->name));
       buffers_may_differ_ = true;
+      const auto fresh = tensors_of(*make_model(case_["model"], 1, case_["dtype"]));
       for (auto& replica : replicas_) {
+        for (size_t i = 0; i < fresh.size(); ++i) replica.parameters[i].set_requires_grad(fresh[i].requires_grad());
         share_out(replica);
         if (!prepares_optimizers()) replica.optimizers = new_optimizers(replica);
       }
+      load("reload");
     } else if (verb == "join") {
       join(operation);
     } else if (verb == "local_sgd") {
@@ -266,7 +267,7 @@ class Reference final : public Machine {
     at::NoGradGuard no_grad;
     const auto first = replicas_[from].net->named_buffers();
     for (auto& replica : replicas_)
-      for (auto& item : replica.net->named_buffers()) item.value().copy_(first[item.key()]);
+      for (auto& item : replica.net->named_buffers()) item.value().variable_data().copy_(first[item.key()]);
   }
   void share_buffers(bool training) {
     // As PyTorch: a forward takes rank 0's buffers if the one before it averaged.
@@ -503,6 +504,9 @@ class Reference final : public Machine {
     std::vector<at::Tensor> parameters, buffers;
     std::vector<c10::IValue> optimizers;
     Scale scale;
+    bool all = false;                                ///< not the weights alone
+    int64_t steps = 0;                               ///< of an accumulation group
+    std::vector<std::vector<at::Tensor>> gradients;  ///< of each rank, in its middle
   };
   /// A class that is not LibTorch's has functions of its own for it.
   static c10::IValue state_of(const torch::optim::Optimizer& optimizer) {
@@ -516,6 +520,7 @@ class Reference final : public Machine {
     if (auto* own = dynamic_cast<accelerate::optim::OwnStateDict*>(&optimizer))
       return own->load_state_dict(state.deepcopy());
     std::istringstream text(state.toStringRef());
+    optimizer.state().clear();  // LibTorch leaves those that the file has not
     torch::load(optimizer, text);
   }
 
@@ -529,6 +534,13 @@ class Reference final : public Machine {
     }
     saved.scale = scale_;
     saved.scale.update();
+    saved.all = all;
+    saved.steps = steps_ % case_.integer("accumulation");
+    for (const auto& replica : replicas_) {
+      auto& own = saved.gradients.emplace_back(replica.computed.size());
+      for (size_t p = 0; p < own.size() && saved.steps != 0; ++p)
+        if (const auto& gradient = replica.computed[p].grad(); gradient.defined()) own[p] = gradient.clone();
+    }
     saved_[name] = std::move(saved);
   }
 
@@ -542,6 +554,17 @@ class Reference final : public Machine {
       for (size_t i = 0; i < saved.optimizers.size(); ++i) give_state(*replica.optimizers[i], saved.optimizers[i]);
     }
     if (!saved.optimizers.empty()) scale_ = saved.scale;
+    if (!saved.all) return;
+    steps_ = saved.steps;
+    unsettled_ = steps_ != 0;
+    each([&](int64_t rank, Replica& replica) {
+      for (auto& parameter : replica.parameters) parameter.mutable_grad().reset();
+      for (size_t p = 0; p < replica.computed.size(); ++p) {
+        const auto& gradient = saved.gradients[static_cast<size_t>(rank)][p];
+        auto& computed = replica.computed[p];
+        computed.mutable_grad() = gradient.defined() ? gradient.to(computed.scalar_type(), false, true) : gradient;
+      }
+    });
   }
 
   // ---- loops that the library runs

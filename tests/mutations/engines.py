@@ -66,6 +66,8 @@ F("gradients of no_sync are forgotten", file,
   "«suspended = true;»  // also after a step within no_sync", "")
 F("buffers of rank 0 at the first forward only", file,
   "ddp.forward_sync = «at::GradMode::is_enabled() && ddp.grad_sync»;", "false")
+F("graphs hear of the buffers of rank 0", file,
+  "for (at::Tensor& buffer : tensors) «buffer = buffer.variable_data();»", "")
 F("an announced backward that does not come", file,
   "if (!std::exchange(impl_->suspended, false) && «!left») return;", "true")
 F("layers that are frozen between no_sync and the average", file,
@@ -155,6 +157,8 @@ NOT_DRAWN = {name: why for why, names in {
         "MaterializeOptions::*", "*param_init_fn", "*state_dict_config", "StateDictConfig::*", "*state_dict_type",
         "FullyShardedDataParallelPlugin::fsdp_version", "FullyShardedDataParallelPlugin::sharding_strategy"],
     "errors, of which each has a test": [
+        "fused steps write unseen", "the order of buckets is a collective of the group",
+        "writes of ranks that differ are named*",
         "*determinism_check", "meetings from different places", "waits from which nobody returns", "*check_reduction",
         "DistributedDataParallelKwargs::dim", "replicas that drift apart are named",
         "the old optimizer's step is named",
@@ -165,7 +169,8 @@ NOT_DRAWN = {name: why for why, names in {
         "GradScalerKwargs::growth_factor", "GradScalerKwargs::backoff_factor",
         "DistributedDataParallelKwargs::comm_wrapper", "DistributedDataParallelKwargs::communication_hook",
         "DistributedDataParallelKwargs::comm_state_option", "LocalSGDOptions::*", "OuterOptimizer::*",
-        "*ignored_modules", "*module_classes_to_ignore", "*buffer_dtype", "*output_dtype", "*cast_forward_inputs",
+        "*ignored_modules", "trained ignored modules are named", "norms leave whole tensors out",
+        "ranks that ended early count as the others", "*module_classes_to_ignore", "*buffer_dtype", "*output_dtype", "*cast_forward_inputs",
         "*cast_root_forward_inputs", "*keep_low_precision_grads", "GradientAccumulationPlugin::sync_*",
         "accumulation begins anew after a loader's end", "*create_graph", "SummonOptions::*",
         "ActivationOffloadOptions::keep", "AutocastKwargs::enabled",

@@ -794,7 +794,8 @@ F("added_tokens.json adds tokens", file,
 F("added_tokens_decoder adds tokens", file, "«read_decoder(config_[\"added_tokens_decoder\"]);»", "", around)
 F("special_tokens_map.json wins", file, "if (const auto map = folder_ / \"special_tokens_map.json\"; «is_there(map)»)",
   "false", around)
-F("a class fills in special tokens", file, "if («content») named_[name] = {.content = content,", "false", around)
+F("a class fills in special tokens", file, "if («content») named_[name] = {.content = content,",
+  "static_cast<const char*>(nullptr)", around)
 F("the class of some models goes by their type", file, "if (of_model != std::end(kClassesOfModels) && "
   "(«name.empty() || of_model->wins»))", "name.empty()", around)
 F("add_bos_token begins a text", file, "result_.add_bos = «flag(\"add_bos_token\")»;", "false", around)
@@ -1692,8 +1693,11 @@ F("strangers are led away from the store", "src/utils/network/guarded_port.cpp",
 F("connections of this host come from 127.0.0.1", "src/utils/network/guarded_port.cpp",
   "(«attempt < kFromLoopback» ? 0", "false",
   "network_tests GuardedPort.LetsThisUserThroughAndNobodyReachesTheServerOtherwise")
-F("the order of buckets is a collective of the group", "src/comm/waits.cpp",
-  "«const InCollective inside(*impl_->progress, *impl_->activity, operation);\n  const WaitClock waiting(counts::Count::comm_wait_ns, !impl_->on_streams());\n  guard(»operation", "guard(",
+F("attention run dry keeps scores", "src/utils/meta_kernels.cpp", "«add_attention(registration);»", "",
+  "dry_run_tests DryRun.AttentionKeepsNoScores")
+F("the order of buckets is a collective of the group", "src/parallel/ddp.cpp",
+  "«comm::world_group()->guard_collective(\"order of buckets\", [&] { reducer->rebuild_buckets(); });»",
+  "reducer->rebuild_buckets();",
   "ddp_habits_tests DdpHabits.ARankThatAgreesOnBucketsIsSeenThere")
 F("the monitor's key", "src/launch/monitor/monitor.cpp", "asked = «keyboard_->read().find('h') != std::string::npos»;",
   "false", c + "HangReportLaunched.AKeyOfTheMonitorAsks")
