@@ -16,6 +16,11 @@ void install_kernels() {
     add_windows(registration);
     return registration;
   }();
+  static const torch::Library with_gradients = [] {
+    torch::Library registration(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradMeta, __FILE__, __LINE__);
+    add_attention(registration);
+    return registration;
+  }();
 }
 
 }  // namespace accelerate::meta_memory

@@ -32,15 +32,19 @@ function(witness name)
   set_tests_properties(example.${name} PROPERTIES LABELS examples TIMEOUT 900 COST 20 SKIP_REGULAR_EXPRESSION "skipped: ")
 endfunction()
 
-# example_test(name CASE case OUTCOME regex [DATA] [ARGS text]): something else that it does, or what it leaves behind, looked at once; $run starts it once more.
+# example_test(name CASE case OUTCOME regex [DATA] [SHARDED] [ARGS text]): something else that it does, or what it leaves behind, looked at once; $run starts it once more.
 function(example_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 ARG "DATA" "OUTCOME;ARGS;CASE" "")
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "DATA;SHARDED" "OUTCOME;ARGS;CASE" "")
+  set(flags --cpu)
+  if(ARG_SHARDED)
+    set(flags --use_fsdp)
+  endif()
   set(test example.${name}.${ARG_CASE})
   set(script "scratch=$(mktemp -d) && trap 'rm -rf \"$scratch\"' EXIT && ")
   if(ARG_DATA)
     string(APPEND script "data=$ACCELERATE_TEST_DATA && { test -n \"$data\" || { echo 'skipped: ACCELERATE_TEST_DATA is not set (scripts/test.sh sets it)'; exit; }; } && ")
   endif()
-  string(APPEND script "run='$<TARGET_FILE:accelerate_cli> launch --cpu --num_processes 2 --main_process_port 0 ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${name}' && $run ${ARG_ARGS} && echo ended well")
+  string(APPEND script "run='$<TARGET_FILE:accelerate_cli> launch ${flags} --num_processes 2 --main_process_port 0 ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${name}' && $run ${ARG_ARGS} && echo ended well")
   add_test(NAME ${test} COMMAND sh -c "${script}")
   set_tests_properties(${test} PROPERTIES LABELS examples TIMEOUT 900 PASS_REGULAR_EXPRESSION "${ARG_OUTCOME}.*ended well" SKIP_REGULAR_EXPRESSION "skipped: ")
 endfunction()
@@ -80,6 +84,10 @@ witness(fsdp_with_peak_mem_tracking DATA TOLERANCE 0.001 NEAR 0.5 SHARDED "--fsd
         OUTCOME "first backward: whole parameters at most [0-9]+ MiB.*loss (5\\.[0-9]+) -> ([345]\\.[0-9]+) in (2) steps on [12] process.*sharded: FSDP")
 witness(big_init NEAR 0.5 SHARDED "--fsdp_version 2" ARGS "--config ${PROJECT_SOURCE_DIR}/examples/configs/llama-3-8b --steps 3"
         OUTCOME "built (8030261248) parameters, eagerly 30633 MiB, in [0-9]?[0-9] MiB of memory.*loss ([0-9.]+) -> ([0-9.]+) in 3 steps on [12] process")
+# A language model from scratch, of the tiny shape beside this file: the same batches as one process has.
+set(llm "--model ${TEST_DIR}/tiny_llama --tokenizer $data/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --data $data/pairs.tsv --seq_length 32 --log_every 1 --lr 1e-2 --max_new_tokens 4")
+witness(train_llm DATA TOLERANCE 0.0001 NEAR 0.001 SHARDED "--fsdp_version 2" ARGS "${llm} --batch_size 2 --max_steps 3 --output_dir $scratch" ALONE "${llm} --batch_size 4 --max_steps 3 --output_dir $scratch"
+        OUTCOME "step 1 loss (10\\.[0-9]+), .*step 3 loss (10\\.[0-9]+), .*the weights are in .*sample: In the beginning")
 witness(pippy_inference ARGS "--repeats 1" OUTCOME "(8) rows in [14] parts over [12] processes.*results are equal to the bit")
 witness(ddp_comm_hook NEAR 0.15 REFUSED "comm_hook is power_sgd, but models are sharded" OUTCOME "with the hook power_sgd accuracy (1|0\\.[89][0-9]*)")
 witness(local_sgd NEAR 0.15 REFUSED "LocalSGD: the ranks hold one replica of the model together" OUTCOME "met after each 8.*the models are equal.*accuracy (1|0\\.[89][0-9]*) on 256 points")
@@ -96,6 +104,10 @@ function(complete_example_test name checkpoints checkpoint flags outcome)
 endfunction()
 complete_example_test(complete_nlp_example 4 step_4 "${bert} --train_size 24 --eval_size 10 --batch_size 8 --num_epochs 2" "4\n.*epoch 1 accuracy [01].* f1 [01].*after 6 steps the model is in")
 complete_example_test(complete_cv_example epoch epoch_0 "--data $data/mnist_5k.csv --num_epochs 2 --held_out 3000" "31\n.*epoch 1 accuracy 0\\.9.*after 62 steps the model is in")
+example_test(train_llm CASE resumed DATA SHARDED ARGS "${llm} --batch_size 2 --max_steps 4 --save_every 2 --output_dir $scratch/whole && cp -r $scratch/whole $scratch/resumed && rm -r $scratch/resumed/checkpoints/checkpoint_1 $scratch/resumed/model.safetensors && $run ${llm} --batch_size 2 --max_steps 4 --save_every 2 --output_dir $scratch/resumed --resume && ls $scratch/resumed/checkpoints && cmp $scratch/whole/model.safetensors $scratch/resumed/model.safetensors && echo equal to the bit"
+             OUTCOME "saved [^\n]*/checkpoint_1.*resumed after step 2.*step 4 loss.*checkpoint_0\ncheckpoint_1.*equal to the bit")
+example_test(train_llm CASE qlora DATA SHARDED ARGS "${llm} --batch_size 2 --max_steps 1 --output_dir $scratch/base && $run --data ${TEST_DIR}/tiny_llama/chat.jsonl --tokenizer $data/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --model $scratch/base --seq_length 32 --batch_size 1 --max_steps 2 --log_every 1 --load_in_4bit --activation_checkpointing --with_tracking --max_new_tokens 2 --output_dir $scratch/adapter && ls $scratch/adapter $scratch/adapter/train_llm"
+             OUTCOME "12288 of 1613024 parameters are trained.*step 2 loss [0-9.]+, .*the adapter is in.*adapter_config.json\nadapter_model.safetensors.*log.jsonl")
 example_test(memory CASE peaks OUTCOME "process 0, after prepare: [0-9]+ MiB, .*process 1, after prepare: .*process 0, after step 1: [2-5][0-9][0-9] MiB, at most [2-5][0-9][0-9] MiB.*models: parameters 64.1 MiB, gradients 0.0 MiB, optimizer 128.1 MiB; buffers of communication 64.1 MiB.*process 1, after the end: [0-9][0-9]? MiB, at most .*in full: host: [0-9.]+ MiB resident")
 example_test(monitoring CASE sharded ARGS "--sharded" OUTCOME "sharded over 2 ranks.*in memory of each of 2 ranks: [0-9.]+ KiB sharded.*epoch 2 loss [0-9.]+")
 example_test(activation_checkpointing CASE memory OUTCOME "without checkpoints the forward pass keeps [0-9][0-9] MiB.*with checkpoints the forward pass keeps [0-9] MiB.*the gradients of 72 tensors are equal to the bit")
@@ -107,6 +119,8 @@ example_test(lora CASE in_4bit DATA ARGS "--load_in_4bit ${bert} --train_size 32
 # On one process.
 add_test(NAME example.dry_run COMMAND ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/dry_run --config ${PROJECT_SOURCE_DIR}/examples/configs/llama-3-8b --num_processes 64)
 set_tests_properties(example.dry_run PROPERTIES LABELS examples TIMEOUT 600 PASS_REGULAR_EXPRESSION "64 processes, 8.03 G parameters.*model states after the step.*\\([+-][01]\\.[0-9]+ %\\)")
+add_test(NAME example.train_llm.dry COMMAND ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/train_llm --model ${PROJECT_SOURCE_DIR}/examples/configs/llama-2-7b --dtype bfloat16 --dry_run 8 --batch_size 10 --seq_length 1024 --numel_to_wrap 100_000_000 --cpu_offload)
+set_tests_properties(example.train_llm.dry PROPERTIES LABELS examples TIMEOUT 600 PASS_REGULAR_EXPRESSION "8 processes, each: valley 9\\.9 GB, peak 81\\.[0-9] GB on the accelerator\nand on the host 5\\.1 GB")  # as docs/train_a_language_model.md says
 add_test(NAME example.big_model_inference COMMAND sh -c "scratch=$(mktemp -d) && trap 'rm -rf \"$scratch\"' EXIT && run='${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/big_model_inference --model '$scratch/big && $run --write_random 40MB && $run --dtype float16 | tee $scratch/whole && $run --dtype float16 --max_memory 100MB | tee $scratch/little && \
 grep -o 'bits of all logits [0-9a-f]*' $scratch/whole > $scratch/bits && grep -f $scratch/bits $scratch/little && echo equal to the bit")
 set_tests_properties(example.big_model_inference PROPERTIES LABELS examples TIMEOUT 600 PASS_REGULAR_EXPRESSION "wrote [0-9]+ bytes.*units are read when they are used.*equal to the bit")

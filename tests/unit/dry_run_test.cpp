@@ -229,6 +229,16 @@ TEST(DryRun, MoreTokensAreMoreActivationsAndNothingElse) {
   EXPECT_EQ(volume_of_step(many), volume_of_step(few));
 }
 
+/// As with the fused kernels of accelerators: scores between all tokens would make it four times as much.
+TEST(DryRun, AttentionKeepsNoScores) {
+  const auto kept = [](int64_t tokens) {
+    return train(small(), ShardingStrategy::full_shard, 4, 0, "no", tokens)
+        .report.phase("forward")
+        .at_end[MemoryUse::other];
+  };
+  EXPECT_LT(number(kept(2048)), 2.1 * number(kept(1024)));
+}
+
 /// Which units are fetched, prefetched and present at a time is the same as with real ranks, and so is every byte.
 TEST(DryRun, UnitsComeAndGoAsInARealRun) {
   if (!support::is_rank()) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "accelerate/accelerator.hpp"
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/bigmodel/quantize.hpp"
 #include "accelerate/bigmodel/quantize_files.hpp"
@@ -500,6 +501,28 @@ TEST(ZooReference, ImageClassifiersEqualTransformers) {
                                  expected.at("logits")),
               kTolerance);
   }
+}
+
+TEST(AutoModels, ArePreparedAsAnyModel) {
+  accelerate::Accelerator accelerator({.cpu = true});
+  const auto folder = config(kCausal[0].json);
+  const auto ids = torch::randint(20, {2, 5});
+  auto model = AutoModelForCausalLM::from_config(folder);
+  torch::optim::SGD optimizer(model.module()->parameters(), 0.1);
+  auto [m, opt] = accelerator.prepare(model, optimizer);
+  const auto before = model(ids).detach();
+  EXPECT_TRUE(m(ids).equal(before));
+  accelerator.backward(m(ids).pow(2).mean());
+  opt.step();
+  EXPECT_FALSE(m(ids).equal(before));
+  EXPECT_TRUE(m(ids).equal(model(ids)));
+  EXPECT_EQ(accelerator.get_state_dict(m).size(), model.module()->named_parameters().size());
+  EXPECT_EQ(m->parameters().size(), model.module()->parameters().size());
+
+  auto any = AutoModel::from_config(folder);
+  const AutoModel::Tensors inputs{{"input_ids", ids}};
+  EXPECT_TRUE(accelerator.prepare(any)(inputs).at("logits").equal(any(inputs).at("logits")));
+  EXPECT_TRUE(accelerate::cpu_offload(any)(inputs).at("logits").equal(any(inputs).at("logits")));
 }
 
 }  // namespace

@@ -28,11 +28,17 @@ template <ModelLike Model> auto* module_of(Model& model) {
 template <class... Args>
 concept OneList = sizeof...(Args) == 1 && (std::same_as<std::remove_cvref_t<Args>, std::vector<c10::IValue>> && ...);
 
+/// A holder with a forward of its own, as the Auto classes of accelerate::models are.
+template <class Model, class... Args>
+concept HolderTakes = ModuleHolderLike<Model> && requires(Model& model, Args&&... args) {
+  model.forward(std::forward<Args>(args)...);
+};
+
 /// What the model's forward takes, C++'s conversions included.
 template <class Model, class... Args>
 concept ForwardTakes = (ScriptModule<Model> &&
                         (OneList<Args...> || (std::constructible_from<c10::IValue, Args> && ...))) ||
-                       (!ScriptModule<Model> && requires(Model & model, Args&&... args) {
+                       HolderTakes<Model, Args...> || (!ScriptModule<Model> && requires(Model & model, Args&&... args) {
                          module_of(model)->forward(std::forward<Args>(args)...);
                        });
 
@@ -45,6 +51,7 @@ template <ModelLike Model, class... Args> decltype(auto) call_forward(Model& mod
                 "its declaration");
   if constexpr (detail::ScriptModule<Model> && !detail::OneList<Args...>)
     return model.forward(std::vector<c10::IValue>{c10::IValue(std::forward<Args>(args))...});
+  else if constexpr (detail::HolderTakes<Model, Args...>) return model.forward(std::forward<Args>(args)...);
   else return detail::module_of(model)->forward(std::forward<Args>(args)...);
 }
 

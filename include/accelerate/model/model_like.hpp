@@ -33,7 +33,8 @@ concept ScriptModule = std::derived_from<M, torch::jit::Module>;
 
 }  // namespace detail
 
-/// A torch::nn::ModuleHolder, a std::shared_ptr to a subclass of torch::nn::Module, or a torch::jit::Module.
+/// A torch::nn::ModuleHolder, a std::shared_ptr to a subclass of torch::nn::Module, or a torch::jit::Module. A holder
+/// may have a forward of its own, as AutoModelForCausalLM does.
 template <class M>
 concept ModelLike = detail::ModuleHolderLike<M> || detail::ModulePointer<M> || detail::ScriptModule<M>;
 

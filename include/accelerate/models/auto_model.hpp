@@ -28,6 +28,9 @@ class Module;
 /// Within init_empty_weights() all of them are built without memory. The classes of their layers are Hugging Face's
 /// too: LlamaDecoderLayer, GPTJBlock, …, for wrap policies and device maps. Shapes: B batch, T new tokens, S tokens in
 /// a cache, V vocabulary.
+///
+/// AutoModelForCausalLM and AutoModel are models as any other: prepare(), dispatch_model() and their kin take them, and
+/// what these return is called as they are.
 namespace accelerate::models {
 
 struct AutoLoadOptions {
@@ -74,6 +77,10 @@ class ACCELERATE_API AutoModelForCausalLM {
   }
 
   const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
+  /// The same, as LibTorch's holders have it. @{
+  using ContainedType = torch::nn::Module;
+  const std::shared_ptr<torch::nn::Module>& ptr() const { return module_; }
+  /// @}
   /// Tokens that it has positions for, or was trained for (max_position_embeddings): generate() refuses more. Unset: no
   /// end, or not known.
   std::optional<int64_t> max_positions() const { return max_positions_; }
@@ -133,6 +140,10 @@ class ACCELERATE_API AutoModel {
   Tensors operator()(const Tensors& inputs) const { return forward_(inputs); }
 
   const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
+  /// The same, as LibTorch's holders have it. @{
+  using ContainedType = torch::nn::Module;
+  const std::shared_ptr<torch::nn::Module>& ptr() const { return module_; }
+  /// @}
 
  private:
   std::shared_ptr<torch::nn::Module> module_;

@@ -11,5 +11,7 @@ void add_normalisation(torch::Library& library);
 void add_reductions(torch::Library& library);
 void add_unary(torch::Library& library);
 void add_windows(torch::Library& library);
+// And of AutogradMeta: how gradients are made, too.
+void add_attention(torch::Library& library);
 
 }  // namespace accelerate::meta_memory
