@@ -2,7 +2,7 @@
 // docs/train_a_language_model.md walks through it.
 //   build/release/bin/train_llm --max_steps 20
 //   accelerate launch --num_processes 2 --use_fsdp build/release/bin/train_llm --max_steps 20 --save_every 10
-//   accelerate launch --num_processes 2 --use_fsdp build/release/bin/train_llm --max_steps 40 --save_every 10 --resume
+//   accelerate launch --num_processes 2 --use_fsdp build/release/bin/train_llm --max_steps 20 --save_every 10 --resume
 //   build/release/bin/train_llm --model llama-2-7b --dry_run 8 --dtype bfloat16 --batch_size 10 --seq_length 1024
 #include <accelerate/accelerate.hpp>
 #include <accelerate/adapters.hpp>
