@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "utils/json.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 #include "utils/read_file.hpp"
 #include "utils/regular_expression.hpp"
@@ -57,8 +58,46 @@ constexpr std::array kOff{
 constexpr std::array kNull{"auto_mapping",        "revision",      "eva_config", "corda_config", "lora_ga_config",
                            "layers_to_transform", "layers_pattern"};
 
+/// What else PEFT writes: read here, about training or about who wrote it.
+constexpr std::array kOthers{"alpha_pattern",
+                             "base_model_name_or_path",
+                             "bias",
+                             "ensure_weight_tying",
+                             "exclude_modules",
+                             "fan_in_fan_out",
+                             "inference_mode",
+                             "init_lora_weights",
+                             "loftq_config",
+                             "lora_alpha",
+                             "lora_dropout",
+                             "megatron_core",
+                             "modules_to_save",
+                             "peft_type",
+                             "peft_version",
+                             "qalora_group_size",
+                             "r",
+                             "rank_pattern",
+                             "runtime_config",
+                             "target_modules",
+                             "task_type",
+                             "trainable_token_indices",
+                             "use_rslora"};
+
 bool is_off(const Json& value) {
   return value.is_null() || value == false || value == "" || (value.is_structured() && value.empty());
+}
+
+/// PEFT, too, goes on without fields of a newer one, and says so.
+void warn_of_unknown(const Json& fields, const std::string& where) {
+  const auto is_one_of = [](const auto& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  for (const auto& [name, value] : fields.items())
+    if (!is_off(value) && !is_one_of(kOff, name) && !is_one_of(kNull, name) && !is_one_of(kOthers, name))
+      logs::warn("accelerate.adapters",
+                 "{}: found {} {}, a field that is not known here, as of a newer PEFT; the adapter is loaded without "
+                 "it. If it changes what an adapter computes, results differ from PEFT's",
+                 where, show_json(Json(name)), show_json(value));
 }
 
 class Reader {
@@ -348,6 +387,7 @@ LoadedConfig read_config(const std::filesystem::path& file) {
   } catch (const ConfigError& error) {
     reader.fail("{}", error.what());
   }
+  warn_of_unknown(fields, where);
   return result;
 }
 

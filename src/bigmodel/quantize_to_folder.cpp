@@ -39,11 +39,16 @@ class NewFolder {
  public:
   explicit NewFolder(const fs::path& final_name)
       : final_name_(final_name.has_filename() ? final_name : final_name.parent_path()),
-        temporary_(final_name_.parent_path() / fmt::format(".{}.tmp-{}", final_name_.filename().string(), ::getpid())),
         replaces_(is_there(final_name_)) {
     std::error_code error;
     if (final_name_.has_parent_path()) fs::create_directories(final_name_.parent_path(), error);
-    if (!error) fs::create_directory(temporary_, error);
+    // One that is there is passed by: it may be another user's, who could change or take what is written into it.
+    bool is_new = false;
+    for (int64_t i = 0; !error && !is_new; ++i) {
+      temporary_ = final_name_.parent_path() / fmt::format(".{}.tmp-{}{}", final_name_.filename().string(), ::getpid(),
+                                                           i == 0 ? "" : fmt::format("-{}", i));
+      is_new = fs::create_directory(temporary_, error);
+    }
     if (error)
       raise<CheckpointError>("{}: can't create the folder '{}': {}. Check the path and the rights.", kOperation,
                              temporary_.string(), error.message());

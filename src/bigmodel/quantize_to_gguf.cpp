@@ -56,6 +56,12 @@ bool is_read_as_numbers(const std::string& name) {
                              [&](const char* end) { return name.ends_with(end); });
 }
 
+/// Places in a table, for instance, which are not to be rounded.
+bool is_of_whole_numbers(const GgufEncoding& encoding) {
+  constexpr uint32_t kI8 = 24, kI64 = 27;  // with I16 and I32 between them
+  return encoding.id >= kI8 && encoding.id <= kI64;
+}
+
 /// A tensor on its way into a file.
 struct Tensor {
   std::string name;
@@ -187,6 +193,7 @@ QuantizedFiles from_gguf(const fs::path& from, const fs::path& to, Encoding enco
                   .stays = stored.encoding};
     const auto& block = codes::gguf_encoding(encoding_for(encoding, tensor.row()));
     tensor.kept = why_kept(tensor, is_skipped(tensor.name, options.skip_modules));
+    if (tensor.kept.empty() && is_of_whole_numbers(*stored.encoding)) tensor.kept = "whole numbers";
     if (tensor.kept.empty() && !stored.encoding->decode)
       tensor.kept = fmt::format("{} can't be decoded", stored.encoding->name);
     if (tensor.kept.empty() && stored.encoding->id == block.id) tensor.kept = "in this encoding already";

@@ -140,8 +140,8 @@ ordered_json llama_config(const GgufHeader& header, const GgufFields& fields, co
   check_window(fields);
   config["head_dim"] = head_size;
   config["hidden_act"] = "silu";
-  config["rms_norm_eps"] = fields.need_number("attention.layer_norm_rms_epsilon");
-  const double theta = fields.number("rope.freq_base").value_or(10000);
+  config["rms_norm_eps"] = fields.need_number_above_0("attention.layer_norm_rms_epsilon");
+  const double theta = fields.number_above_0("rope.freq_base").value_or(10000);
   config["rope_theta"] = theta;
   const auto scaling = rope_scaling(fields);
   if (rope_factors) {
@@ -176,7 +176,7 @@ ordered_json gpt2_config(const GgufHeader& header, const GgufFields& fields) {
   config["vocab_size"] = vocabulary_size(header, fields);
   for (const auto& [field, key] : kGpt2Sizes) config[field] = fields.need_integer(key);
   config["activation_function"] = "gelu_new";
-  config["layer_norm_epsilon"] = fields.need_number("attention.layer_norm_epsilon");
+  config["layer_norm_epsilon"] = fields.need_number_above_0("attention.layer_norm_epsilon");
   config["tie_word_embeddings"] = fields.tensor("output.weight") == nullptr;
   add_special_tokens(config, header);
   return config;

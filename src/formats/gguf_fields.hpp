@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -50,8 +51,16 @@ class GgufFields {
            architecture_, key);
     return *value;
   }
-  double need_number(const std::string& key) const {
+  /// What numbers are divided by, or added to before that.
+  std::optional<double> number_above_0(const std::string& key) const {
     const auto value = number(key);
+    if (value && !(*value > 0 && std::isfinite(*value)))
+      fail("'{}.{}' is {}, expected a number above 0: nothing but such numbers makes sense there. It is damaged.",
+           architecture_, key, *value);
+    return value;
+  }
+  double need_number_above_0(const std::string& key) const {
+    const auto value = number_above_0(key);
     if (!value)
       fail("its metadata lacks the number '{}.{}', which the model needs. It holds no model, or is damaged.",
            architecture_, key);

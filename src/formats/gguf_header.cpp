@@ -194,6 +194,11 @@ GgufHeader parse_gguf_header(std::string_view bytes, const std::string& file, Gg
   }
   for (const auto& entry : header.entries)
     if (reader.leaves_out(entry.elements)) header.metadata.erase(entry.key);
+  if (const auto parts = header.metadata.integer("split.count").value_or(1); parts > 1)
+    reader.fail(
+        "it is part {} of a model in {} files, expected the whole model in one: its other tensors would be missing. "
+        "Join them with llama.cpp's `llama-gguf-split --merge FIRST_PART WHOLE.gguf`.",
+        header.metadata.integer("split.no").value_or(0) + 1, parts);
   const auto alignment = static_cast<uint64_t>(header.metadata.integer("general.alignment").value_or(32));
   if (!std::has_single_bit(alignment) || alignment > 1U << 30)
     reader.fail("general.alignment is {}, expected a power of two. It is damaged.", alignment);
@@ -223,6 +228,16 @@ void check_gguf_data(const GgufHeader& header, int64_t file_bytes, const std::st
           "GGUF file '{}': tensor '{}' takes {} bytes from byte {}, but the file has {}. It is probably truncated: "
           "copy or download it again.",
           file, tensor.name, tensor.bytes, tensor.begin, file_bytes);
+  std::vector<const GgufTensor*> in_order;
+  for (const auto& tensor : header.tensors)
+    if (tensor.bytes > 0) in_order.push_back(&tensor);
+  std::ranges::sort(in_order, {}, &GgufTensor::begin);
+  for (size_t i = 1; i < in_order.size(); ++i)
+    if (const auto& before = *in_order[i - 1], &tensor = *in_order[i]; tensor.begin < before.begin + before.bytes)
+      raise<CheckpointError>(
+          "GGUF file '{}': tensor '{}' begins at byte {}, within '{}', which ends at byte {}, expected each to have "
+          "bytes of its own. It is damaged: copy or download it again.",
+          file, tensor.name, tensor.begin, before.name, before.begin + before.bytes);
 }
 
 }  // namespace accelerate::formats

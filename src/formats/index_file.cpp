@@ -16,8 +16,9 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
   };
   std::string problem;
   const auto root =
-      parse_json<nlohmann::json>(read_text<CheckpointError>("checkpoint index", path, kMostListBytes), &problem);
-  if (root.is_discarded()) fail("it {}. It is probably truncated: copy or download it again.", problem);
+      parse_json<nlohmann::json>(read_text<CheckpointError>("checkpoint index", path, kMostListBytes), &problem,
+                                 {.unique_keys = true});  // of two files for one tensor either may be the right one
+  if (root.is_discarded()) fail("it {}. It is probably damaged or truncated: copy or download it again.", problem);
   const bool inside = root.is_object() && root.contains("weight_map");
   const auto& map = inside ? root["weight_map"] : root;
   const bool plain = map.is_object() && !map.empty() &&

@@ -68,8 +68,9 @@ TorchContainer::TorchContainer(std::shared_ptr<const InputFile> file, int64_t of
   }
   if (is_script() && (globals.empty() || globals.back() != "*"))
     fail(
-        "it is a TorchScript module, expected tensors. Load it with torch::jit::load(), or save the state_dict() of "
-        "the model in Python.");
+        "it is a TorchScript module, as torch.jit.save and C++'s torch::save write it, expected tensors. A model that "
+        "torch::save wrote is read by torch::load(model, path), before prepare(); TorchScript's is loaded by "
+        "torch::jit::load(), or save the state_dict() of the model in Python.");
   const auto place = record("data.pkl");
   bytes_ = read(static_cast<uint64_t>(place.begin - begin_), static_cast<uint64_t>(place.size));
   pickle_.emplace(bytes_, globals_, source_);

@@ -2,8 +2,8 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/ops/isfinite.h>
-#include <c10/util/Exception.h>
 
+#include <exception>
 #include <map>
 #include <set>
 #include <string>
@@ -59,16 +59,27 @@ void check_recipe(const std::string& file, size_t model, const FP8Training& trai
           file, model, field, shown(field, before), shown(field, value));
 }
 
+/// Numbers are multiplied by it, and codes by its inverse.
+bool is_scale(const at::Tensor& value) {
+  return at::isfinite(value).all().item<bool>() && value.gt(0).all().item<bool>() &&
+         at::isfinite(value.reciprocal()).all().item<bool>();
+}
+
 std::map<std::string, at::Tensor> tensors_of(const std::string& file, const Dict& saved) {
   std::map<std::string, at::Tensor> state;
   for (const auto& item : saved) {
     const std::string name = item.key().toStringRef();
     const at::Tensor value = item.value().toTensor();
-    if (name.find(".scale") != std::string::npos &&
-        !(at::isfinite(value).all().item<bool>() && value.gt(0).all().item<bool>()))
+    if (name.find(".scale") != std::string::npos && !is_scale(value))
       raise<CheckpointError>(
-          "load '{}': '{}' holds a scale that is zero, negative or no number, expected finite scales above 0; the file "
-          "is damaged. Take another checkpoint, or delete the file to begin with new scales",
+          "load '{}': '{}' holds a scale that is zero, negative, too small to divide by or no number, expected finite "
+          "scales above 0; the file is damaged. Take another checkpoint, or delete the file to begin with new scales",
+          file, name);
+    // Of a step that overflowed it is infinite or NaN, and passed over when the next scale is made.
+    if (name.find(".amax_history") != std::string::npos && value.lt(0).any().item<bool>())
+      raise<CheckpointError>(
+          "load '{}': '{}' holds a negative number, expected the largest absolute values of passes; the file is "
+          "damaged. Take another checkpoint, or delete the file to begin with new scales",
           file, name);
     state.emplace(name, value);
   }
@@ -120,7 +131,9 @@ std::vector<std::pair<FP8Training*, std::map<std::string, at::Tensor>>> read_fp8
       check_recipe(file, i, *training, one.at("recipe").toGenericDict());
       states.emplace_back(training.get(), tensors_of(file, one.at("state").toGenericDict()));
     }
-  } catch (const c10::Error&) {
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception&) {  // LibTorch's: a value of another type, a key that is not there
     raise<CheckpointError>("load '{}': it is damaged or not written by save_state", file);
   }
   if (!left.empty() && comm::rank() == 0)

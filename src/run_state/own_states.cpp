@@ -1,8 +1,8 @@
 #include "run_state/own_states.hpp"
 
 #include <ATen/core/Dict.h>
-#include <c10/util/Exception.h>
 
+#include <exception>
 #include <map>
 
 #include "accelerate/comm.hpp"
@@ -54,7 +54,9 @@ std::vector<std::function<void()>> stage_own_states(const RunState& run, const f
             "begin without these states",
             found.string(), ranks, comm::world_size());
       for (const auto& item : dict.at("states").toGenericDict()) saved.emplace(item.key().toStringRef(), item.value());
-    } catch (const c10::Error&) {
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception&) {  // LibTorch's: a value of another type, a key that is not there
       raise<CheckpointError>("load '{}': it is damaged or not written by save_state", found.string());
     }
     if (!fs::exists(own)) checkpointing::load_object(own);  // says what is missing

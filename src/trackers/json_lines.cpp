@@ -31,9 +31,13 @@ Json converted(const TrackerValue& value, bool exact) {
     return result;
   }
   if (const auto* map = value.map()) {
-    Json result = Json::object();
+    // Appended without the search for an equal name, of which a map has none: of n names it would take n * n steps.
+    std::vector<std::pair<const std::string, Json>> members;
+    members.reserve(map->size());
     for (const auto& [name, one] : *map)
-      result[exact && name.starts_with('$') ? '$' + name : name] = converted(one, exact);
+      members.emplace_back(exact && name.starts_with('$') ? '$' + name : name, converted(one, exact));
+    Json result = Json::object();
+    result.get_ref<Json::object_t&>().swap(members);
     return result;
   }
   if (const auto* text = value.text()) return *text;
@@ -189,10 +193,13 @@ at::Tensor tensor_from_json(const Json& json) {
   std::vector<int64_t> sizes;
   const auto bytes = base64_decode(text_member(json, "data"));
   if (!bytes) bad("base64 as 'data'", member(json, "data"));
-  auto expected = static_cast<int64_t>(c10::elementSize(kept->dtype));
+  // Strides are products of sizes, too, also where one of them is 0.
+  auto expected = static_cast<int64_t>(c10::elementSize(kept->dtype)), strides = expected;
   for (const auto& size : shape) {
     const auto n = whole_number(size);
-    if (!n || *n < 0 || __builtin_mul_overflow(expected, *n, &expected)) bad("sizes as 'shape'", shape);
+    if (!n || *n < 0 || __builtin_mul_overflow(expected, *n, &expected) ||
+        __builtin_mul_overflow(strides, std::max<int64_t>(*n, 1), &strides))
+      bad("sizes as 'shape'", shape);
     sizes.push_back(*n);
   }
   if (expected != static_cast<int64_t>(bytes->size()))
@@ -279,19 +286,24 @@ void JsonLinesTracker::finish() {
   file_.reset();
 }
 
-void read_json_lines(const std::filesystem::path& path, const std::function<void(JsonLine)>& take) {
+bool read_json_lines(const std::filesystem::path& path, const std::function<void(JsonLine)>& take) {
   constexpr int64_t kMostBytes = int64_t{4} << 30;  // read whole: what a queue that spills has room for is far less
   const auto text = read_text<CheckpointError>("read_json_lines", path, kMostBytes);
   int64_t number = 1;
-  for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1, ++number) {
+  for (size_t begin = 0, end = 0; begin < text.size(); begin = end + 1, ++number) {
+    end = std::min(text.find('\n', begin), text.size());
+    const auto written = std::string_view(text).substr(begin, end - begin);
+    // An object that is whole lacks its newline only, as other programs may leave it.
+    if (end == text.size() && parse_json<Json>(written).is_discarded()) return false;
     JsonLine line;
     try {
-      line = parsed(std::string_view(text).substr(begin, end - begin));
+      line = parsed(written);
     } catch (const Error& error) {
       raise<CheckpointError>("read_json_lines: line {} of '{}': {}", number, path.string(), error.what());
     }
     take(std::move(line));
   }
+  return true;
 }
 
 }  // namespace accelerate

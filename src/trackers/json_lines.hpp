@@ -70,8 +70,9 @@ struct JsonLine {
   Record record;  ///< null: the run began or ended there
   TrackerValues log_kwargs;
 };
-/// Gives the records of a file to `take`, in their order. A last line without its end is left out: whoever wrote it was
-/// killed. @throws CheckpointError naming the line that is damaged
-void read_json_lines(const std::filesystem::path& path, const std::function<void(JsonLine)>& take);
+/// Gives the records of a file to `take`, in their order. A last line that breaks off is left out: whoever wrote it was
+/// killed.
+/// @return whether there was none such @throws CheckpointError naming the line that is damaged
+bool read_json_lines(const std::filesystem::path& path, const std::function<void(JsonLine)>& take);
 
 }  // namespace accelerate

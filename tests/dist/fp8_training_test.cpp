@@ -295,13 +295,28 @@ TEST_F(Fp8Checkpoint, ThatIsDamagedIsRefused) {
   const TERecipeKwargs kwargs{.amax_history_len = 4};
   change([](auto& state) { state.at("middle.weight.scale_fwd").toTensor().zero_(); });
   EXPECT_THAT(refused(kwargs), HasSubstr("'middle.weight.scale_fwd' holds a scale that is zero"));
+  change([](auto& state) { state.at("middle.weight.scale_fwd").toTensor().fill_(1e-40); });
+  EXPECT_THAT(refused(kwargs), HasSubstr("'middle.weight.scale_fwd' holds a scale that is zero, negative, too small"));
   change([](auto& state) { state.at("middle.weight.scale_fwd").toTensor().fill_(1); });
+  change([](auto& state) { state.at("middle.weight.amax_history_bwd").toTensor().fill_(-1); });
+  EXPECT_THAT(refused(kwargs), HasSubstr("'middle.weight.amax_history_bwd' holds a negative number"));
+  change([](auto& state) { state.at("middle.weight.amax_history_bwd").toTensor().fill_(NAN); });
+  {  // a step has overflowed
+    Job run(with({kwargs}));
+    run.accelerator.load_state(folder);
+    EXPECT_TRUE(run.fp8().state_dict().at("middle.weight.amax_history_bwd").isnan().all().item<bool>());
+  }
+  change([](auto& state) { state.at("middle.weight.amax_history_bwd").toTensor().fill_(1); });
   change([](auto& state) { EXPECT_EQ(state.erase("last.weight.amax_history_bwd"), 1u); });
   EXPECT_THAT(refused(kwargs), HasSubstr("last.weight.amax_history_bwd"));
   fs::resize_file(file, fs::file_size(file) / 2);
   EXPECT_NE(refused(kwargs), "");
   checkpointing::save_object(c10::IValue(std::vector<int64_t>{1, 2}), file);
   EXPECT_THAT(refused(kwargs), HasSubstr("it is damaged or not written by save_state"));
+  c10::impl::GenericDict entry(c10::StringType::get(), c10::AnyType::get()), all(entry.copy());
+  all.insert("0", entry);  // which lacks its recipe
+  checkpointing::save_object(all, file);
+  EXPECT_THAT(refused(kwargs), HasSubstr("fp8_states.bin': it is damaged or not written by save_state"));
 }
 
 TEST_F(Fp8Checkpoint, WithoutScalesWarnsAndBeginsAnew) {

@@ -224,6 +224,23 @@ RANKS_TEST(LocalSgd, ACheckpointAfterItHasNoneOfItsStates, 2) {
   accelerator.load_state(folder);
 }
 
+RANKS_TEST(LocalSgd, ADamagedStateIsNamed, 2) {
+  const std::filesystem::path folder = support::scratch_dir();
+  const auto own = folder / ("own_states_" + std::to_string(rank()) + ".bin");
+  Accelerator accelerator({.cpu = true});
+  auto net = net_of();
+  auto model = accelerator.prepare(net);
+  LocalSGD local_sgd(accelerator, model, 2);
+  accelerator.save_state(folder);
+  // An object without the fields, and no object.
+  for (const auto& wrong : {c10::IValue(c10::impl::GenericDict(c10::StringType::get(), c10::AnyType::get())),
+                            c10::IValue(std::vector<int64_t>{1, 2})}) {
+    checkpointing::save_object(wrong, own);
+    EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(folder); }),
+                testing::AllOf(HasSubstr("own_states_"), HasSubstr("it is damaged or not written by save_state")));
+  }
+}
+
 RANKS_TEST(LocalSgd, WhatCanNotWorkIsNamed, 2) {
   {
     Accelerator accelerator({.cpu = true, .fsdp_plugin = FullyShardedDataParallelPlugin{}});

@@ -784,6 +784,17 @@ F("numbers per layer of a .gguf file are the same or refused", "src/formats/gguf
 F("a number for all layers may be a list", "src/formats/gguf_fields.hpp",
   "«if (const auto* list = header_.metadata.find_as<std::vector<int64_t>>(full)) return same_in_all(full, *list);»", "",
   g + "Models.WhatChangesNothingIsReadOver")
+F("a part of a split .gguf file is no model", "src/formats/gguf_header.cpp", "«parts > 1») reader.fail(", "false",
+  g + ".SaysWhatIsWrongWithAFile")
+F("tensors of a .gguf file have bytes of their own", "src/formats/gguf_header.cpp",
+  "«tensor.begin < before.begin + before.bytes»", "false", g + ".SaysWhatIsWrongWithAFile")
+F("what a .gguf file divides by is above 0", "src/formats/gguf_fields.hpp",
+  "if (value && «!(*value > 0 && std::isfinite(*value))»)", "false", g + ".NumbersThatDivideAreAboveZero")
+F("whole numbers of a .gguf file stay", "src/bigmodel/quantize_to_gguf.cpp",
+  'if (tensor.kept.empty() && «is_of_whole_numbers(*stored.encoding)») tensor.kept', "false",
+  "quantize_files_tests QuantizeFiles.WholeNumbersStay")
+F("an index has one file for a tensor", "src/formats/index_file.cpp", "{.unique_keys = «true»}", "false",
+  "bigmodel_tests LoadCheckpoint.AnIndexWithTwoFilesForATensorIsRefused")
 F("big-endian .gguf files are named", "src/formats/gguf_header.cpp",
   "if (const auto turned = __builtin_bswap32(header.version); «turned >= kOldest && turned <= kNewest») fail_turned();",
   "false", g + ".TheBigEndianVariantIsNamed")
@@ -1708,6 +1719,17 @@ F("quantize copies what links to folders lead to", "src/bigmodel/quantize_to_fol
   "if («entry.is_symlink(error)» && fs::is_directory", "false", "quantize_files_tests QuantizeFiles.LinksLeadNowhereElse")
 F("quantize copies what files link to", "src/bigmodel/quantize_to_folder.cpp",
   "«check_inside(kOperation, from, file);»", "", "quantize_files_tests QuantizeFiles.LinksLeadNowhereElse")
+F("quantize uses folders that others made", "src/bigmodel/quantize_to_folder.cpp",
+  "is_new = «fs::create_directory(temporary_, error)»;", "(fs::create_directory(temporary_, error), true)",
+  "quantize_files_tests QuantizeFiles.AFolderThatWasMadeInAdvanceIsNotUsed")
+F("sizes whose strides are no numbers", "src/trackers/json_lines.cpp",
+  "|| «__builtin_mul_overflow(strides, std::max<int64_t>(*n, 1), &strides)»", "false",
+  "trackers_tests JsonLines.DamageIsSaidWithItsLine")
+F("a last line that is whole counts", "src/trackers/json_lines.cpp",
+  "if (end == text.size() && «parse_json<Json>(written).is_discarded()»)", "true",
+  "trackers_tests JsonLines.AreAppendedAndATornLineIsLeftOut")
+F("fields of a newer PEFT are named", "src/adapters/lora_config.cpp", "«warn_of_unknown(fields, where);»", "",
+  "adapters_tests AdapterFiles.FieldsOfANewerPeftAreNamed")
 F("replay stays in its folder", "programs/track.cpp", "«check_name(project);»", "",
   "external_trackers_tests PythonTracker.ReplayStaysInItsFolder")
 F("MLflow's password is for its server", "src/trackers/mlflow_server.cpp",
@@ -2040,7 +2062,11 @@ F("fp8's scales in checkpoints", "src/run_state/run_state.cpp", "«save_fp8_stat
   t + "ResumesToTheBit", c + "ThatIsDamagedIsRefused")
 F("another fp8 recipe's scales are refused", file, "saved.at(field).toInt(); «before != value»)", "false",
   c + "OfAnotherRecipeIsRefused")
-F("damaged fp8 scales are refused", file, "«value.gt(0).all().item<bool>()»", "true", c + "ThatIsDamagedIsRefused")
+F("damaged fp8 scales are refused", file, "if (name.find(\".scale\") != std::string::npos && «!is_scale(value)»)", "false",
+  c + "ThatIsDamagedIsRefused")
+F("fp8 scales divide, too", file, "«at::isfinite(value.reciprocal()).all().item<bool>()»", "true",
+  c + "ThatIsDamagedIsRefused")
+F("damaged fp8 histories are refused", file, "«value.lt(0).any().item<bool>()»", "false", c + "ThatIsDamagedIsRefused")
 file = "src/precision/fp8_kwargs.cpp"
 for field in ("use_autocast_during_eval", "margin", "interval", "fp8_format", "amax_history_len", "amax_compute_algo",
               "use_mxfp8_block_scaling"):

@@ -21,6 +21,7 @@
 #include "message_of.hpp"
 #include "python.hpp"
 #include "scratch.hpp"
+#include "warnings_of.hpp"
 
 namespace {
 
@@ -764,6 +765,22 @@ TEST_F(AdapterFiles, OfSomeLayersAreOfThoseOnly) {
   EXPECT_THAT(refused("null", "\"layers\""), HasSubstr("without layers_to_transform"));
   EXPECT_THAT(refused("[0]", "\"(layers|h)\""), AllOf(HasSubstr("(layers|h)"), HasSubstr("'layers_pattern'")));
   EXPECT_THAT(refused("[0]", "null", "\".*q\""), HasSubstr("layers_to_transform [0] with target_modules"));
+}
+
+// As in PEFT, which leaves fields out that it does not know.
+TEST_F(AdapterFiles, FieldsOfANewerPeftAreNamed) {
+  const auto file = folder / "adapter_config.json";
+  std::stringstream text;
+  text << std::ifstream(file).rdbuf();
+  const auto said_with = [&](const std::string& fields) {
+    std::ofstream(file) << "{" + fields + text.str().substr(1);
+    auto net = make_net(at::kFloat);
+    return support::warnings_of([&] { load_adapter(net, folder); });
+  };
+  EXPECT_EQ(said_with(""), "");
+  EXPECT_EQ(said_with(R"("peft_version": "0.21.2", "qalora_group_size": 16, "of_tomorrow": false,)"), "");
+  EXPECT_THAT(said_with(R"("of_tomorrow": [1],)"),
+              AllOf(HasSubstr("adapter_config.json': found \"of_tomorrow\" [1]"), HasSubstr("not known here")));
 }
 
 TEST_F(AdapterFiles, OfOtherKindsAreRefusedByName) {

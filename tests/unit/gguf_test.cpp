@@ -146,6 +146,17 @@ TEST(Gguf, SaysWhatIsWrongWithAFile) {
               AllOf(HasSubstr("takes 68 bytes"), HasSubstr("truncated")));
   EXPECT_THAT(error_of(Writer().head(2, 0).tensor("t", {4}, kF32, 0).tensor("t", {4}, kF32, 0).data(64)),
               HasSubstr("two tensors of the name 't'"));
+  EXPECT_THAT(error_of(Writer().head(2, 0).tensor("b", {9}, kF32, 32).tensor("a", {9}, kF32, 0).data(96)),
+              AllOf(HasSubstr("tensor 'b' begins at byte"), HasSubstr("within 'a'")));
+  EXPECT_THAT(error_of(Writer()
+                           .head(0, 2)
+                           .text("split.no")
+                           .number(kU32)
+                           .number<uint32_t>(1)
+                           .text("split.count")
+                           .number(kU32)
+                           .number<uint32_t>(3)),
+              AllOf(HasSubstr("part 2 of a model in 3 files"), HasSubstr("llama-gguf-split --merge")));
   EXPECT_THAT(error_of(Writer().head(0, 1).text("general.alignment").number(kU32).number<uint32_t>(0)),
               HasSubstr("expected a power of two"));
 }
@@ -254,6 +265,27 @@ TEST(Gguf, KeysThatCouldChangeResultsAreKnownOrRefusedByName) {
   EXPECT_THAT(error_of(heads.tensor("blk.0.attn_q.weight", {4, 8}, kF32, 0).data(128)),
               HasSubstr("'llama.attention.head_count' is a list of 2 numbers, one for each layer, that are not all the "
                         "same (4, 8)"));
+}
+
+TEST(Gguf, NumbersThatDivideAreAboveZero) {
+  const auto config_with = [](float epsilon, float base) {
+    Writer file;
+    file.head(0, 9).text("general.architecture").number(kText).text("llama");
+    for (const char* key : {"vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
+                            "attention.head_count"})
+      file.text(std::string("llama.") + key).number(kU32).number<uint32_t>(8);
+    file.text("llama.attention.layer_norm_rms_epsilon").number(kF32Value).number(epsilon);
+    file.text("llama.rope.freq_base").number(kF32Value).number(base);
+    return GgufFile(save("above_0.gguf", file.data(32).bytes)).config_json();
+  };
+  const auto error_with = [&](float epsilon, float base) {
+    return support::message_of<CheckpointError>([&] { config_with(epsilon, base); });
+  };
+  EXPECT_THAT(config_with(0.5F, 10000), HasSubstr("\"rms_norm_eps\""));
+  for (const float wrong : {0.F, -1e-5F, NAN, INFINITY}) {
+    EXPECT_THAT(error_with(wrong, 10000), HasSubstr("'llama.attention.layer_norm_rms_epsilon' is")) << wrong;
+    EXPECT_THAT(error_with(1e-5F, wrong), HasSubstr("'llama.rope.freq_base' is")) << wrong;
+  }
 }
 
 TEST(Gguf, NoiseIsAnErrorOrAFileButNothingElse) {

@@ -257,6 +257,15 @@ TEST(LoadCheckpoint, AnIndexMayBeTheMapAlone) {
   }
 }
 
+TEST(LoadCheckpoint, AnIndexWithTwoFilesForATensorIsRefused) {
+  Saved saved("two_files");
+  std::ofstream(saved.path / "twice.index.json")
+      << R"({"weight_map": {"a": "model.safetensors", "a": "other.safetensors"}})";
+  auto net = empty_net();
+  EXPECT_THAT(message_of([&] { load_checkpoint_in_model(net, saved.path / "twice.index.json"); }),
+              HasSubstr("has the key \"a\" twice"));
+}
+
 // As on the hub: the same weights as safetensors and pickled, each with its index.
 TEST(LoadCheckpoint, OfTwoIndexesThatOfSafetensorsCounts) {
   Saved saved("two_indexes");

@@ -369,6 +369,22 @@ TEST(QuantizeFiles, BlocksOfAFile) {
   EXPECT_EQ(accelerate::GgufFile(root / "q4_0.gguf").info("a.weight").encoding, "Q4_0");
 }
 
+TEST(QuantizeFiles, WholeNumbersStay) {
+  const fs::path root = scratch("whole_numbers");
+  fs::create_directories(root);
+  const auto places = torch::arange(64, torch::kInt).view({2, 32});
+  constexpr uint32_t kI32 = 26;
+  const accelerate::formats::GgufOutline outline{
+      .entries = {accelerate::formats::gguf_entry("general.architecture", "nobody")},
+      .tensors = {{"places.weight", places.sizes().vec(), accelerate::formats::find_gguf_encoding(kI32)}}};
+  accelerate::formats::GgufWriter writer("test", root / "in.gguf", outline);
+  writer.write({static_cast<const char*>(places.const_data_ptr()), static_cast<size_t>(places.nbytes())});
+  writer.finish();
+  const auto made = quantize_files(root / "in.gguf", root / "out.gguf", {.to = "q4_0"});
+  EXPECT_EQ(made.tensors.at(0).kept, "whole numbers");
+  EXPECT_EQ(accelerate::GgufFile(root / "out.gguf").info("places.weight").encoding, "I32");
+}
+
 TEST(QuantizeFiles, BlocksOfTheKFamily) {
   const fs::path root = scratch("k_blocks");
   fs::create_directories(root);
@@ -816,6 +832,19 @@ TEST(QuantizeFiles, WhatKilledRunsLeftIsRemoved) {
   for (const auto& entry : fs::directory_iterator(root))
     if (entry.path().filename().string().starts_with(".")) left.push_back(entry.path().filename().string());
   EXPECT_THAT(left, testing::UnorderedElementsAre(of_others, ".x.tmp-" + of_nobody + "x", ".y.tmp-" + of_nobody));
+}
+
+/// In a folder of several users: whose it is could change or take what is written into it.
+TEST(QuantizeFiles, AFolderThatWasMadeInAdvanceIsNotUsed) {
+  const fs::path root = scratch("in_advance");
+  make_model(root / "model");
+  const fs::path in_advance = root / (".x.tmp-" + std::to_string(::getpid()));
+  fs::create_directories(in_advance);
+  std::ofstream(in_advance / "theirs") << "theirs";
+  quantize_files(root / "model", root / "x", {.to = "nf4"});
+  EXPECT_EQ(text_of(in_advance / "theirs"), "theirs");
+  EXPECT_FALSE(fs::exists(root / "x/theirs"));
+  EXPECT_TRUE(fs::exists(root / "x/config.json"));
 }
 
 /// For this thread: what NFS answers. @return false where the system has no such filters

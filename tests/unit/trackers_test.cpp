@@ -123,13 +123,21 @@ TEST(JsonLines, AreAppendedAndATornLineIsLeftOut) {
     lines.log({{"x", run}}, run);
     lines.finish();
   }
-  std::ofstream(path, std::ios::app) << R"({"kind": "log", "run": "p", "ti)";
-  std::vector<std::string> seen;
   MemoryTracker read;
-  read_json_lines(path, [&](const JsonLine& line) {
-    if (line.record) line.record->write(read, line.log_kwargs);
-  });
+  const auto is_whole = [&] {
+    read.rows.clear();
+    return read_json_lines(path, [&](const JsonLine& line) {
+      if (line.record) line.record->write(read, line.log_kwargs);
+    });
+  };
+  EXPECT_TRUE(is_whole());
+  std::ofstream(path, std::ios::app) << R"({"kind": "log", "run": "p", "ti)";
+  EXPECT_FALSE(is_whole());
   EXPECT_EQ(read.rows.size(), 2u);
+  std::ofstream(path, std::ios::app) << R"(me": 1, "values": {"x": 5}})";  // by a program that ends no line
+  EXPECT_TRUE(is_whole());
+  ASSERT_EQ(read.rows.size(), 3u);
+  EXPECT_EQ(read.rows.at(2).values.at("x"), TrackerValue(5));
 }
 
 TEST(JsonLines, DamageIsSaidWithItsLine) {
@@ -153,6 +161,10 @@ TEST(JsonLines, DamageIsSaidWithItsLine) {
   EXPECT_THAT(
       in_log(R"("kind": "histogram", "name": "h", "values": {"dtype": "uint8", "shape": [-3], "data": "AAAA"})"),
       HasSubstr("sizes as 'shape'"));
+  // No bytes, and strides that are no numbers.
+  EXPECT_THAT(in_log(R"("kind": "histogram", "name": "h", "values": {"dtype": "uint8", "data": "", )"
+                     R"("shape": [0, 1099511627776, 1099511627776, 3]})"),
+              HasSubstr("sizes as 'shape'"));
   EXPECT_THAT(in_log(R"("kind": "table", "name": "t", "columns": ["a"], "rows": [[1, 2]])"),
               HasSubstr("row 0 of 't' has 2 cells, expected 1"));
   EXPECT_THAT(damage("{]\n"), HasSubstr("line 1 of"));
