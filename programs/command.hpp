@@ -25,6 +25,7 @@
 #include <accelerate/utils/progress.hpp>
 
 #include "utils/error_text.hpp"
+#include "utils/plain_text.hpp"
 #include "utils/program_help.hpp"
 #include "utils/raise.hpp"
 
@@ -153,10 +154,11 @@ inline int main_of(const char* name, size_t about, int argc, char** argv,
     std::fprintf(stderr, "accelerate %s: interrupted, %s\n", name, end.outcome.c_str());
     return exit_code_of(interrupted);
   } catch (const accelerate::Error& error) {
-    std::fprintf(stderr, "accelerate %s: %s\n", name, error.what());
+    std::fprintf(stderr, "accelerate %s: %s\n", name, accelerate::plain_lines(error.what()).c_str());
     return error.exit_code();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "accelerate %s: unexpected error: %s\n", name, accelerate::text_of(error).c_str());
+    std::fprintf(stderr, "accelerate %s: unexpected error: %s\n", name,
+                 accelerate::plain_lines(accelerate::text_of(error)).c_str());
     return 70;
   }
 }

@@ -15,6 +15,7 @@
 #include "blocks.hpp"
 #include "utils/error_text.hpp"
 #include "utils/json.hpp"
+#include "utils/plain_text.hpp"
 #include "utils/program_help.hpp"
 #include "utils/read_file.hpp"
 
@@ -366,10 +367,11 @@ int main(int argc, char** argv) {
     else print_table(settings, outcome, step);
     return 0;
   } catch (const accelerate::Error& error) {
-    std::fprintf(stderr, "accelerate estimate-memory: %s\n", error.what());
+    std::fprintf(stderr, "accelerate estimate-memory: %s\n", accelerate::plain_lines(error.what()).c_str());
     return error.exit_code();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "accelerate estimate-memory: unexpected error: %s\n", accelerate::text_of(error).c_str());
+    std::fprintf(stderr, "accelerate estimate-memory: unexpected error: %s\n",
+                 accelerate::plain_lines(accelerate::text_of(error)).c_str());
     return 70;
   }
 }

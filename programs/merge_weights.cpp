@@ -7,6 +7,7 @@
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/utils/error.hpp"
 #include "utils/error_text.hpp"
+#include "utils/plain_text.hpp"
 #include "utils/program_help.hpp"
 
 int main(int argc, char** argv) {
@@ -35,10 +36,11 @@ int main(int argc, char** argv) {
     std::printf("The weights are in %s\n", folders[1].c_str());
     return 0;
   } catch (const accelerate::Error& error) {
-    std::fprintf(stderr, "accelerate merge-weights: %s\n", error.what());
+    std::fprintf(stderr, "accelerate merge-weights: %s\n", accelerate::plain_lines(error.what()).c_str());
     return error.exit_code();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "accelerate merge-weights: unexpected error: %s\n", accelerate::text_of(error).c_str());
+    std::fprintf(stderr, "accelerate merge-weights: unexpected error: %s\n",
+                 accelerate::plain_lines(accelerate::text_of(error)).c_str());
     return 70;
   }
 }

@@ -161,7 +161,7 @@ void print(const Report& report, bool wants_report, const fs::path& out) {
     if (!wants_report) continue;
     std::printf("%10s  %12lld  %12lld  %s%s\n", tensor.error ? fmt::format("{:.5f}", *tensor.error).c_str() : "-",
                 static_cast<long long>(tensor.bytes_before), static_cast<long long>(tensor.bytes_after),
-                tensor.name.c_str(),
+                accelerate::plain_text(tensor.name).c_str(),
                 tensor.kept.empty() ? "" : fmt::format(" ({}: {})", tensor.to, tensor.kept).c_str());
   }
   std::string counts;
@@ -174,7 +174,7 @@ void print(const Report& report, bool wants_report, const fs::path& out) {
                 static_cast<long long>(report.tokens), *report.before, *report.after,
                 (*report.after / *report.before - 1) * 100);
   else if (wants_report) std::printf("Perplexity was not measured: --text FILE names a text for it\n");
-  for (const auto& note : files.notes) std::printf("%s\n", note.c_str());
+  for (const auto& note : files.notes) std::printf("%s\n", accelerate::plain_lines(note).c_str());
   std::printf("The model is in %s\n", out.c_str());
 }
 

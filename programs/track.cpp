@@ -16,6 +16,7 @@
 #include "trackers/json_lines.hpp"
 #include "utils/error_text.hpp"
 #include "utils/json.hpp"
+#include "utils/plain_text.hpp"
 #include "utils/program_help.hpp"
 #include "utils/raise.hpp"
 
@@ -106,7 +107,7 @@ int main(int argc, char** argv) {
     return std::fprintf(stderr, "usage: accelerate track replay FILE --to NAME [options]\n"), 64;
   std::unique_ptr<Replay> replay;
   const auto told = [&](const char* why, int status) {
-    std::fprintf(stderr, "accelerate track replay: %s\n", why);
+    std::fprintf(stderr, "accelerate track replay: %s\n", accelerate::plain_lines(why).c_str());
     if (replay && replay->sent)
       std::fprintf(stderr, "%lld records were sent before; called again, it sends them again.\n",
                    static_cast<long long>(replay->sent));
@@ -114,11 +115,14 @@ int main(int argc, char** argv) {
   };
   try {
     replay = std::make_unique<Replay>(options);
-    accelerate::read_json_lines(argv[1], [&](const accelerate::JsonLine& line) { replay->take(line); });
+    const bool is_whole =
+        accelerate::read_json_lines(argv[1], [&](const accelerate::JsonLine& line) { replay->take(line); });
     replay->close();
     std::printf("%lld records went to %s\n", static_cast<long long>(replay->sent), options["to"].c_str());
     if (replay->left_out)
       std::printf("%lld were left out: it has no place for such things\n", static_cast<long long>(replay->left_out));
+    if (!is_whole)
+      std::printf("The last line of the file breaks off and was left out: whoever wrote it was ended meanwhile\n");
     return 0;
   } catch (const accelerate::Error& error) {
     return told(error.what(), error.exit_code());

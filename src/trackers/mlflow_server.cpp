@@ -11,6 +11,7 @@
 #include "utils/base64.hpp"
 #include "utils/environment.hpp"
 #include "utils/json.hpp"
+#include "utils/plain_text.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -96,7 +97,7 @@ Value MlflowServer::send(const std::string& what, const http::Request& request) 
         if (body.contains("message") && body["message"].is_string())
           text = body["message"].get<std::string>().substr(0, 1000);
       }
-      why = fmt::format("{} {} {}", answer.status, code, text);
+      why = fmt::format("{} {} {}", answer.status, plain_text(code), plain_lines(text));
       if (answer.status == 401 || answer.status == 403)
         throw TrackerGone(
             fmt::format("mlflow: {} refuses this user ({}). MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "

@@ -1,9 +1,9 @@
-#include "launch/monitor/plain_text.hpp"
+#include "utils/plain_text.hpp"
 
 #include <locale.h>
 #include <wchar.h>
 
-namespace accelerate::launcher {
+namespace accelerate {
 namespace {
 
 constexpr char32_t kInvalid = 0xFFFD;
@@ -84,6 +84,13 @@ std::string plain_text(std::string_view line) {
   return result;
 }
 
+std::string plain_lines(std::string_view text) {
+  std::string result;
+  for (size_t end = 0; (end = text.find('\n')) != text.npos; text.remove_prefix(end + 1))
+    result += plain_text(text.substr(0, end)) + '\n';
+  return result + plain_text(text);
+}
+
 size_t cells(std::string_view plain) {
   size_t columns = 0;
   while (!plain.empty()) columns += static_cast<size_t>(width(take(plain)));
@@ -109,4 +116,4 @@ std::string fitted(std::string_view plain, size_t columns, bool to_the_right) {
   return result + "…" + std::string(columns - 1 - used, ' ');
 }
 
-}  // namespace accelerate::launcher
+}  // namespace accelerate

@@ -90,6 +90,8 @@ TEST(Quantize, MistakesAreNamed) {
   const auto nothing = run({"quantize", scratch("no_model"), scratch("x"), "--to", "nf4"});
   EXPECT_NE(nothing.exit_code, 0);
   EXPECT_THAT(nothing.err, HasSubstr("does not exist"));
+  const auto raw = run({"quantize", scratch("no\033[2Jmodel\033]0;title\a"), scratch("x"), "--to", "nf4"});
+  EXPECT_THAT(raw.err, testing::AllOf(HasSubstr("nomodel' does not exist"), testing::Not(HasSubstr("\033"))));
   EXPECT_THAT(run({"quantize", "a", "b"}).err, HasSubstr("--to must be given"));
   EXPECT_THAT(run({"quantize", "a", "b", "--to", "q3_k"}).err, HasSubstr("q3_k"));
   EXPECT_THAT(run({"quantize", "a", "b", "--to", "nf4", "--text", "c"}).err, HasSubstr("without --report"));

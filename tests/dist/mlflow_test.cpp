@@ -183,6 +183,38 @@ server.serve_forever()
   EXPECT_FALSE(lines.contains("localhost PUT Basic"));
 }
 
+TEST(MlflowTracker, WhatTheServerSaysReachesNoTerminalRaw) {
+  SKIP_WITHOUT_TRACKERS_PYTHON();
+  const uint16_t port = support::free_port();
+  const std::string script = R"(
+import http.server, json, sys
+class Server(http.server.BaseHTTPRequestHandler):
+    def answer(self):
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        text = json.dumps({"error_code": "BAD\x1b[1m", "message": "first\x1b[2J line\nsecond"}).encode()
+        self.send_response(400)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+    do_GET = do_POST = do_PUT = answer
+    def log_message(self, *arguments): pass
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Server)
+print("listens", flush=True)
+server.serve_forever()
+)";
+  cli_test::Program server({support::trackers_python(), "-c", script, std::to_string(port)});
+  ASSERT_TRUE(server.wait_for("listens", std::chrono::seconds(60))) << server.errors();
+  const Variable uri("MLFLOW_TRACKING_URI", address(port));
+  MlflowTracker tracker({.project_name = "run"});
+  std::string said;
+  try {
+    tracker.connect();
+  } catch (const std::exception& error) {
+    said = error.what();
+  }
+  EXPECT_THAT(said, testing::AllOf(HasSubstr("400 BAD first line\nsecond"), testing::Not(HasSubstr("\033"))));
+}
+
 TEST(MlflowTracker, RefusesWhatItCanNotDo) {
   EXPECT_THAT(message_of<ConfigError>([] { MlflowTracker tracker({}); }), HasSubstr("mlflow server"));
   const Variable uri("MLFLOW_TRACKING_URI", address(support::free_port()));

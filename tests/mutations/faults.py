@@ -1722,6 +1722,10 @@ F("quantize copies what files link to", "src/bigmodel/quantize_to_folder.cpp",
 F("quantize uses folders that others made", "src/bigmodel/quantize_to_folder.cpp",
   "is_new = «fs::create_directory(temporary_, error)»;", "(fs::create_directory(temporary_, error), true)",
   "quantize_files_tests QuantizeFiles.AFolderThatWasMadeInAdvanceIsNotUsed")
+F("errors of commands are plain text", "programs/command.hpp", "name, «accelerate::plain_lines(error.what()).c_str()»);",
+  "error.what()", "quantize_cli_tests Quantize.MistakesAreNamed")
+F("what an MLflow server says is plain text", "src/trackers/mlflow_server.cpp", "plain_text(code), «plain_lines(text)»",
+  "text", "external_trackers_tests MlflowTracker.WhatTheServerSaysReachesNoTerminalRaw")
 F("sizes whose strides are no numbers", "src/trackers/json_lines.cpp",
   "|| «__builtin_mul_overflow(strides, std::max<int64_t>(*n, 1), &strides)»", "false",
   "trackers_tests JsonLines.DamageIsSaidWithItsLine")

@@ -16,12 +16,12 @@
 
 #include "launch/monitor/gpus.hpp"
 #include "launch/monitor/history.hpp"
-#include "launch/monitor/plain_text.hpp"
 #include "launch/monitor/process_trees.hpp"
 #include "launch/monitor/snapshot.hpp"
 #include "launch/monitor/step_counter.hpp"
 #include "launch/monitor/web_page.hpp"
 #include "ranks.hpp"
+#include "utils/plain_text.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -49,6 +49,7 @@ TEST(PlainText, LeavesWhatAPersonReads) {
 
 TEST(PlainText, BytesThatAreNoUtf8) {
   EXPECT_EQ(plain_text("a\xff\xfe"), "a��");
+  EXPECT_EQ(plain_lines("\033[2Ja\r\n\nb\033[0m"), "a\n\nb");
   EXPECT_EQ(plain_text("\xc3"), "�");
   EXPECT_EQ(plain_text("\xe6\xbc"), "��");
   EXPECT_EQ(plain_text("\xc0\xaf\xed\xa0\x80"), "�����");  // too long a form of '/', half of a surrogate pair

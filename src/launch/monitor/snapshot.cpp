@@ -5,7 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "launch/monitor/plain_text.hpp"
+#include "utils/plain_text.hpp"
 
 namespace accelerate::launcher {
 namespace {
