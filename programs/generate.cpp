@@ -265,6 +265,33 @@ class Speaker {
   bool limited_;  ///< the number of new tokens was asked for
 };
 
+/// Options that this conversation would not be another one without.
+void refuse_without_effect(const Given& given) {
+  if (given.on("chat") && given.text("prompt"))
+    accelerate::raise<ConfigError>("--chat takes its prompts from standard input: leave --prompt or --chat out");
+  if (!given.on("raw")) return;
+  if (given.text("system"))
+    accelerate::raise<ConfigError>(
+        "--system was given with --raw, which has no place for a system message: put its text before the prompt's, or "
+        "leave one of them out");
+  if (given.on("chat"))
+    accelerate::raise<ConfigError>(
+        "--chat was given with --raw, by which a text is continued as it is and no answer knows those before: leave "
+        "one of them out");
+}
+void refuse_without_effect(const models::GenerationConfig& config, const Given& given) {
+  for (const char* option : {"top_k", "top_p"})
+    if (given.text(option) && !config.do_sample)
+      accelerate::raise<ConfigError>(
+          "--{} was given with --temperature 0, by which the likeliest token is taken each time, expected one of them",
+          option);
+  if (given.text("seed") && !config.do_sample)
+    accelerate::raise<ConfigError>(
+        "--seed was given and nothing is drawn, expected --temperature above 0, --top_k or --top_p with it");
+  if (given.text("length_penalty") && config.num_beams == 1)
+    accelerate::raise<ConfigError>("--length_penalty was given without beams, which it compares, expected --num_beams");
+}
+
 models::GenerationConfig generation_of(const fs::path& checkpoint, const models::Tokenizer& tokenizer,
                                        const Given& given) {
   auto config = models::GenerationConfig::from_pretrained(checkpoint);
@@ -272,6 +299,9 @@ models::GenerationConfig generation_of(const fs::path& checkpoint, const models:
   if (const auto most = given.whole("max_new_tokens")) config.max_new_tokens = most;
   if (auto stops = given.all("stop"); !stops.empty()) config.stop_strings = std::move(stops);
   given.read("temperature", config.temperature);
+  if (given.text("temperature") && config.temperature < 0)
+    accelerate::raise<ConfigError>("--temperature is {}, expected more than 0, or 0 for the likeliest token each time",
+                                   config.temperature);
   given.read("top_k", config.top_k);
   given.read("top_p", config.top_p);
   given.read("repetition_penalty", config.repetition_penalty);
@@ -279,6 +309,7 @@ models::GenerationConfig generation_of(const fs::path& checkpoint, const models:
   given.read("length_penalty", config.length_penalty);
   if (given.text("temperature")) config.do_sample = config.temperature != 0;
   else if (given.text("top_k") || given.text("top_p")) config.do_sample = true;
+  refuse_without_effect(config, given);
   if (!config.do_sample) config.temperature = 1;
   if (config.eos_token_id.empty() && tokenizer.eos_token_id()) config.eos_token_id = {*tokenizer.eos_token_id()};
   config.validate();
@@ -310,6 +341,7 @@ nlohmann::ordered_json report_of(const Measured& measured, double load_seconds, 
 }
 
 int talk(const fs::path& model, const Given& given) {
+  refuse_without_effect(given);
   if (const auto threads = given.threads()) at::set_num_threads(*threads);
   if (const auto seed = given.whole("seed")) torch::manual_seed(static_cast<uint64_t>(*seed));
   else torch::manual_seed(std::random_device()());
@@ -364,8 +396,6 @@ int talk(const fs::path& model, const Given& given) {
 
   const bool person = ::isatty(STDIN_FILENO);
   if (const auto prompt = given.text("prompt")) {
-    if (given.on("chat"))
-      accelerate::raise<ConfigError>("--chat takes its prompts from standard input: leave --prompt or --chat out");
     one(*prompt);
   } else if (person || given.on("chat")) {
     if (person)

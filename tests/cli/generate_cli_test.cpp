@@ -188,7 +188,8 @@ TEST(Generate, NumbersAreReadWhole) {
       {{"--num_threads", "0"}, "--num_threads is 0, expected"},
       {{"--seed", "1.5"}, "--seed is '1.5', expected a whole number"},
       {{"--max_new_tokens", "1e3"}, "--max_new_tokens is '1e3', expected a whole number"},
-      {{"--temperature", "abc"}, "--temperature is 'abc', expected a number"}};
+      {{"--temperature", "abc"}, "--temperature is 'abc', expected a number"},
+      {{"--temperature", "-1"}, "--temperature is -1, expected more than 0, or 0 for the likeliest token"}};
   const std::string folder = (fs::path(support::scratch_dir()) / "numbers").string();
   write_tiny_model(folder);
   for (const auto& [words, message] : mistakes) {
@@ -196,6 +197,29 @@ TEST(Generate, NumbersAreReadWhole) {
     EXPECT_EQ(result.exit_code, 64) << message;
     EXPECT_THAT(result.err, HasSubstr(message));
   }
+}
+
+TEST(Generate, OptionsWithoutEffectAreRefused) {
+  const std::string folder = (fs::path(support::scratch_dir()) / "without_effect").string();
+  write_tiny_model(folder);
+  const std::pair<std::vector<std::string>, const char*> mistakes[] = {
+      {{"--prompt", "a", "--temperature", "0", "--top_k", "3"}, "--top_k was given with --temperature 0"},
+      {{"--prompt", "a", "--top_p", "0.5", "--temperature", "0"}, "--top_p was given with --temperature 0"},
+      {{"--prompt", "a", "--seed", "1"}, "--seed was given and nothing is drawn"},
+      {{"--prompt", "a", "--length_penalty", "2"}, "--length_penalty was given without beams"},
+      {{"--prompt", "a", "--system", "b"}, "--system was given with --raw"},
+      {{"--chat"}, "--chat was given with --raw"}};
+  for (const auto& [words, message] : mistakes) {
+    const auto result = generate(with({folder, "--raw"}, words));
+    EXPECT_EQ(result.exit_code, 64) << message;
+    EXPECT_THAT(result.err, HasSubstr(message));
+  }
+  const std::vector<std::string> good[] = {{"--temperature", "0.5", "--top_k", "3", "--top_p", "0.5", "--seed", "1"},
+                                           {"--top_k", "3", "--seed", "1"},
+                                           {"--num_beams", "2", "--length_penalty", "2"}};
+  for (const auto& words : good)
+    EXPECT_EQ(generate(with({folder, "--raw", "--prompt", "abc", "--max_new_tokens", "2"}, words)).exit_code, 0)
+        << testing::PrintToString(words);
 }
 
 TEST(Generate, AHeadThatIsACopyOfTheEmbeddingsIsNone) {

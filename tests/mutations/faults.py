@@ -1734,6 +1734,12 @@ F("a last line that is whole counts", "src/trackers/json_lines.cpp",
   "trackers_tests JsonLines.AreAppendedAndATornLineIsLeftOut")
 F("fields of a newer PEFT are named", "src/adapters/lora_config.cpp", "«warn_of_unknown(fields, where);»", "",
   "adapters_tests AdapterFiles.FieldsOfANewerPeftAreNamed")
+F("generate says what a temperature is", "programs/generate.cpp", 'given.text("temperature") && «config.temperature < 0»',
+  "false", "generate_cli_tests Generate.NumbersAreReadWhole")
+F("generate's options that have no place", "programs/generate.cpp", "{ «refuse_without_effect(given);»", "",
+  "generate_cli_tests Generate.OptionsWithoutEffectAreRefused")
+F("generate's options without effect", "programs/generate.cpp", "«refuse_without_effect(config, given);»", "",
+  "generate_cli_tests Generate.OptionsWithoutEffectAreRefused")
 F("replay stays in its folder", "programs/track.cpp", "«check_name(project);»", "",
   "external_trackers_tests PythonTracker.ReplayStaysInItsFolder")
 F("MLflow's password is for its server", "src/trackers/mlflow_server.cpp",
