@@ -68,7 +68,8 @@ void report() {
     rank = speaker().rank, activity = speaker().activity;
   }
   const std::string process = "process " + std::to_string(::getpid());
-  say(rank, "asked what it does, " + process + (activity ? ":\n" + activity() : ""));
+  const std::string does = activity ? activity() : "";
+  say(rank, "asked what it does, " + process + (does.empty() ? "" : ":\n" + does));
   // Apart from it: finding names takes the dynamic loader's lock, which a thread that hangs may hold.
   Symbols symbols;
   std::vector<std::pair<std::string, std::string>> by_stack;  // threads of a pool hang alike
@@ -83,6 +84,8 @@ void report() {
   }
   std::string text = "stacks of " + process;
   for (const auto& [threads, stack] : by_stack) text += "\nthread " + threads + stack;
+  // Once more: on a terminal the stacks have moved it out of sight.
+  if (!does.empty()) text += "\nwhat " + process + " does:\n" + does;
   say(rank, text);
 }
 

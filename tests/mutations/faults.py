@@ -1740,6 +1740,8 @@ F("generate's options that have no place", "programs/generate.cpp", "{ «refuse_
   "generate_cli_tests Generate.OptionsWithoutEffectAreRefused")
 F("generate's options without effect", "programs/generate.cpp", "«refuse_without_effect(config, given);»", "",
   "generate_cli_tests Generate.OptionsWithoutEffectAreRefused")
+F("the hang report ends with what the process does", "src/utils/hang_report.cpp", "if («!does.empty()») text +=", "false",
+  "debugging_tests HangReport.HasTheStacksOfAllThreadsAlsoOfBlockedOnes")
 F("replay stays in its folder", "programs/track.cpp", "«check_name(project);»", "",
   "external_trackers_tests PythonTracker.ReplayStaysInItsFolder")
 F("MLflow's password is for its server", "src/trackers/mlflow_server.cpp",

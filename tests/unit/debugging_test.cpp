@@ -24,6 +24,7 @@
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "scratch.hpp"
+#include "utils/hang_report.hpp"
 
 using namespace accelerate;
 
@@ -252,6 +253,7 @@ extern "C" __attribute__((noinline, visibility("hidden"))) void a_function_that_
 
 TEST(HangReport, HasTheStacksOfAllThreadsAlsoOfBlockedOnes) {
   const PartialState state;
+  hang_report::answer(0, [] { return std::string("waits for a gate"); });
   Reports reports;
   std::unique_lock lock(gate);
   std::vector<std::thread> blocked;
@@ -278,6 +280,11 @@ TEST(HangReport, HasTheStacksOfAllThreadsAlsoOfBlockedOnes) {
   ASSERT_NE(name, std::string::npos) << texts[1];
   EXPECT_EQ(texts[1].find("a_function_that_waits_for_the_gate+0x", name + 1), std::string::npos) << texts[1];
   EXPECT_THAT(texts[1], Not(HasSubstr("hang_report::on_signal")));
+  // Below the stacks once more what it does.
+  EXPECT_TRUE(
+      texts[1].ends_with("\nrank 0: what process " + std::to_string(::getpid()) + " does:\nrank 0: waits for a gate"))
+      << texts[1];
+  hang_report::forget_activity();
 }
 
 // launch_function() copies the process, without its threads.
