@@ -40,7 +40,10 @@ fs::path file_of(const fs::path& folder, const std::string& name) {
 
 /// The same, to be read.
 fs::path stored_file(const fs::path& folder, const std::string& name) {
-  return file_inside("offloaded weight '" + name + "'", folder, file_of(folder, name).filename());
+  const std::string what = "offloaded weight '" + name + "'";
+  const auto file = file_inside(what, folder, file_of(folder, name).filename());
+  check_inside(what, folder, file);
+  return file;
 }
 
 /// bool and numbers that NumPy has, bfloat16 and the 8-bit floats: what the reference can write.

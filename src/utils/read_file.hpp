@@ -67,7 +67,9 @@ ACCELERATE_API bool is_folder(const std::filesystem::path& path);
 ACCELERATE_API void check_inside(std::string_view what, const std::filesystem::path& folder,
                                  const std::filesystem::path& path);
 
-/// A file beside others, as an index in its folder names it: that name alone, checked as by check_inside().
+/// A file beside others, as an index in its folder names it: by that name alone, so that an index leads nowhere else. A
+/// link that lies there under this name is followed: people have their large files on other disks.
+/// @throws CheckpointError, which begins with `what`, for another name. The file need not be there.
 ACCELERATE_API std::filesystem::path file_inside(std::string_view what, const std::filesystem::path& folder,
                                                  const std::filesystem::path& name);
 

@@ -377,19 +377,21 @@ TEST(FindModel, ReadsAHeaderOf400000TensorsInProportion) {
   EXPECT_EQ(model.tree.children.front().children.front().children.size(), 100u);
 }
 
-TEST(FindModel, FollowsLinksOfACacheOnly) {
+TEST(FindModel, FollowsLinksOfShards) {
   const auto dir = folder("links"), snapshot = dir / "models--m/snapshots/1";
   fs::create_directories(snapshot);
   fs::create_directories(dir / "models--m/blobs");
   write(dir / "models--m/blobs/abc", header_file({{"a", entry("F32", {4})}}));
-  write(dir / "secret", header_file({{"a", entry("F32", {4})}}));
+  write(dir / "elsewhere", header_file({{"a", entry("F32", {5})}}));
   write(snapshot / "model.safetensors.index.json", R"({"weight_map": {"a": "shard.safetensors"}})");
   fs::create_symlink("../../blobs/abc", snapshot / "shard.safetensors");
   EXPECT_EQ(accelerate::find_model(snapshot.string()).tree.numel(), 4);
   fs::remove(snapshot / "shard.safetensors");
-  fs::create_symlink(dir / "secret", snapshot / "shard.safetensors");
+  fs::create_symlink(dir / "elsewhere", snapshot / "shard.safetensors");
+  EXPECT_EQ(accelerate::find_model(snapshot.string()).tree.numel(), 5) << "the user's own";
+  write(snapshot / "model.safetensors.index.json", R"({"weight_map": {"a": "../../../elsewhere"}})");
   EXPECT_THAT(message_of([&] { accelerate::find_model(snapshot.string()); }),
-              AllOf(HasSubstr("index.json"), HasSubstr("which is neither in the folder")));
+              AllOf(HasSubstr("index.json"), HasSubstr("not the plain name of a file")));
 }
 
 TEST(MemoryTable, IsAsWideAsItsTitle) {
