@@ -22,6 +22,7 @@
 
 #include <unistd.h>
 
+#include "bigmodel/hub_cache.hpp"
 #include "bigmodel/left_over.hpp"
 #include "blocks.hpp"
 #include "command.hpp"
@@ -86,12 +87,8 @@ std::variant<std::string, accelerate::DeviceMap> device_map_of(const std::string
 }
 
 /// A folder that holds nothing but a .gguf file means that file.
-fs::path checkpoint_of(const fs::path& given) {
-  if (!accelerate::is_there(given))
-    accelerate::raise<accelerate::CheckpointError>(
-        "'{}' does not exist, expected a folder with a model or a .gguf file. Nothing is downloaded: fetch the model "
-        "first.",
-        given.string());
+fs::path checkpoint_of(const fs::path& model) {
+  const fs::path given = accelerate::bigmodel::local_model(model);
   if (!accelerate::is_folder(given) || accelerate::is_there(given / "config.json")) return given;
   std::vector<fs::path> files;
   std::error_code error;

@@ -14,6 +14,7 @@
 #include <map>
 #include <optional>
 
+#include "bigmodel/hub_cache.hpp"
 #include "bigmodel/left_over.hpp"
 #include "blocks.hpp"
 #include "command.hpp"
@@ -179,7 +180,7 @@ void print(const Report& report, bool wants_report, const fs::path& out) {
 }
 
 int run(const std::vector<std::string>& words) {
-  const fs::path in = words[0], out = words[1];
+  const fs::path in = accelerate::bigmodel::local_model(words[0]), out = words[1];
   const Given given(words, 2);
   if (const auto threads = given.threads()) at::set_num_threads(*threads);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) command::listen_for(signal);

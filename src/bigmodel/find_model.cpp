@@ -6,6 +6,7 @@
 #include "accelerate/bigmodel/estimate.hpp"
 #include "accelerate/config.hpp"
 #include "bigmodel/built_in_models.hpp"
+#include "bigmodel/hub_cache.hpp"
 #include "bigmodel/torch_file.hpp"
 #include "formats/gguf_header.hpp"
 #include "formats/index_file.hpp"
@@ -287,8 +288,9 @@ ModelDescription from_path(const fs::path& path) {
   return from_weights(*weights);
 }
 
-/// Where Hugging Face's programs keep what they have downloaded.
-fs::path hub_cache() {
+}  // namespace
+
+fs::path bigmodel::hub_cache() {
   const auto variable = [](const char* name) {
     const char* text = std::getenv(name);
     return std::string(text ? text : "");
@@ -300,8 +302,7 @@ fs::path hub_cache() {
   return (caches.empty() ? fs::path(variable("HOME")) / ".cache" : fs::path(caches)) / "huggingface" / "hub";
 }
 
-/// The folder with the files of a model's newest revision there, as refs/main names it; nothing if there is none.
-std::optional<fs::path> in_hub_cache(const std::string& name) {
+std::optional<fs::path> bigmodel::in_hub_cache(const std::string& name) {
   std::string folder = "models--";
   for (const char c : name) folder += c == '/' ? "--" : std::string(1, c);
   const fs::path model = hub_cache() / folder;
@@ -312,6 +313,19 @@ std::optional<fs::path> in_hub_cache(const std::string& name) {
   const fs::path files = model / "snapshots" / revision;
   return is_folder(files) ? std::optional(files) : std::nullopt;
 }
+
+fs::path bigmodel::local_model(const fs::path& model) {
+  if (is_there(model)) return model;
+  const auto cached = model.is_absolute() ? std::nullopt : in_hub_cache(model.string());
+  if (!cached)
+    raise<CheckpointError>(
+        "'{}' does not exist, and is no name in the Hugging Face cache {}; expected a folder with a model, a .gguf "
+        "file, or such a name. Nothing is downloaded: fetch the model first.",
+        model.string(), hub_cache().string());
+  return *cached;
+}
+
+namespace {
 
 /// Words in lines of at most a terminal's width.
 std::string wrapped(const std::vector<std::string>& words) {
@@ -332,12 +346,12 @@ ModelDescription from_name(const std::string& name) {
     model.source = "built in";
     return model;
   }
-  if (const auto folder = in_hub_cache(name)) return from_path(*folder);
+  if (const auto folder = bigmodel::in_hub_cache(name)) return from_path(*folder);
   const auto nearest = nearest_name(name, bigmodel::built_in_names());
   raise<ConfigError>(
       "'{}' is neither a file or folder, nor the name of a built-in model, nor one of the Hugging Face cache {}.{} "
       "Nothing is downloaded: get its config.json (a few KB) and give that. Built-in:{}",
-      name, hub_cache().string(), nearest ? fmt::format(" Did you mean '{}'?", *nearest) : "",
+      name, bigmodel::hub_cache().string(), nearest ? fmt::format(" Did you mean '{}'?", *nearest) : "",
       wrapped(bigmodel::built_in_names()));
 }
 
