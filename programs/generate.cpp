@@ -10,9 +10,12 @@
 #include <accelerate/residency.hpp>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <iostream>
 #include <iterator>
@@ -150,6 +153,32 @@ std::optional<accelerate::BnbQuantizationConfig> few_bits_of(const fs::path& che
   return config;
 }
 
+/// Room for codes of parts on disk. Once the model is loaded it has these files open or mapped, so that they need no
+/// names any more: nothing stays behind, however the program ends.
+class RoomOnDisk {
+ public:
+  RoomOnDisk() {
+    std::error_code error;
+    std::string name = (fs::temp_directory_path(error) / "accelerate-generate-XXXXXX").string();
+    if (error || !::mkdtemp(name.data()))
+      accelerate::raise<accelerate::ResourceError>(
+          "can't create a temporary folder for the part of the model that is to be on disk: {}. Set TMPDIR to a folder "
+          "with room.",
+          error ? error.message() : std::strerror(errno));
+    folder_ = name;
+  }
+  RoomOnDisk(const RoomOnDisk&) = delete;
+  RoomOnDisk& operator=(const RoomOnDisk&) = delete;
+  ~RoomOnDisk() {
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+  }
+  const fs::path& folder() const { return folder_; }
+
+ private:
+  fs::path folder_;
+};
+
 accelerate::DispatchedModel dispatch(const std::shared_ptr<torch::nn::Module>& module, const fs::path& checkpoint,
                                      const Given& given) {
   accelerate::LoadAndDispatchOptions options;
@@ -161,15 +190,17 @@ accelerate::DispatchedModel dispatch(const std::shared_ptr<torch::nn::Module>& m
   options.no_split_module_classes = block_classes(*module);
   options.dtype = dtype_of(given.text("dtype").value_or("float32"));
   options.strict = !accelerate::bigmodel::has_left_over_only(accelerate::ModelRef(module), checkpoint);
-  if (const auto config = few_bits_of(checkpoint, given))
+  if (const auto config = few_bits_of(checkpoint, given)) {
+    const RoomOnDisk room;
     return accelerate::load_and_quantize_model(accelerate::ModelRef(module), *config, checkpoint,
                                                {.device_map = options.device_map,
                                                 .no_split_module_classes = options.no_split_module_classes,
                                                 .max_memory = options.max_memory,
+                                                .offload_folder = room.folder(),
                                                 .strict = options.strict});
-  // As they are in the file they are smaller and faster. Who asks for numbers gets numbers, and parts that come and go
-  // are numbers, too.
-  options.keep_codes = !given.text("dtype") && !given.text("device_map") && !options.max_memory && !at::hasCUDA();
+  }
+  // As they are in the file they are smaller and faster, also where parts of them come and go.
+  options.keep_codes = !at::hasCUDA();
   options.exact_products = options.keep_codes && given.on("exact_products");
   return accelerate::load_checkpoint_and_dispatch(accelerate::ModelRef(module), checkpoint, options);
 }
@@ -357,8 +388,7 @@ int talk(const fs::path& model, const Given& given) {
   if (given.on("exact_products") && weights.code_bytes() == 0)
     accelerate::raise<ConfigError>(
         "--exact_products was given for weights that are numbers, expected weights in few bits: those of a file that "
-        "has "
-        "some, without --dtype, a map or a limit, or of --load_in_4bit and --load_in_8bit");
+        "has some, or of --load_in_4bit and --load_in_8bit");
   accelerate::return_freed_memory();
   accelerate::give_loading_pages_back();
   const double load_seconds = seconds_since(begin);

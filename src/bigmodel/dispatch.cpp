@@ -20,6 +20,7 @@
 #include "bigmodel/offload_places.hpp"
 #include "bigmodel/quantizer.hpp"
 #include "bigmodel/replace.hpp"
+#include "bigmodel/walk.hpp"
 #include "codes/bitsandbytes.hpp"
 #include "codes/kernels/multiply.hpp"
 #include "formats/torch_dtypes.hpp"
@@ -46,15 +47,23 @@ using residency::TensorInFile;
 struct Weight {
   LoadTarget target;
   at::Device computes = at::kCPU;
-  std::optional<TensorInFile> file;      ///< on disk: its bytes
-  bool offloaded = false;                ///< comes and goes
-  bool in_memory_whole = false;          ///< on disk, and used where it is mapped
-  std::function<codes::Codes()> encode;  ///< in few bits: makes the codes, or maps them
-  int64_t code_bytes = 0;                ///< that they take in memory, about
+  std::optional<TensorInFile> file;  ///< on disk: its bytes
+  bool offloaded = false;            ///< comes and goes
+  bool in_memory_whole = false;      ///< on disk, and used where it is mapped
+  /// In few bits: makes the codes, or maps them. Called once.
+  std::function<codes::Codes(const Weight&)> encode;
+  int64_t code_bytes = 0;        ///< that they take in memory, in the order of products
+  bool codes_in_file = false;    ///< they are mapped, so that memory need not hold them
+  int64_t scale_bytes = 0;       ///< of code_bytes: scales that lie beside the codes, and stay
+  bool codes_stay = true;        ///< once in the order of products they stay so, though they are in a file
+  bool is_encoded_here = false;  ///< the checkpoint has numbers
 
   const std::string& name() const { return target.names.front(); }
   int64_t bytes() const { return target.tensor.numel() * static_cast<int64_t>(c10::elementSize(target.dtype)); }
-  int64_t memory_bytes() const { return encode ? code_bytes : bytes(); }
+  /// That can't leave memory.
+  int64_t memory_bytes() const { return !encode ? bytes() : codes_in_file ? scale_bytes : code_bytes; }
+  /// What memory may hold of codes in a file.
+  bool may_have_packed_codes() const { return encode && codes_in_file && computes.is_cpu(); }
 };
 
 /// What moves as one.
@@ -281,13 +290,14 @@ class Dispatcher {
             weight.target.tensor.is_meta() ? settings_.main : weight.target.tensor.device();  // where it is
       devices.insert(weight.computes);
       if (weight.file && weight.computes.is_cpu()) on_disk += weight.bytes();
+      if (weight.may_have_packed_codes()) on_disk += weight.code_bytes;
     }
     spread_ = devices.size() > 1 || settings_.force_hooks;
     const auto stays_out = [&](const Weight& weight) {
       return weight.target.place && (weight.target.place->is_cpu() || weight.target.place->is_disk()) &&
              (!weight.target.is_buffer || settings_.offload_buffers);
     };
-    const bool mapped = !settings_.offload.always_read && on_disk <= host_memory_for_mapping();
+    const bool all_fit = on_disk <= host_memory_for_mapping(), mapped = !settings_.offload.always_read && all_fit;
     for (auto& weight : weights_) {
       const bool mappable =
           weight.file && weight.file->map && weight.file->dtype == weight.target.dtype && weight.computes.is_cpu();
@@ -303,9 +313,12 @@ class Dispatcher {
         bytes += weight.encode ? 0 : weight.bytes();
     }
     for (const auto& weight : weights_)
-      if (const auto there = resident.find(codes_device(weight).str()); there != resident.end())
-        there->second.second += weight.code_bytes;
-    for (const auto& [name, of] : resident) budgets_[name] = budget(of.first, of.second);
+      if (const auto there = resident.find(codes_device(weight).str()); weight.encode && there != resident.end())
+        there->second.second += weight.memory_bytes();
+    for (const auto& [name, of] : resident) {
+      check_limit(of.first, of.second);
+      budgets_[name] = budget(of.first, of.second);
+    }
     int64_t unit_bytes = kUnitBytes;
     for (const auto& [name, bytes] : budgets_) unit_bytes = std::min(unit_bytes, bytes / 4);
     units_ = plan_units(model_, weights_, unit_bytes, settings_.whole_classes);
@@ -324,6 +337,63 @@ class Dispatcher {
             unit.name, megabytes(unit.bytes), megabytes(largest),
             held > 0 ? fmt::format(", besides {} for what stays there", megabytes(held)) : "", unit.name);
       }
+    }
+    if (!all_fit) choose_codes_that_stay();
+  }
+
+  /// What never leaves a device is to fit into its limit.
+  void check_limit(const at::Device& device, int64_t resident) const {
+    const auto limit = settings_.max_memory ? memory_of(*settings_.max_memory, device) : std::nullopt;
+    const bool codes = std::ranges::any_of(
+        weights_, [&](const Weight& weight) { return weight.encode && codes_device(weight) == device; });
+    if (limit && codes && resident > *limit)
+      raise<ConfigError>(
+          "{}: found a limit of {} for {} (max_memory), expected at least {}, which stay there: weights in few bits, "
+          "and whole ones that the device map has there. Nothing was loaded. Give more, or a device map with more of "
+          "the model on disk.",
+          settings_.caller, megabytes(*limit), device.str(), megabytes(resident));
+  }
+
+  /// What is computed with at a time: "model.layers.3" of a weight in a list of modules, whose blocks may hold all of
+  /// theirs (packed_for_rows()); else the weight alone.
+  static std::string used_together(const std::string& name) {
+    for (size_t begin = 0, dot = 0; (dot = name.find('.', begin)) != std::string::npos; begin = dot + 1)
+      if (name.find_first_not_of("0123456789", begin) == dot) return name.substr(0, dot);
+    return name;
+  }
+
+  /// Of codes in mapped files, memory keeps as many as there is room for, and of the others what is used together.
+  void choose_codes_that_stay() {
+    int64_t all = 0, largest = 0, moving = 0, largest_unit = 0;
+    std::string most;
+    std::map<std::string, int64_t> together;
+    for (const auto& weight : weights_) {
+      if (!weight.may_have_packed_codes()) continue;
+      const auto name = used_together(weight.name());
+      all += weight.code_bytes;
+      if (const int64_t bytes = together[name] += weight.code_bytes; bytes > largest) largest = bytes, most = name;
+    }
+    if (all == 0) return;
+    for (const auto& unit : units_) {
+      if (!unit.device.is_cpu()) continue;
+      moving += unit.bytes;
+      largest_unit = std::max(largest_unit, unit.bytes);
+    }
+    int64_t& budget = budgets_.at(at::Device(at::kCPU).str());
+    // Codes first, which are needed as often and are smaller.
+    const int64_t for_units = std::min(moving, std::max(budget - all, largest_unit));
+    int64_t left = budget - for_units;
+    if (largest > left)
+      raise<ConfigError>(
+          "{}: there are {} on the host for weights in few bits that come and go, which is less than '{}' needs to "
+          "compute, {}. Nothing was loaded. Give {} more (budget_bytes, max_memory).",
+          settings_.caller, megabytes(std::max<int64_t>(left, 0)), most, megabytes(largest), megabytes(largest - left));
+    if (moving > 0) budget = for_units;
+    if (all > left) left -= largest;
+    for (auto& weight : weights_) {
+      if (!weight.may_have_packed_codes()) continue;
+      weight.codes_stay = weight.code_bytes <= left;
+      if (weight.codes_stay) left -= weight.code_bytes;
     }
   }
 
@@ -427,26 +497,25 @@ class Dispatcher {
     auto& engine = impl_->engines["codes"];
     engine = std::make_unique<residency::Residency>(residency::Policy{
         .prefetch = 0, .outstanding = 1, .budget_bytes = most, .across_devices = spread_, .encoded = true});
-    std::optional<FileMappings> files;
     for (auto& weight : weights_) {
       if (!weight.encode) continue;
-      codes::Codes codes = weight.encode();
+      codes::Codes codes = weight.encode(weight);
       codes::check(codes, weight.name());
       if (weight.computes.is_cpu() && !quantizer.exact && codes::kernels::has_fast_instructions() &&
           codes::kernels_of(codes.encoding).linear) {
         // Products have an order of their own: two copies would take twice the memory.
-        if (!files) files.emplace();
-        const bool in_file = files->hold(codes.data.const_data_ptr());
-        codes::keep_once(codes, in_file);
+        codes::keep_once(codes, weight.codes_in_file);
         // Reading a few bytes between weights in few bits has brought pages of these along.
-        if (in_file) give_pages_back(codes.data.mutable_data_ptr(), static_cast<int64_t>(codes.data.nbytes()));
+        if (weight.codes_in_file)
+          give_pages_back(codes.data.mutable_data_ptr(), static_cast<int64_t>(codes.data.nbytes()));
       }
       const auto encoded = std::make_shared<residency::EncodedWeight>(
           residency::EncodedWeight{.codes = codes::to(codes, codes_device(weight)),
                                    .transposed = weight.target.transposed,
                                    .compute_dtype = quantizer.compute_dtype,
                                    .outlier_threshold = quantizer.outlier_threshold,
-                                   .exact = quantizer.exact});
+                                   .exact = quantizer.exact,
+                                   .comes_and_goes = !weight.codes_stay});
       const at::Tensor tensor = weight.target.tensor;
       tensor.set_requires_grad(false);
       bigmodel::replace_values(
@@ -461,6 +530,7 @@ class Dispatcher {
       parts.push_back(std::move(part));
       engine->add(weight.name(), std::move(parts));
       impl_->code_bytes += encoded->codes.bytes();
+      if (!weight.codes_stay) impl_->streamed += encoded->codes.bytes();
     }
   }
 
@@ -500,9 +570,21 @@ std::vector<Weight> weights_of(std::vector<LoadTarget> targets) {
   return weights;
 }
 
-/// About what codes take: 8 or 4 bits, and the scales.
-int64_t bytes_of_codes(int64_t numel, const codes::EncodeOptions& how) {
-  return how.encoding == codes::Encoding::int8_rowwise ? numel + numel / 64 : numel / 2 + numel / how.block_size * 4;
+/// What codes take at most: in the order of products there are groups of 16 rows and of 32 columns, and scales in fp32.
+/// @param like  its data need not be there, but of GGUF's blocks
+void count_codes(Weight& weight, const codes::Codes& like) {
+  const auto up = [](int64_t count, int64_t group) { return (count + group - 1) / group * group; };
+  const int64_t rows = up(like.rows(), 16), numel = rows * up(like.columns(), 32);
+  int64_t data = 0;
+  if (codes::is_gguf(like.encoding)) data = rows * like.data.size(1);
+  else if (codes::is_four_bit(like.encoding)) data = numel / 2, weight.scale_bytes = numel / like.block_size * 4;
+  else data = numel, weight.scale_bytes = rows * 4;
+  weight.code_bytes = data + weight.scale_bytes;
+}
+codes::Codes form_of(const LoadTarget& target, const codes::EncodeOptions& how) {
+  codes::Codes form{.encoding = how.encoding, .shape = target.tensor.sizes().vec(), .block_size = how.block_size};
+  if (target.transposed) std::swap(form.shape[0], form.shape[1]);
+  return form;
 }
 
 /// Values in fp32 that have been rounded as the weight's dtype asks, and to fp16 before int8, as bitsandbytes does it.
@@ -594,6 +676,7 @@ codes::Codes on_disk(const std::string& name, const codes::Codes& codes, const f
 
 /// Decides which weights are in few bits. @param checkpoint  null: the model has its values
 void choose_codes(std::vector<Weight>& weights, const Quantizer& quantizer, const bigmodel::Checkpoint* checkpoint) {
+  std::optional<FileMappings> files;
   for (auto& weight : weights) {
     const LoadTarget& target = weight.target;
     if (target.is_buffer || target.tensor.numel() == 0 || !c10::isFloatingType(target.dtype)) continue;
@@ -602,31 +685,49 @@ void choose_codes(std::vector<Weight>& weights, const Quantizer& quantizer, cons
           kept != checkpoint->codes.end() && kept->second.transposed == target.transposed) {
         codes::Codes codes = kept->second.read(target.dtype);
         codes.dtype = target.dtype;
-        if (codes.data.defined()) {  // of a mapped file, whose pages come and go
+        if (codes.data.defined()) {
+          if (!files) files.emplace();
+          count_codes(weight, codes);
+          weight.codes_in_file = files->hold(codes.data.const_data_ptr());
           // Asked for once: there may be a copy, whose memory is not to be held twice.
-          weight.encode = [codes = std::move(codes)]() mutable { return std::move(codes); };
+          weight.encode = [codes = std::move(codes)](const Weight&) mutable { return std::move(codes); };
           continue;
         }
       }
     }
     const auto how = quantizer.how ? quantizer.how(target) : std::nullopt;
     if (!how || (checkpoint && !target.stored)) continue;
-    const bool disk = target.place && target.place->is_disk();
-    if (!disk) weight.code_bytes = bytes_of_codes(target.tensor.numel(), *how);
+    count_codes(weight, form_of(target, *how));
+    weight.is_encoded_here = true;
     if (!checkpoint) check_values(weight.name(), target.tensor, target.dtype, *how);
     weight.encode = [name = weight.name(), tensor = target.tensor, mapped = checkpoint && checkpoint->mapped,
-                     stored = checkpoint ? target.stored : nullptr, transposed = target.transposed, disk,
-                     dtype = target.dtype, how = *how, folder = quantizer.offload_folder] {
+                     stored = checkpoint ? target.stored : nullptr, transposed = target.transposed,
+                     dtype = target.dtype, how = *how, folder = quantizer.offload_folder](const Weight& self) {
       at::Tensor value = stored ? stored->second.read_whole() : tensor;
       if (transposed) value = value.t();
       const codes::Codes codes = encode_value(name, value, dtype, how, mapped && value.is_contiguous());
-      return disk ? on_disk(name, codes, folder) : codes;
+      return self.codes_in_file ? on_disk(name, codes, folder) : codes;
     };
   }
 }
 
+/// Once places are known: codes that are made here and are to be on disk go to files.
+void send_codes_to_disk(std::vector<Weight>& weights) {
+  for (auto& weight : weights)
+    if (weight.is_encoded_here) weight.codes_in_file = weight.target.place && weight.target.place->is_disk();
+}
+
 bool goes_to_disk(const LoadTarget& target, bool offload_buffers) {
   return target.place && target.place->is_disk() && (!target.is_buffer || offload_buffers);
+}
+
+/// Of codes, under all names of their weights.
+std::map<std::string, int64_t> bytes_by_name(const std::vector<Weight>& weights) {
+  std::map<std::string, int64_t> bytes;
+  for (const auto& weight : weights)
+    for (const auto& name : weight.target.names)
+      if (weight.code_bytes > 0) bytes[name] = weight.code_bytes;
+  return bytes;
 }
 
 /// Values that were given instead of the model's.
@@ -652,6 +753,28 @@ void take_over(const std::string& caller, std::vector<Weight>& weights,
 
 }  // namespace
 
+std::map<std::string, int64_t> bigmodel::bytes_in_few_bits(const ModelRef& model, const Quantizer& quantizer) {
+  auto weights = weights_of(bigmodel::targets_of(model));
+  for (auto& weight : weights)
+    if (const auto how = quantizer.how(weight.target)) count_codes(weight, form_of(weight.target, *how));
+  return bytes_by_name(weights);
+}
+
+void bigmodel::count_bytes(ModuleTree& tree, const std::map<std::string, int64_t>& bytes) {
+  const auto walk = [&](const auto& self, ModuleTree& module, const std::string& prefix) -> void {
+    for (auto& tensor : module.parameters)
+      if (const auto found = bytes.find(joined(prefix, tensor.name)); found != bytes.end())
+        tensor.shape = {found->second}, tensor.dtype = "uint8";
+    for (auto& child : module.children) self(self, child, joined(prefix, child.name));
+  };
+  walk(walk, tree, "");
+}
+
+std::string bigmodel::dtype_of_size(at::ScalarType dtype) {
+  const auto size = c10::elementSize(dtype);
+  return size == 2 ? "float16" : size == 1 ? "int8" : "float32";
+}
+
 DispatchedModel bigmodel::dispatch(const std::string& caller, const ModelRef& model, const DeviceMap& map,
                                    const DispatchOptions& options, const Quantizer* quantizer) {
   check_devices(caller, map, options.main_device);
@@ -663,6 +786,7 @@ DispatchedModel bigmodel::dispatch(const std::string& caller, const ModelRef& mo
     for (auto& weight : weights)
       if (weight.target.tensor.is_floating_point()) weight.target.dtype = quantizer->dtype(weight.target);
     choose_codes(weights, *quantizer, nullptr);
+    send_codes_to_disk(weights);
   }
   std::optional<OffloadIndex> index = options.offload_index;
   if (!index && !options.offload_dir.empty() && fs::exists(options.offload_dir / "index.json"))
@@ -728,7 +852,7 @@ DispatchedModel bigmodel::dispatch(const std::string& caller, const ModelRef& mo
                     .skip_keys = options.skip_keys,
                     .whole_classes = options.preload_module_classes,
                     .force_hooks = options.force_hooks,
-                    .max_memory = std::nullopt,
+                    .max_memory = quantizer ? quantizer->max_memory : std::nullopt,
                     .offload = options.offload,
                     .quantizer = quantizer};
   if (quantizer) {
@@ -792,7 +916,7 @@ DispatchedModel bigmodel::load_and_dispatch(const char* caller, const ModelRef& 
     throw ConfigError(
         "load_checkpoint_and_dispatch: found broadcast_from_rank0 = true, which is not needed: every process reads the "
         "checkpoint by itself, and those of one machine share its pages. Put the files where all can read them.");
-  const auto tree = bigmodel::describe_for(caller, model, options.no_split_module_classes);
+  auto tree = bigmodel::describe_for(caller, model, options.no_split_module_classes);
   LoadCheckpointOptions loading{.device_map = std::nullopt,
                                 .dtype = options.dtype,
                                 .keep_in_fp32_modules = options.keep_in_fp32_modules,
@@ -800,28 +924,39 @@ DispatchedModel bigmodel::load_and_dispatch(const char* caller, const ModelRef& 
                                 .offload_buffers = options.offload_buffers,
                                 .strict = options.strict};
   DeviceMap map;
+  const auto* const strategy = options.device_map ? std::get_if<std::string>(&*options.device_map) : nullptr;
+  if (options.device_map && !strategy) {
+    map = std::get<DeviceMap>(*options.device_map);
+    check_devices(caller, map, std::nullopt);
+    loading.device_map = map;
+  }
+  auto plan = bigmodel::plan_loading(caller, model, checkpoint, loading);
+  auto weights = weights_of(plan.targets);
+  if (quantizer) choose_codes(weights, *quantizer, &plan.checkpoint);
   if (!options.device_map) {
     if (options.max_memory)
       throw ConfigError(
           "load_checkpoint_and_dispatch: found max_memory without a device_map, expected a strategy that uses it, "
           "\"auto\" for example");
-  } else if (const auto* given = std::get_if<DeviceMap>(&*options.device_map)) {
-    map = *given;
-  } else {
+  } else if (strategy) {
     DeviceMapOptions map_options{.max_memory = options.max_memory,
                                  .no_split_module_classes = options.no_split_module_classes,
                                  .offload_buffers = options.offload_buffers};
-    if (options.dtype)
-      map_options.dtype = std::string(c10::elementSize(*options.dtype) == 2   ? "float16"
-                                      : c10::elementSize(*options.dtype) == 1 ? "int8"
-                                                                              : "float32");
-    if (quantizer && quantizer->map_dtype) map_options.dtype = quantizer->map_dtype;
+    if (options.dtype) map_options.dtype = bigmodel::dtype_of_size(*options.dtype);
     if (quantizer) map_options.special_dtypes = quantizer->special_dtypes;
-    map = make_device_map(tree, std::get<std::string>(*options.device_map), std::move(map_options));
+    bigmodel::count_bytes(tree, bytes_by_name(weights));
+    map = make_device_map(tree, *strategy, std::move(map_options));
+    check_devices(caller, map, std::nullopt);
+    plan.options.device_map = map;
+    bigmodel::place(caller, model, plan.targets, map);
+    for (size_t i = 0; i < weights.size(); ++i) weights[i].target.place = plan.targets[i].place;
   }
-  check_devices(caller, map, std::nullopt);
-  if (options.device_map) loading.device_map = map;
-  auto plan = bigmodel::plan_loading(caller, model, checkpoint, loading);
+  send_codes_to_disk(weights);
+  // Vectors beside codes stay: they are little, and rows of numbers go directly from one to the other
+  // (direct_rows.hpp), with the same bits however much of the codes comes and goes.
+  for (size_t i = 0; quantizer && i < weights.size(); ++i)
+    if (auto& place = weights[i].target.place; place && place->is_disk() && weights[i].target.tensor.dim() <= 1)
+      place = plan.targets[i].place = Place("cpu");
   Settings settings{.caller = caller,
                     .map = map,
                     .main = main_of(map, std::nullopt),
@@ -834,8 +969,6 @@ DispatchedModel bigmodel::load_and_dispatch(const char* caller, const ModelRef& 
                     .quantizer = quantizer};
   settings.whole_classes.insert(settings.whole_classes.end(), options.no_split_module_classes.begin(),
                                 options.no_split_module_classes.end());
-  auto weights = weights_of(plan.targets);
-  if (quantizer) choose_codes(weights, *quantizer, &plan.checkpoint);
   std::set<const at::TensorImpl*> where_they_lie;  // and those that are read by themselves
   for (auto& weight : weights) {
     const auto* stored = weight.target.stored;

@@ -132,13 +132,10 @@ DispatchedModel load_and_quantize_model(const ModelRef& model, const BnbQuantiza
       .exact = config.exact_products,
       .dtype =
           [=](const LoadTarget& target) { return std::ranges::any_of(target.names, in_fp32) ? at::kFloat : dtype; },
-      .map_dtype = config.load_in_4bit ? "int4" : "int8",
+      .max_memory = options.max_memory,
       .offload_folder = options.offload_folder};
-  for (const auto& [name, tensor] : model.parameters()) {
-    const auto matches = [&name = name](const std::string& key) { return name.find(key) != std::string::npos; };
-    if (std::ranges::any_of(not_these, matches)) quantizer.special_dtypes[name] = formats::python_name(dtype);
+  for (const auto& [name, tensor] : model.parameters())
     if (in_fp32(name)) quantizer.special_dtypes[name] = "float32";
-  }
   const auto device = bigmodel::accelerator_or_host();
   const DeviceMap everything{{"", device.is_cpu() ? Place("cpu") : Place(static_cast<int64_t>(device.index()))}};
   const auto with_word = [](DispatchedModel dispatched) {
@@ -163,12 +160,17 @@ DispatchedModel load_and_quantize_model(const ModelRef& model, const BnbQuantiza
   DeviceMap map = everything;
   if (options.device_map) {
     const auto* strategy = std::get_if<std::string>(&*options.device_map);
-    map = strategy ? make_device_map(model, *strategy,
-                                     {.max_memory = options.max_memory,
-                                      .no_split_module_classes = options.no_split_module_classes,
-                                      .dtype = quantizer.map_dtype,
-                                      .special_dtypes = quantizer.special_dtypes})
-                   : std::get<DeviceMap>(*options.device_map);
+    if (strategy) {
+      auto tree = bigmodel::describe_for(kCaller, model, options.no_split_module_classes);
+      bigmodel::count_bytes(tree, bigmodel::bytes_in_few_bits(model, quantizer));
+      map = make_device_map(tree, *strategy,
+                            {.max_memory = options.max_memory,
+                             .no_split_module_classes = options.no_split_module_classes,
+                             .dtype = bigmodel::dtype_of_size(dtype),
+                             .special_dtypes = quantizer.special_dtypes});
+    } else {
+      map = std::get<DeviceMap>(*options.device_map);
+    }
   }
   return with_word(bigmodel::dispatch(kCaller, model, map,
                                       {.offload_dir = options.offload_folder, .offload = options.offload}, &quantizer));

@@ -35,8 +35,9 @@ struct Quantizer {
   /// Dtypes of the weights of a model that has its values.
   std::function<at::ScalarType(const LoadTarget&)> dtype;
   /// As DeviceMapOptions, for maps that are worked out.
-  std::optional<std::string> map_dtype;
   std::map<std::string, std::string> special_dtypes;
+  /// Of a model that has its values: as LoadAndDispatchOptions.
+  std::optional<MaxMemory> max_memory;
   std::filesystem::path offload_folder;
 };
 
@@ -45,6 +46,12 @@ DispatchedModel load_and_dispatch(const char* caller, const ModelRef& model, con
                                   const LoadAndDispatchOptions& options, const Quantizer* quantizer);
 DispatchedModel dispatch(const std::string& caller, const ModelRef& model, const DeviceMap& map,
                          const DispatchOptions& options, const Quantizer* quantizer);
+/// Bytes that weights in few bits take in memory, as products have them, by the names of the model that has its values.
+std::map<std::string, int64_t> bytes_in_few_bits(const ModelRef& model, const Quantizer& quantizer);
+/// The tree whose tensors of these names are so many bytes: for maps that count what will be held.
+void count_bytes(ModuleTree& tree, const std::map<std::string, int64_t>& bytes);
+/// A dtype of that size, for maps.
+std::string dtype_of_size(at::ScalarType dtype);
 /// Where weights compute that nobody gave a place.
 at::Device accelerator_or_host();
 

@@ -163,7 +163,7 @@ constexpr Option kGenerateMemory[] = {
      .kind = text,
      .choices = "float32|float16|bfloat16",
      .help = "Number format of the weights in memory (default: float32; but weights in few bits stay as the file has "
-             "them, and are multiplied with activations in 8 bits, unless a device map or a limit is given)"},
+             "them, and are multiplied with activations in 8 bits)"},
     {.name = "load_in_4bit",
      .kind = flag,
      .fallback = false,

@@ -33,8 +33,7 @@ at::Tensor exact_linear(const at::Tensor& x, const EncodedWeight& weight, const 
 /// @param trains  no kernel rounds activations then: gradients are those of the decoded weight
 at::Tensor product(const at::Tensor& x, const EncodedWeight& weight, const OptionalTensor& bias, bool trains) {
   counters().products_on_codes.fetch_add(1, std::memory_order_relaxed);
-  Pins pins;
-  pin_codes(weight, pins);
+  const CodesInUse in_use(weight);
   const bool int8 = weight.codes.encoding == codes::Encoding::int8_rowwise;
   if (!weight.exact && !trains && x.is_cpu())
     if (const auto kernel = codes::kernels_of(weight.codes.encoding).linear; kernel && !int8)
@@ -55,8 +54,7 @@ struct FrozenMember final : codes::kernels::FrozenWeight {
       throw ConfigError(
           "backward: a weight in few bits has gone, because what load_and_quantize_model returned was destroyed; "
           "keep it until after backward");
-    Pins pins;
-    pin_codes(*member->encoded(), pins);
+    const CodesInUse in_use(*member->encoded());
     counters().decodes.fetch_add(1, std::memory_order_relaxed);
     return use(codes::to(member->encoded()->codes, device));
   }
@@ -111,8 +109,7 @@ OptionalTensor embedding_of(const OperatorCall& call, const Member& member, size
   const auto values = call.arguments();
   if (place != 0 || values[0].toTensor().dim() != 2 || !is_whole(values[0].toTensor(), member)) return {};
   const EncodedWeight& weight = *member.encoded();
-  Pins pins;
-  pin_codes(weight, pins);
+  const CodesInUse in_use(weight);
   const at::Tensor indices = values[1].toTensor().to(weight.codes.device());
   counters().products_on_codes.fetch_add(1, std::memory_order_relaxed);
   return codes::embedding(indices, weight.codes, member.tensor().scalar_type()).to(member.tensor().device());
@@ -154,6 +151,7 @@ std::shared_ptr<const codes::kernels::Packed> packed_for_rows(const at::Tensor& 
       !codes::kernels::has_fast_instructions() || !only_homes_are_asked())
     return nullptr;
   counters().products_on_codes.fetch_add(1, std::memory_order_relaxed);
+  const CodesInUse in_use(*encoded);  // of codes that come and go, what it returns is the caller's alone
   return codes::kernels::packed_of(encoded->codes);
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "accelerate/utils/error.hpp"
 #include "residency/counters.hpp"
 #include "residency/member.hpp"
+#include "utils/huge_pages.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -20,8 +22,7 @@ class EncodedHome final : public Home {
   std::unique_ptr<Transfer> fetch(const at::Tensor& flat) override {
     if (flat.is_meta()) return nullptr;  // a dry run
     const at::Tensor values = flat.narrow(0, 0, weight_->codes.numel());
-    Pins pins;
-    pin_codes(*weight_, pins);
+    const CodesInUse in_use(*weight_);
     const auto codes = codes::to(weight_->codes, values.device());
     if (weight_->transposed)
       values.view({codes.shape[1], codes.shape[0]}).copy_(codes::decode(codes, values.scalar_type()).t());
@@ -107,6 +108,18 @@ void pin_codes(const EncodedWeight& weight, Pins& pins) {
     throw ConfigError(
         "a weight in few bits has gone, because what Accelerator::prepare made of its model was destroyed, and its "
         "codes were sharded; keep that while the module is in use");
+}
+
+void CodesInUse::let_go() const {
+  const codes::Codes& codes = weight_.codes;
+  const int64_t bytes = std::max(codes::packed_bytes(codes), static_cast<int64_t>(codes.data.nbytes()));
+  codes::drop_packed(codes);
+  give_pages_back(codes.data.mutable_data_ptr(), static_cast<int64_t>(codes.data.nbytes()));
+  auto& count = counters();
+  count.add_resident(bytes);  // it was there until now
+  count.add_resident(-bytes);
+  count.bytes_fetched.fetch_add(bytes, std::memory_order_relaxed);
+  count.evictions.fetch_add(1, std::memory_order_relaxed);
 }
 
 std::unique_ptr<Home> encoded_home(std::shared_ptr<EncodedWeight> weight) {

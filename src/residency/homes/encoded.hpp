@@ -22,6 +22,9 @@ struct EncodedWeight {
   double outlier_threshold = 0;
   /// Products with the decoded weight, even if there is a kernel for its codes that rounds activations.
   bool exact = false;
+  /// Codes that are those of a mapped file, of which memory holds nothing longer than it is computed with: there is a
+  /// limit, and no room. See CodesInUse.
+  bool comes_and_goes = false;
   int64_t bytes_elsewhere = 0;  ///< of codes that were given up
   int64_t sharers = 1;          ///< processes that keep the bytes together
 
@@ -48,5 +51,23 @@ void give_up(EncodedWeight& weight);
 /// Codes that lie in a unit are there while `pins` lives: may block, and is collective if fetching that unit is.
 /// @throws ConfigError for codes that were given up
 void pin_codes(const EncodedWeight& weight, Pins& pins);
+
+/// Codes that are there while this lives, as pin_codes() says it. Of those that come and go, it ends what products have
+/// made of them meanwhile, and gives the file's pages back.
+class CodesInUse {
+ public:
+  explicit CodesInUse(const EncodedWeight& weight) : weight_(weight) { pin_codes(weight, pins_); }
+  CodesInUse(const CodesInUse&) = delete;
+  CodesInUse& operator=(const CodesInUse&) = delete;
+  ~CodesInUse() {
+    if (weight_.comes_and_goes) let_go();
+  }
+
+ private:
+  void let_go() const;
+
+  const EncodedWeight& weight_;
+  Pins pins_;
+};
 
 }  // namespace accelerate::residency
