@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <set>
@@ -751,6 +752,23 @@ void take_over(const std::string& caller, std::vector<Weight>& weights,
       }
 }
 
+/// What an offload folder from before has of a weight, beside a model that has it too. @throws CheckpointError where
+/// the two are not the same, to the bit
+void check_same_values(const std::string& caller, const Weight& weight, const fs::path& folder) {
+  if (weight.target.tensor.is_meta()) return;
+  const c10::NoGradGuard no_grad;
+  const at::Tensor mapped = weight.file->map(), mine = weight.target.tensor.detach().to(at::kCPU).contiguous(),
+                   stored = mapped.to(mine.scalar_type()).contiguous();
+  const bool same = std::memcmp(stored.const_data_ptr(), mine.const_data_ptr(), mine.nbytes()) == 0;
+  if (mapped.is_contiguous()) give_pages_back(mapped.mutable_data_ptr(), static_cast<int64_t>(mapped.nbytes()));
+  if (same) return;
+  raise<CheckpointError>(
+      "{}: the offload folder '{}' has other values of '{}' than the model, expected the same ones. It is probably "
+      "from an earlier run or of another model. For the model's values give another folder, or remove this one; for "
+      "the folder's, build the model with init_empty_weights(), or give load_offload_index() of it as offload_index.",
+      caller, folder.string(), weight.name());
+}
+
 }  // namespace
 
 std::map<std::string, int64_t> bigmodel::bytes_in_few_bits(const ModelRef& model, const Quantizer& quantizer) {
@@ -820,6 +838,7 @@ DispatchedModel bigmodel::dispatch(const std::string& caller, const ModelRef& mo
             "another, or remove it.",
             caller, *found, c10::str(at::IntArrayRef(weight.file->shape)), options.offload_dir.string(),
             c10::str(target.tensor.sizes()));
+      if (!options.offload_index) check_same_values(caller, weight, options.offload_dir);
     } else if (target.tensor.is_meta()) {
       note_missing(weight);
     } else {

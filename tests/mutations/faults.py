@@ -617,7 +617,7 @@ F("DispatchOptions::offload_dir", file, "index = load_offload_index(«options.of
   'std::filesystem::path("elsewhere")', w + "AModelInMemoryMovesToDiskAndIsReadFromThereAgain")
 keys, hooks = ".skip_keys = options.skip_keys", ".force_hooks = options.force_hooks"
 classes = ".whole_classes = options.preload_module_classes"
-for options, end in (("DispatchOptions", ".max_memory = std::nullopt"),
+for options, end in (("DispatchOptions", ".max_memory = quantizer ? quantizer->max_memory : std::nullopt"),
                      ("LoadAndDispatchOptions", ".max_memory = options.max_memory")):
     F(f"{options}::skip_keys", file, f".skip_keys = «options.skip_keys», {classes}, {hooks}, {end}",
       "std::vector<std::string>()", b + "InputsComeToTheModelButForThoseThatAreNamed")
@@ -642,7 +642,7 @@ F("LoadAndDispatchOptions::broadcast_from_rank0", file, "if («options.broadcast
   w + "MapsAndBudgetsAreCheckedBeforeAnythingIsLoaded")
 F("OffloadOptions::readers", file, "std::max<int64_t>(«settings_.offload.readers», 1)", "int64_t{2}",
   b + "SeveralThreadsRead")
-F("OffloadOptions::always_read", file, "= «!settings_.offload.always_read» && on_disk", "true",
+F("OffloadOptions::always_read", file, "= «!settings_.offload.always_read» && all_fit", "true",
   w + "AModelInMemoryMovesToDiskAndIsReadFromThereAgain")
 F("OffloadOptions::budget_bytes", file,
   "«if (settings_.offload.budget_bytes) return *settings_.offload.budget_bytes;» if (settings_.max_memory) if "
@@ -1742,6 +1742,9 @@ F("generate's options without effect", "programs/generate.cpp", "«refuse_withou
   "generate_cli_tests Generate.OptionsWithoutEffectAreRefused")
 F("the hang report ends with what the process does", "src/utils/hang_report.cpp", "if («!does.empty()») text +=", "false",
   "debugging_tests HangReport.HasTheStacksOfAllThreadsAlsoOfBlockedOnes")
+F("files of an offload folder lie in it", "src/bigmodel/offload.cpp",
+  "folder, file_of(folder, name).filename()); «check_inside(what, folder, file);»", "",
+  "bigmodel_tests OffloadFolder.SaysWhatIsWrong")
 F("replay stays in its folder", "programs/track.cpp", "«check_name(project);»", "",
   "external_trackers_tests PythonTracker.ReplayStaysInItsFolder")
 F("MLflow's password is for its server", "src/trackers/mlflow_server.cpp",
@@ -1774,6 +1777,26 @@ F("SummaryOptions::depth", "src/accelerator/model_summary_text.cpp",
 F("values on their way to codes have memory of their own", "src/bigmodel/dispatch.cpp",
   "floats = «empty_in_huge_pages(value.sizes(), at::kFloat)»;", "at::empty(value.sizes(), at::kFloat)",
   "quantize_tests Quantize.ValuesThatAreEncodedLeaveNoHolesInMemory")
+F("an offload folder from before is compared", "src/bigmodel/dispatch.cpp",
+  "if (!options.offload_index) «check_same_values(caller, weight, options.offload_dir);»", "",
+  "bigmodel_tests Dispatch.AFolderWithOtherValuesThanTheModelIsRefusedByName")
+# ---- limits on codes
+file = "src/bigmodel/dispatch.cpp"
+limit = "generate_cli_tests Generate.ALimitHoldsForEachEncoding"
+stay = "generate_cli_tests Generate.CodesStayCodesWithADtypeAMapAndALimit"
+F("codes without room come and go", file, ".comes_and_goes = «!weight.codes_stay»", "false", limit)
+F("what stays is to fit into a limit", file, "if («limit && codes && resident > *limit») raise", "false", limit)
+F("maps count codes by their bytes", file, "«bigmodel::count_bytes(tree, bytes_by_name(weights));»", "",
+  "quantize_tests QuantizeFiles.OfAllKindsGiveTheSameModelInMemoryAndOnDisk")
+F("vectors beside codes stay", file, "place->is_disk() && «weights[i].target.tensor.dim() <= 1») place", "false", stay)
+F("codes stay codes with a limit", "programs/generate.cpp", "options.keep_codes = «!at::hasCUDA()»;",
+  "!options.max_memory", stay)
+F("codes that generate makes have room on disk", "programs/generate.cpp", ".offload_folder = «room.folder()»",
+  "fs::path()", "generate_cli_tests Generate.CodesThatAreMadeGoToDiskAndLeaveNothingThere")
+F("generate finds names of the cache", "programs/generate.cpp", "given = «accelerate::bigmodel::local_model(model)»;",
+  "model", "generate_cli_tests Generate.FindsModelsInTheHubsCacheByName")
+F("quantize finds names of the cache", "programs/quantize.cpp", "in = «accelerate::bigmodel::local_model(words[0])»,",
+  "words[0]", "generate_cli_tests Generate.FindsModelsInTheHubsCacheByName")
 # ---- products on codes
 file = "src/codes/kernels/linear.cpp"
 k = "codes_kernels_tests CodesKernels."

@@ -200,6 +200,22 @@ TEST_F(Dispatch, AModelInMemoryMovesToDiskAndIsReadFromThereAgain) {
   expect_equal(model);
 }
 
+TEST_F(Dispatch, AFolderWithOtherValuesThanTheModelIsRefusedByName) {
+  const auto place = folder / "offloaded";
+  accelerate::offload_state_dict(place, accelerate::ModelRef(whole.ptr()).state());
+  {
+    const torch::NoGradGuard no_grad;
+    whole->blocks[1]->linear->weight.add_(1);
+  }
+  EXPECT_THAT(error<accelerate::CheckpointError>([&] { (void)accelerate::disk_offload(whole, place); }),
+              AllOf(HasSubstr("'block1.linear.weight'"), HasSubstr(place.string())));
+  EXPECT_FALSE(torch::equal(whole(input), expected)) << "the model stays as it is";
+  // Who names the index wants its values.
+  const auto model = accelerate::dispatch_model(
+      whole, DeviceMap{{"", "disk"}}, {.offload_dir = place, .offload_index = accelerate::load_offload_index(place)});
+  expect_equal(model);
+}
+
 TEST_F(Dispatch, ACheckpointOfTorchSaveIsReadWhereItLies) {
   const auto file = folder / "pytorch_model.bin";
   std::map<std::string, at::Tensor> state;
