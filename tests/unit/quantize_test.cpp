@@ -54,11 +54,9 @@ using accelerate::models::LlamaConfig;
 using accelerate::models::LlamaForCausalLM;
 using accelerate::models::Weights;
 using ::testing::AllOf;
-using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
 fs::path scratch(const std::string& name) { return fs::path(support::scratch_dir()) / name; }
@@ -848,11 +846,14 @@ TEST(QuantizeFiles, OfAllKindsGiveTheSameModelInMemoryAndOnDisk) {
                                 .max_memory = accelerate::MaxMemory{{"cpu", "60KB"}},
                                 .offload_folder = scratch("codes")});
   EXPECT_EQ(map, (accelerate::DeviceMap{{"", "cpu"}}));
-  const auto in_parts = loads(file, {.device_map = "auto",
-                                     .no_split_module_classes = {"Linear"},
-                                     .max_memory = accelerate::MaxMemory{{"cpu", "8KB"}},
-                                     .offload_folder = scratch("codes")});
-  EXPECT_THAT(in_parts, Contains(Pair(testing::_, accelerate::Place("disk"))));
+  // One weight's codes at a time, besides what stays, are more than this.
+  EXPECT_THAT(message_of([&] {
+                loads(file, {.device_map = "auto",
+                             .no_split_module_classes = {"Linear"},
+                             .max_memory = accelerate::MaxMemory{{"cpu", "8KB"}},
+                             .offload_folder = scratch("codes")});
+              }),
+              HasSubstr("'first.weight' needs to compute, 4608 bytes"));
   EXPECT_THAT(message_of([&] { loads(file, {.device_map = "auto", .no_split_module_classes = {"Block"}}); }),
               HasSubstr("'Block'"));
   EXPECT_THAT(message_of([&] {
