@@ -4,6 +4,7 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/promote_types.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <map>
@@ -47,14 +48,24 @@ bool is_of_piece(const at::Tensor& gradient, const std::map<std::string, at::Ten
   return piece != pieces.end() && piece->second.grad().defined() && gradient.is_alias_of(piece->second.grad());
 }
 
-c10::IValue gradients_of(const std::map<std::string, at::Tensor>& holders,
-                         const std::map<std::string, at::Tensor>& pieces = {}) {
+c10::IValue whole_gradients_of(const Holders& holders) {
   std::map<std::string, at::Tensor> gradients;
-  for (const auto& [name, holder] : holders)
-    if (holder.grad().defined() && !is_of_piece(holder.grad(), pieces, name))
+  for (const auto& [name, holder] : holders.whole)
+    if (holder.grad().defined() && !is_of_piece(holder.grad(), holders.pieces, name))
       gradients.emplace(name, holder.grad().detach().cpu());
   return checkpointing::to_dict(gradients);
 }
+
+/// Zeros, as zero_grad(set_to_none = false) leaves them, are a number without dimensions: they fit every layout.
+c10::IValue piece_gradients_of(const Holders& holders) {
+  std::map<std::string, at::Tensor> gradients;
+  for (const auto& [name, piece] : holders.pieces)
+    if (const at::Tensor& gradient = piece.grad(); gradient.defined())
+      gradients.emplace(name, gradient.any().item<bool>() ? gradient.detach().cpu()
+                                                          : at::zeros({}, gradient.options().device(at::kCPU)));
+  return checkpointing::to_dict(gradients);
+}
+bool is_zeros(const at::Tensor& saved) { return saved.dim() == 0 && !saved.any().item<bool>(); }
 
 /// One rank's file.
 struct SavedGroup {
@@ -122,8 +133,8 @@ void save_accumulation(const RunState& run, const fs::path& folder, int64_t num_
   state.insert("num_steps", num_steps);
   state.insert("num_processes", comm::world_size());
   state.insert("num_items", run.num_items);
-  state.insert("gradients", gradients_of(holders.whole, holders.pieces));
-  state.insert("piece_gradients", gradients_of(holders.pieces));
+  state.insert("gradients", whole_gradients_of(holders));
+  state.insert("piece_gradients", piece_gradients_of(holders));
   checkpointing::save_object(state, gradients_file(folder, comm::rank()));
 }
 
@@ -131,6 +142,13 @@ StagedAccumulation::StagedAccumulation(const RunState& run, const fs::path& fold
   const int64_t rank = comm::rank(), ranks = comm::world_size();
   const auto holders = holders_of(run);
   std::map<std::string, at::Tensor> whole, pieces;
+  const auto fail_with_pieces = [&] {
+    raise<CheckpointError>(
+        "load_state: the checkpoint was saved by {} ranks after micro-step {} of {} of an accumulation group, with "
+        "gradients in the pieces of its layout (sync_each_batch), expected the same layout and as many ranks; take one "
+        "that was saved where sync_gradients() is true",
+        position_.num_processes, position_.step, position_.num_steps);
+  };
   const auto own = gradients_file(folder, rank), first = gradients_file(folder, 0);
   if (fs::exists(own) || fs::exists(first)) {
     SavedGroup saved = read_group(fs::exists(own) ? own : first);
@@ -146,13 +164,9 @@ StagedAccumulation::StagedAccumulation(const RunState& run, const fs::path& fold
           static_cast<double>(options.average == GradientAverage::tokens ? ranks : position_.num_processes);
       for (int64_t r = 0; r < position_.num_processes; ++r) {
         saved = read_group(gradients_file(folder, r));
-        if (!saved.pieces.empty())
-          raise<CheckpointError>(
-              "load_state: the checkpoint was saved by {} ranks after micro-step {} of {} of an accumulation group, "
-              "with "
-              "gradients in pieces (sync_each_batch), expected as many ranks and not {}; take one that was saved where "
-              "sync_gradients() is true",
-              position_.num_processes, position_.step, position_.num_steps, ranks);
+        if (!std::all_of(saved.pieces.begin(), saved.pieces.end(), [](auto& one) { return is_zeros(one.second); }))
+          fail_with_pieces();
+        pieces = saved.pieces;
         if (rank == 0) num_items_ += saved.num_items;
         for (const auto& [name, gradient] : saved.whole) {
           const at::Tensor part = gradient.to(at::promote_types(gradient.scalar_type(), at::kFloat)) / parts;
@@ -161,6 +175,19 @@ StagedAccumulation::StagedAccumulation(const RunState& run, const fs::path& fold
       }
     }
   }
+  // Of zeros that lay in pieces whole parameters have theirs.
+  for (auto piece = pieces.begin(); piece != pieces.end();) {
+    const auto holder = holders.whole.find(piece->first);
+    const bool moves = !holders.pieces.contains(piece->first) && holder != holders.whole.end();
+    if (moves && !is_zeros(piece->second)) fail_with_pieces();
+    if (moves) whole.try_emplace(piece->first, at::zeros(holder->second.sizes(), piece->second.options()));
+    piece = moves ? pieces.erase(piece) : std::next(piece);
+  }
+  for (auto& [name, gradient] : pieces)
+    if (const auto holder = holders.pieces.find(name); holder != holders.pieces.end()) {
+      if (is_zeros(gradient)) gradient = at::zeros(holder->second.sizes(), gradient.options());
+      else if (gradient.sizes() != holder->second.sizes()) fail_with_pieces();
+    }
   const auto stage = [&](const std::map<std::string, at::Tensor>& holders, std::map<std::string, at::Tensor>& found) {
     for (const auto& [name, holder] : holders) {
       at::Tensor gradient;

@@ -311,7 +311,8 @@ class Reference final : public Machine {
   at::Tensor call(Replica& replica, at::Tensor batch) {
     refresh(replica);
     const auto type = type_named(layout_->param_dtype.empty() ? case_["precision"] : layout_->param_dtype);
-    if (batch.is_floating_point()) batch = blurred(batch);  // where an activation is all but flat, its slope is rounding
+    if (batch.is_floating_point())
+      batch = blurred(batch);  // where an activation is all but flat, its slope is rounding
     if (layout_->sharded && type && batch.is_floating_point()) batch = batch.to(*type);
     const Autocast autocast(case_["precision"]);
     const at::Tensor output = replica.computing->forward(batch);
@@ -508,6 +509,7 @@ class Reference final : public Machine {
     bool all = false;                                ///< not the weights alone
     int64_t steps = 0;                               ///< of an accumulation group
     std::vector<std::vector<at::Tensor>> gradients;  ///< of each rank, in its middle
+    std::vector<at::Tensor> zeros;                   ///< of sharded parameters, by zero_grad: averaged, so to speak
   };
   /// A class that is not LibTorch's has functions of its own for it.
   static c10::IValue state_of(const torch::optim::Optimizer& optimizer) {
@@ -542,6 +544,9 @@ class Reference final : public Machine {
       for (size_t p = 0; p < own.size() && saved.steps != 0; ++p)
         if (const auto& gradient = replica.computed[p].grad(); gradient.defined()) own[p] = gradient.clone();
     }
+    for (const auto& parameter : replicas_[0].parameters)
+      saved.zeros.push_back(
+          saved.steps != 0 && layout_->sharded && parameter.grad().defined() ? parameter.grad().clone() : at::Tensor());
     saved_[name] = std::move(saved);
   }
 
@@ -559,8 +564,11 @@ class Reference final : public Machine {
     steps_ = saved.steps;
     unsettled_ = steps_ != 0;
     each([&](int64_t rank, Replica& replica) {
-      for (auto& parameter : replica.parameters) parameter.mutable_grad().reset();
+      for (size_t p = 0; p < replica.parameters.size(); ++p)
+        replica.parameters[p].mutable_grad() = saved.zeros[p].defined() ? saved.zeros[p].clone() : at::Tensor();
       for (size_t p = 0; p < replica.computed.size(); ++p) {
+        if (!layout_->sharded && saved.zeros[p].defined() && !saved.gradients[static_cast<size_t>(rank)][p].defined())
+          continue;
         const auto& gradient = saved.gradients[static_cast<size_t>(rank)][p];
         auto& computed = replica.computed[p];
         computed.mutable_grad() = gradient.defined() ? gradient.to(computed.scalar_type(), false, true) : gradient;
