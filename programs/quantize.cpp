@@ -180,7 +180,7 @@ void print(const Report& report, bool wants_report, const fs::path& out) {
 }
 
 int run(const std::vector<std::string>& words) {
-  const fs::path in = accelerate::bigmodel::local_model(words[0]), out = words[1];
+  const fs::path out = words[1];
   const Given given(words, 2);
   if (const auto threads = given.threads()) at::set_num_threads(*threads);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) command::listen_for(signal);
@@ -191,7 +191,7 @@ int run(const std::vector<std::string>& words) {
   };
   for (const char* option : {"text", "max_tokens", "exact_products"}) needs(option, "report", wants_report);
   for (const char* option : {"max_tokens", "exact_products"}) needs(option, "text", given.text("text").has_value());
-  const auto report = quantize(in, out, given);
+  const auto report = quantize(accelerate::bigmodel::local_model(words[0]), out, given);
   if (given.on("json")) std::cout << json_of(report, wants_report, out, *given.text("to")).dump(2) << std::endl;
   else print(report, wants_report, out);
   return 0;

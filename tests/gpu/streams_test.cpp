@@ -146,7 +146,11 @@ TEST_F(GpuStreams, FreedMemoryIsNotReadFromDisk) {
   const auto x = numbers({16, kWidth}, 3);
   const auto expected = whole(x);
   for (uint64_t round = 0; round < 4; ++round) {
-    Mlp net(kWidth, kDepth, /*seed=*/5 + round);  // the first one writes the files, the others read them
+    // The first one writes the files, the others read them.
+    Mlp net = round == 0 ? Mlp(kWidth, kDepth) : [&] {
+      auto empty = init_empty_weights();
+      return Mlp(kWidth, kDepth);
+    }();
     const auto model =
         disk_offload(net, support::scratch("weights"),
                      {.execution_device = device(),

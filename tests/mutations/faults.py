@@ -1795,7 +1795,7 @@ F("codes that generate makes have room on disk", "programs/generate.cpp", ".offl
   "fs::path()", "generate_cli_tests Generate.CodesThatAreMadeGoToDiskAndLeaveNothingThere")
 F("generate finds names of the cache", "programs/generate.cpp", "given = «accelerate::bigmodel::local_model(model)»;",
   "model", "generate_cli_tests Generate.FindsModelsInTheHubsCacheByName")
-F("quantize finds names of the cache", "programs/quantize.cpp", "in = «accelerate::bigmodel::local_model(words[0])»,",
+F("quantize finds names of the cache", "programs/quantize.cpp", "quantize(«accelerate::bigmodel::local_model(words[0])», out",
   "words[0]", "generate_cli_tests Generate.FindsModelsInTheHubsCacheByName")
 # ---- products on codes
 file = "src/codes/kernels/linear.cpp"

@@ -267,10 +267,10 @@ struct Gguf {
     number<uint64_t>(value.size()).bytes += value;
     return *this;
   }
-  Gguf& tensor(const std::string& name, const std::vector<uint64_t>& sizes) {
+  Gguf& tensor(const std::string& name, const std::vector<uint64_t>& sizes, uint64_t begin) {
     text(name).number<uint32_t>(static_cast<uint32_t>(sizes.size()));
     for (const auto size : sizes) number(size);
-    return number<uint32_t>(0).number<uint64_t>(0);  // F32
+    return number<uint32_t>(0).number(begin);  // F32
   }
 };
 
@@ -288,12 +288,12 @@ Gguf small_gguf() {
       .number<int64_t>(1)
       .number<int64_t>(2)
       .number<int64_t>(3);
-  return file.tensor("blk.0.attn_q.weight", {4, 6}).tensor("output_norm.weight", {4});
+  return file.tensor("blk.0.attn_q.weight", {4, 6}, 0).tensor("output_norm.weight", {4}, 96);
 }
 
 TEST(FindModel, ReadsTheHeaderOfAGgufFile) {
   const auto dir = folder("gguf");
-  constexpr size_t kDataBytes = 96 + 32;  // and what comes before, for the alignment
+  constexpr size_t kDataBytes = 96 + 16 + 32;  // and what comes before, for the alignment
   write(dir / "small.gguf", small_gguf().bytes + std::string(kDataBytes, '\0'));
   const auto model = accelerate::find_model((dir / "small.gguf").string());
   EXPECT_EQ(model.tree.numel(), 28);
