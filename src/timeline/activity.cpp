@@ -162,13 +162,14 @@ std::vector<ActivityReader::Piece> ActivityReader::pieces_of(Thread& thread, std
   for (const auto& event : events) {
     close_until(event.begin);
     go_to(event.begin);
+    // Two clocks: an operator may seem to end some nanoseconds after the scope behind it has begun. It ends there.
+    while (!open.empty() && open.back().end < event.end) open.pop_back();
     const Label& label = labels_[event.label];
     const Open around = open.empty() ? Open{event.end, Doing::nothing, event.label} : open.back();
     const Doing doing = within(around.doing, label.doing);
     if (label.doing == Doing::compute && doing == Doing::compute) ++operators[event.label].count;
     const bool says_it = doing == label.doing && label.doing != Doing::nothing;
-    // What begins in one event and ends after it ends with it, for this purpose.
-    open.push_back({std::min(event.end, around.end), doing, says_it ? event.label : around.label});
+    open.push_back({event.end, doing, says_it ? event.label : around.label});
   }
   close_until(INT64_MAX);
   return pieces;

@@ -1704,6 +1704,9 @@ F("strangers are led away from the store", "src/utils/network/guarded_port.cpp",
 F("connections of this host come from 127.0.0.1", "src/utils/network/guarded_port.cpp",
   "(«attempt < kFromLoopback» ? 0", "false",
   "network_tests GuardedPort.LetsThisUserThroughAndNobodyReachesTheServerOtherwise")
+F("scopes that an operator seems to end in are held by it", "src/timeline/activity.cpp",
+  "while («!open.empty() && open.back().end < event.end») open.pop_back();", "false",
+  "timeline_tests Activity.AnOperatorThatSeemsToEndWithinTheNextScopeDoesNotHoldIt")
 F("attention run dry keeps scores", "src/utils/meta_kernels.cpp", "«add_attention(registration);»", "",
   "dry_run_tests DryRun.AttentionKeepsNoScores")
 F("the order of buckets is a collective of the group", "src/parallel/ddp.cpp",

@@ -146,13 +146,20 @@ TEST(Activity, EventsThatBeginTogetherLieInEachOther) {
                                      .ours("comm_wait", 0, 20)
                                      .op("mm", 0, 40)
                                      .op("linear", 0, 100)
-                                     .op("late", 90, 130)  // ends after what it begins in
+                                     .op("late", 90, 130)  // ends after what it begins in, which ends there
                                      .op("next", 120, 140));
   EXPECT_THAT(found.exposed, ElementsAre(IsSpan(0, 20 * kUs)));
   std::map<std::string, int64_t> self;
   for (const auto& op : found.operators) self[op.name] = op.self / kUs;
-  EXPECT_THAT(self, ElementsAre(std::pair("aten::late", 10), std::pair("aten::linear", 50), std::pair("aten::mm", 20),
+  EXPECT_THAT(self, ElementsAre(std::pair("aten::late", 30), std::pair("aten::linear", 50), std::pair("aten::mm", 20),
                                 std::pair("aten::next", 20)));
+}
+
+/// The profiler's clock and ours differ by nanoseconds.
+TEST(Activity, AnOperatorThatSeemsToEndWithinTheNextScopeDoesNotHoldIt) {
+  const auto found = activity_of(Trace().op("view", 0, 21).ours("comm_wait", 20, 180).op("add", 179, 200));
+  EXPECT_THAT(found.exposed, ElementsAre(IsSpan(20 * kUs, 179 * kUs)));
+  EXPECT_THAT(found.compute, ElementsAre(IsSpan(0, 20 * kUs), IsSpan(179 * kUs, 200 * kUs)));
 }
 
 TEST(Activity, WhatGoesOnBehindAThreadThatWorksIsNotExposed) {
