@@ -344,10 +344,11 @@ class Dispatcher {
 
   /// What never leaves a device is to fit into its limit.
   void check_limit(const at::Device& device, int64_t resident) const {
-    const auto limit = settings_.max_memory ? memory_of(*settings_.max_memory, device) : std::nullopt;
-    const bool codes = std::ranges::any_of(
-        weights_, [&](const Weight& weight) { return weight.encode && codes_device(weight) == device; });
-    if (limit && codes && resident > *limit)
+    if (!settings_.max_memory) return;
+    const auto limit = memory_of(*settings_.max_memory, device);
+    if (!limit || resident <= *limit) return;
+    if (std::ranges::any_of(weights_,
+                            [&](const Weight& weight) { return weight.encode && codes_device(weight) == device; }))
       raise<ConfigError>(
           "{}: found a limit of {} for {} (max_memory), expected at least {}, which stay there: weights in few bits, "
           "and whole ones that the device map has there. Nothing was loaded. Give more, or a device map with more of "
