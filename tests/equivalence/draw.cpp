@@ -77,7 +77,7 @@ class Author {
       for (int64_t i = 0; i < std::max<int64_t>(micro_steps, 1); ++i) {
         add("accumulate");
         forward();
-        backward();
+        if (i + 1 < micro_steps || !random_.chance(0.08)) backward();  // one that was announced may not come
         step();
         add("end");
         unusual(0.03);
@@ -87,6 +87,7 @@ class Author {
     }
     switch (form) {
       case 0:  // by hand
+        if (random_.chance(0.3)) forward();
         for (int64_t i = random_.between(1, 2); i > 0; --i) {
           add("no_sync");
           forward();
