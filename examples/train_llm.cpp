@@ -78,9 +78,8 @@ Settings read(examples::Arguments args) {
       .with_tracking = args.flag("--with_tracking"),
   };
   args.check();
-  if (!fs::exists(settings.model) && fs::exists("examples/configs" / settings.model))
-    settings.model = "examples/configs" / settings.model;
-  if (settings.model == "examples/configs/llama") settings.model += "-3-8b";
+  const fs::path shape = "examples/configs" / (settings.model == "llama" ? fs::path("llama-3-8b") : settings.model);
+  if (!fs::exists(settings.model) && fs::exists(shape)) settings.model = shape;
   if (!fs::exists(settings.model))
     throw accelerate::ConfigError("--model '" + settings.model.string() +
                                   "' is not there; expected a folder, a .gguf file, or a name of examples/configs");
