@@ -195,12 +195,19 @@ struct DistributedDataParallel::Impl {
           "{}: requires_grad of a parameter was changed within join_uneven_inputs, expected it outside: ranks without "
           "data do not hear of it",
           operation);
-    if (reducer) check_finished();
+    if (reducer) check_finished(operation);
     drop_reducer();
     // What came without averaging stays with those that are frozen from here on, and no backward will average it.
     if (suspended && !apart)
       average_what_is_left([](const at::Tensor& parameter) { return !parameter.requires_grad(); });
     make_reducer();
+    count_gradients_as_used();  // by micro-steps that this one has not seen
+  }
+
+  void count_gradients_as_used() {
+    if (!suspended || !reducer) return;
+    const auto used = with_gradients();
+    reducer->count_as_used(&used);
   }
 
   void make_reducer() {
@@ -266,7 +273,7 @@ struct DistributedDataParallel::Impl {
       return;
     }
     // The same parameter again: an earlier backward, whose forward was the module's own, has left others out.
-    if (trained_parameters[index].has_gradient && !kwargs.static_graph) check_finished();
+    if (trained_parameters[index].has_gradient && !kwargs.static_graph) check_finished("backward");
     const int64_t forwards = std::exchange(forwards_of_backward, 0);
     if (!reducer->expects_gradients()) {
       expect_unannounced();
@@ -325,7 +332,7 @@ struct DistributedDataParallel::Impl {
   }
 
   void expect_gradients(const std::vector<at::Tensor>& roots) {
-    check_finished();
+    check_finished("forward");
     for (auto& parameter : trained_parameters) parameter.has_gradient = false;
     expected_after_suspended |= std::exchange(suspended, false);
     reducer->prepare_for_backward(roots);
@@ -388,7 +395,7 @@ struct DistributedDataParallel::Impl {
   }
 
   /// @throws ConfigError naming parameters that the last averaging backward waits for.
-  void check_finished() const {
+  void check_finished(const char* operation) const {
     if (!reducer->unfinished()) return;
     constexpr size_t kMost = 10;
     std::vector<std::string> without;
@@ -398,9 +405,10 @@ struct DistributedDataParallel::Impl {
     if (count == 0) return;  // it ended by an error, which somebody has got
     if (count > kMost) without.resize(kMost);
     raise<ConfigError>(
-        "forward: the last backward gave no gradient to {}{}, expected one for every parameter, because averaging over "
-        "ranks waits for all of them. {}",
-        fmt::join(without, ", "), count > kMost ? fmt::format(", … ({} parameters)", count) : "",
+        "{}: the last backward gave no gradient to {}{}, expected one for every parameter, because averaging over "
+        "ranks "
+        "waits for all of them. {}",
+        operation, fmt::join(without, ", "), count > kMost ? fmt::format(", … ({} parameters)", count) : "",
         searches_unused()
             ? "Unused parameters are looked for from what the forward returns, so all of that must go into the loss: "
               "return less, or call detach() on the rest."
@@ -492,7 +500,7 @@ void DistributedDataParallel::before_forward() {
   comm::world_group()->guard("forward", [&] {
     const bool training = at::GradMode::is_enabled();
     if (training) ddp.follow_flags("forward");
-    if (training && ddp.reducer) ddp.check_finished();
+    if (training && ddp.reducer) ddp.check_finished("forward");
     if (training && ddp.grad_sync && ddp.reducer) ddp.begin_step();
     if (ddp.joining && training) ddp.count_active(true);
     if (training) ddp.rebuild_buckets();
@@ -548,8 +556,7 @@ void DistributedDataParallel::set_require_backward_grad_sync(bool value) {
 
 void DistributedDataParallel::resume_accumulation() {
   impl_->suspended = true;
-  const auto used = impl_->with_gradients();
-  if (impl_->reducer) impl_->reducer->count_as_used(&used);
+  impl_->count_gradients_as_used();
 }
 
 void DistributedDataParallel::settle_gradients() {
@@ -557,6 +564,9 @@ void DistributedDataParallel::settle_gradients() {
   impl_->check_in_place("step");
   impl_->check_all_averaged();
   if (impl_->apart) return;
+  // Others may wait in their backward for what this rank left out.
+  if (impl_->reducer && impl_->reducer->unfinished())
+    comm::world_group()->guard("step", [&] { impl_->check_finished("step"); });
   // A forward has announced a backward that did not come.
   const bool left =
       std::exchange(impl_->expected_after_suspended, false) && impl_->reducer && impl_->reducer->expects_gradients();

@@ -268,6 +268,16 @@ RANKS_TEST(Ddp, WhatCannotBeAveragedIsNamed, 2) {
                 }),
                 HasSubstr("'right.weight'"));
   }
+  {  // also before what acts on gradients that were not averaged
+    Accelerator accelerator;
+    Net net(NetOptions{.heads = true});
+    auto [model, optimizer] = accelerator.prepare(net, sgd(net->trained()));
+    accelerator.backward(loss_of(model(share(rows(0, 6)))));
+    const std::string expected = "step: the last backward gave no gradient to 'right.weight', 'right.bias', expected";
+    EXPECT_THAT(message_of<ConfigError>([&] { accelerator.clip_grad_norm_(net->trained(), 1.0); }),
+                HasSubstr(expected));
+    EXPECT_THAT(message_of<ConfigError>([&, &optimizer = optimizer] { optimizer.step(); }), HasSubstr(expected));
+  }
   {
     Accelerator accelerator({.kwargs_handlers = {DistributedDataParallelKwargs{.find_unused_parameters = true}}});
     Net net(NetOptions{.heads = true});

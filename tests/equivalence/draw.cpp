@@ -18,6 +18,7 @@ class Author {
 
   std::vector<Operation> write() {
     for (int64_t left = random_.between(2, 4); left > 0; --left) {
+      if (!plain_ && random_.chance(0.3)) between();
       iteration();
       if (random_.chance(0.3)) look();
     }
@@ -36,6 +37,7 @@ class Author {
     if (random_.chance(0.2)) values["ragged"] = "1";
     if (what_["model"] == "branches" && layout_.finds_unused && random_.chance(0.6))
       values["part"] = std::to_string(random_.between(1, 2));
+    if (values.contains("part") && random_.chance(0.5)) values["spread"] = "1";  // another branch on each rank
     add("forward", values);
     unusual(0.04);
   }
@@ -57,12 +59,12 @@ class Author {
   bool two() const { return what_["optimizer"].find('+') != std::string::npos; }
   void step() {
     clip();
-    if (two() && random_.chance(0.2)) {  // as the two of a GAN, each in its turn
+    if (two() && random_.chance(0.5)) {  // as the two of a GAN, each in its turn
       const std::string which = random_.of({"0", "1"});
       add("step", {{"which", which}});
       return add("zero_grad", {{"which", which}});
     }
-    add("step");
+    add(!plain_ && random_.chance(0.06) ? "bare_step" : "step");
     unusual(0.08);
     add("zero_grad", random_.chance(0.15) ? std::map<std::string, std::string>{{"zeros", "1"}}
                                           : std::map<std::string, std::string>{});
@@ -87,11 +89,12 @@ class Author {
     }
     switch (form) {
       case 0:  // by hand
-        if (random_.chance(0.3)) forward();
+        if (random_.chance(0.5)) forward();
         for (int64_t i = random_.between(1, 2); i > 0; --i) {
           add("no_sync");
           forward();
           backward();
+          if (!plain_ && random_.chance(0.15)) step();
           add("end");
         }
         if (random_.chance(0.7)) {
@@ -135,6 +138,23 @@ class Author {
     }
   }
 
+  /// What is done where no gradient and no graph waits.
+  void between() {
+    switch (random_.below(6)) {
+      case 0:
+        return freeze();
+      case 1:
+        return files();
+      case 2:
+      case 3:
+        return write_parameters();
+      default:
+        loops();
+    }
+  }
+
+  void freeze() { add(random_.of({"freeze", "unfreeze"}), {{"index", std::to_string(random_.below(4))}}); }
+
   void unusual(double probability) {
     if (!random_.chance(probability)) return;
     const int64_t kind = random_.below(plain_ ? 4 : 22);
@@ -143,7 +163,7 @@ class Author {
     if (kind < 4) return look();
     if (kind < 8) return names_from_before();
     if (kind < 12) return write_parameters();
-    if (kind < 14) return add(random_.of({"freeze", "unfreeze"}), {{"index", std::to_string(random_.below(4))}});
+    if (kind < 14) return freeze();
     if (kind < 17) return files();
     loops();
   }
@@ -253,13 +273,14 @@ Case draw(uint64_t seed, const Wish& wish) {
   // Where a layout is about buffers, or about what takes no part, the model has some.
   if (layout_named(s["layout"]).starts_from_rank0 && random.chance(s["layout"] == "ddp_own_buffers" ? 0.7 : 0.2))
     choose("model", random.of({"buffers", "conv"}));
-  if (s["layout"] == "ddp_unused" && random.chance(0.6)) choose("model", "branches");
+  if (s["layout"] == "ddp_unused" ? random.chance(0.6) : layout_named(s["layout"]).sharded && random.chance(0.1))
+    choose("model", "branches");
   choose("precision", random.of({"no", "no", "bf16", "fp16"}));
   const bool mixed = s["precision"] != "no" || is_mixed(layout_named(s["layout"]));
   choose("dtype", mixed ? "f32" : random.chance(0.1) ? "bf16" : random.of({"f64", "f64", "f32"}));
   // Half precision has no complex numbers, and rounds where a batch norm's or an optimizer's noise shows.
   if ((mixed || s["dtype"] == "bf16") && (s["model"] == "complex" || s["model"] == "conv")) choose("model", "mlp");
-  choose("optimizer", random.of({"sgd", "sgd", "momentum", "adamw", "adagrad", "sgd+adamw", "foreign"}));
+  choose("optimizer", random.of({"sgd", "sgd", "momentum", "adamw", "adagrad", "sgd+adamw", "sgd+adamw", "foreign"}));
   choose("rate", random.of({"0.1", "0.3"}));
   choose("accumulation", random.of({"1", "1", "2", "3"}));
   const bool in_full = wish.plain || random.chance(0.75);

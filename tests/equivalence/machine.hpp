@@ -45,6 +45,11 @@ inline int64_t steps_in_join(const Operation& operation, int64_t rank) {
   return digits[static_cast<size_t>(rank) % digits.size()] - '0';
 }
 
+/// `forward part=1 spread=1`: the branch that a rank uses, see Net::part; without `spread` all use the same.
+inline int64_t part_of(const Operation& operation, int64_t rank) {
+  return (operation.integer("part") + rank * operation.integer("spread")) % 3;
+}
+
 /// Of the batch that a rank reads.
 inline uint64_t batch_seed(int64_t data, int64_t rank) {
   return static_cast<uint64_t>(data) * 1000 + static_cast<uint64_t>(rank);

@@ -36,7 +36,11 @@ struct Objects {
   Objects(const Case& what, const Layout& layout, uint64_t seed) : accelerator(options_of(what, layout)) {
     const bool precise = what["dtype"] == "f64" && what["precision"] == "no";
     const auto make = [&] {
-      auto trained = tensors_of(*net);
+      // What is prepared steps a tied weight once, however often LibTorch lists it.
+      const bool prepared = what["prepare"] == "together" || what["prepare"] == "late_prepared";
+      const bool as_listed =
+          prepared && what.integer("withheld") == 0 && what["optimizer"].find('+') == std::string::npos;
+      auto trained = as_listed ? net->parameters() : tensors_of(*net);
       trained.resize(trained.size() - static_cast<size_t>(what.integer("withheld")));
       made = make_optimizers(what["optimizer"], trained, std::stod(what["rate"]), precise);
     };
@@ -99,7 +103,7 @@ class Ours final : public Machine {
     } else if (verb == "end") {
       o_->scopes.pop_back();
     } else if (verb == "forward") {
-      net.part = operation.integer("part");
+      net.part = part_of(operation, rank());
       o_->losses.push_back(loss_on(batch(operation)));
     } else if (verb == "backward") {
       backward(operation);

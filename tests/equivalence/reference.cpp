@@ -327,7 +327,7 @@ class Reference final : public Machine {
   void forward(const Operation& operation) {
     share_buffers(true);
     each([&](int64_t rank, Replica& replica) {
-      replica.computing->part = operation.integer("part");
+      replica.computing->part = part_of(operation, rank);
       const at::Tensor input = batch(replica, operation, rank), output = call(replica, input);
       see(rank, "output", output);
       replica.losses.push_back(loss_of(*replica.net, output, input));

@@ -8,8 +8,12 @@ namespace equivalence {
 namespace {
 
 bool possible(const Case& what) {
-  const auto& ranks = layout_named(what["layout"]).ranks;
-  return std::find(ranks.begin(), ranks.end(), what.integer("ranks")) != ranks.end();
+  const auto& layout = layout_named(what["layout"]);
+  const bool leaves_out = std::any_of(what.program.begin(), what.program.end(), [](const Operation& operation) {
+    return operation.integer("part") + operation.integer("spread") != 0;
+  });
+  return std::find(layout.ranks.begin(), layout.ranks.end(), what.integer("ranks")) != layout.ranks.end() &&
+         (layout.finds_unused || !leaves_out);
 }
 
 class Shrinking {

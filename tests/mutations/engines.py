@@ -72,6 +72,7 @@ F("an announced backward that does not come", file,
   "if (!std::exchange(impl_->suspended, false) && «!left») return;", "true")
 F("layers that are frozen between no_sync and the average", file,
   "if («suspended && !apart»)\n      average_what_is_left", "false")
+F("frozen layers within a group make others unused", file, "«count_gradients_as_used();»  // by micro-steps", "")
 F("unused parameters of the last of several forwards", file, "«forwards > 1» && searches_unused()", "false")
 F("a static graph learns what is not averaged", file,
   "if («ddp.graph_is_static && !ddp.delayed») {", "false")
@@ -157,7 +158,7 @@ NOT_DRAWN = {name: why for why, names in {
         "MaterializeOptions::*", "*param_init_fn", "*state_dict_config", "StateDictConfig::*", "*state_dict_type",
         "FullyShardedDataParallelPlugin::fsdp_version", "FullyShardedDataParallelPlugin::sharding_strategy"],
     "errors, of which each has a test": [
-        "fused steps write unseen", "the order of buckets is a collective of the group",
+        "fused steps write unseen", "what a backward left out is named before the step", "the order of buckets is a collective of the group",
         "writes of ranks that differ are named*",
         "*determinism_check", "meetings from different places", "waits from which nobody returns", "*check_reduction",
         "DistributedDataParallelKwargs::dim", "replicas that drift apart are named",

@@ -1531,6 +1531,8 @@ F("DDP begins with rank 0's buffers", file, "«broadcast_in_place(tensors_of(imp
   "ddp_tests Ddp.BuffersAndBucketsAreAsAskedFor")
 F("what is averaged late is divided", file, "gradient.div(«comm::world_size()»).contiguous();", "1",
   c + "CheckpointRanks.WhatTheLastMicroStepLeavesOutIsAveragedAlsoInAResumedRun")
+F("what a backward left out is named before the step", file,
+  "if («impl_->reducer && impl_->reducer->unfinished()»)\n    comm", "false", "ddp_tests Ddp.WhatCannotBeAveragedIsNamed")
 F("layers that are thawed are averaged", file, "if («same») return;", "true", h + "LayersAreThawedAndFrozenAfterPrepare")
 F("data that ends within a group is named", file, "if («0 < averaging && averaging < training»)", "false",
   h + "DataThatEndsWithinAGroupIsNamedOnAllRanks")
