@@ -40,8 +40,9 @@ std::string disagreement(const std::string& key, const GroupStatus& mine, int64_
     if (my->operation != its->operation)
       return fmt::format("rank {} is elsewhere: its collective {} is {}, here it is {}", rank, number, its->operation,
                          my->operation);
-    return fmt::format("rank {} is elsewhere: its collective {} is {} too, but of another size", rank, number,
-                       its->operation);
+    return fmt::format(
+        "rank {} is elsewhere: its collective {} is {} too, but of another size or of another part of the model", rank,
+        number, its->operation);
   }
   if (theirs.note == "left" && here.sequence < mine.sequence)
     return fmt::format("rank {} has left: it ended normally after collective {} ({})", rank, here.sequence,

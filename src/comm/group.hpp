@@ -83,8 +83,9 @@ class Group : public std::enable_shared_from_this<Group> {
   /// communication hooks want; it fails with a CommError when a peer announces its failure, even while nothing moves.
   c10::intrusive_ptr<c10::ivalue::Future> all_reduce_async(const at::Tensor& tensor);
   /// The same for an all-gather: output [P*n], input [n], 1-D and contiguous. Both stay untouched until the future is
-  /// complete.
-  c10::intrusive_ptr<c10::ivalue::Future> all_gather_async(at::Tensor output, at::Tensor input);
+  /// complete. @param of  a number for what is gathered: ranks that gather different things are out of step (on the
+  /// host; on a device those of one size mix them up).
+  c10::intrusive_ptr<c10::ivalue::Future> all_gather_async(at::Tensor output, at::Tensor input, uint64_t of = 0);
   /// And for a sum of which each rank gets its part: output [n], input [P*n].
   c10::intrusive_ptr<c10::ivalue::Future> reduce_scatter_async(at::Tensor output, at::Tensor input);
   /// Blocks until one of the futures above is complete (on a GPU: until the current stream waits for it). @throws
@@ -130,7 +131,7 @@ class Group : public std::enable_shared_from_this<Group> {
   c10::intrusive_ptr<c10::ivalue::Future> run_async(const char* operation, const at::Tensor& brought,
                                                     const at::Tensor& result,
                                                     const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
-                                                    std::function<void()> after = nullptr);
+                                                    std::function<void()> after = nullptr, uint64_t of = 0);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -95,9 +95,14 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::all_reduce_async(const at::Tensor
   return run_async("all_reduce of gradients", tensor, tensor, [&] { return impl_->process_group->allreduce(tensors); });
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Group::all_gather_async(at::Tensor output, at::Tensor input) {
-  return run_async("all_gather of parameters", input, output,
-                   [&] { return compat::all_gather_single(*impl_->process_group, output, input); });
+c10::intrusive_ptr<c10::ivalue::Future> Group::all_gather_async(at::Tensor output, at::Tensor input, uint64_t of) {
+  return run_async(
+      "all_gather of parameters", input, output,
+      [&] {
+        const AboutToMove what(of);
+        return compat::all_gather_single(*impl_->process_group, output, input);
+      },
+      nullptr, of);
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor output, at::Tensor input) {

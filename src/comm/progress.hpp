@@ -60,7 +60,7 @@ class Progress {
  public:
   /// By the group's key. Stays where it is as long as this lives.
   Activity& activity(const std::string& key, const std::string& group, int64_t next = -1);
-  /// @param bytes  that every rank should bring
+  /// @param bytes  that every rank should bring, or a number for these and what else must be the same
   void begin(Activity& activity, const char* operation, int64_t bytes = 0);
   void end(Activity& activity);
   RankStatus status();

@@ -53,11 +53,11 @@ void Group::run(const char* operation, const at::Tensor& brought,
 c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, const at::Tensor& brought,
                                                          const at::Tensor& result,
                                                          const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
-                                                         std::function<void()> after) {
+                                                         std::function<void()> after, uint64_t of) {
   impl_->check_usable(operation);
   auto progress = impl_->progress;
   Activity* activity = impl_->activity;
-  progress->begin(*activity, operation, bytes_of(brought));
+  progress->begin(*activity, operation, static_cast<int64_t>(static_cast<uint64_t>(bytes_of(brought)) ^ of));
   const auto label = trace::label_of(operation, std::max(bytes_of(brought), bytes_of(result)));
   auto span = std::make_shared<trace::Span>(label, trace::Lane::communication);
   const auto work = start();

@@ -37,7 +37,8 @@ class Author {
     if (random_.chance(0.2)) values["ragged"] = "1";
     if (what_["model"] == "branches" && layout_.finds_unused && random_.chance(0.6))
       values["part"] = std::to_string(random_.between(1, 2));
-    if (values.contains("part") && random_.chance(0.5)) values["spread"] = "1";  // another branch on each rank
+    // Another branch on each rank, which a sharded model refuses by sockets.
+    if (values.contains("part") && random_.chance(layout_.sharded ? 0.05 : 0.5)) values["spread"] = "1";
     add("forward", values);
     unusual(0.04);
   }

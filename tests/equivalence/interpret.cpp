@@ -19,8 +19,8 @@ class Flow {
         scaled_(what["precision"] == "fp16"),
         unprepared_(what["prepare"] == "never" || what["prepare"] == "late"),
         accumulation_(what.integer("accumulation")),
-        rounds_(layout_named(what["layout"]).sharded &&
-                (what["precision"] != "no" || !layout_named(what["layout"]).param_dtype.empty())),
+        sharded_(layout_named(what["layout"]).sharded),
+        rounds_(sharded_ && (what["precision"] != "no" || !layout_named(what["layout"]).param_dtype.empty())),
         withheld_(what.integer("withheld") != 0) {}
 
   bool admits(const Operation& operation) {
@@ -69,9 +69,10 @@ class Flow {
     if (kOnGradients.contains(verb)) {
       // LibTorch's own names know nothing of gradients that are to be averaged later, nor of scales.
       if (unsynchronised_ || scaled_ || forwards_ > 0) return false;
-      // Nothing shows a second step of LibTorch's SGD on gradients that were stepped on, see docs/fsdp.md.
-      if (verb == "bare_step" && rounds_ && stepped_on_) return false;
-      if (verb == "grad_none" || verb == "module_zero_grad") has_gradients_ = averaged_ = false;
+      // Nothing shows a step of LibTorch's SGD on gradients that were stepped on, or of which the program has cleared
+      // what it sees, see docs/fsdp.md.
+      if (verb == "bare_step" && ((rounds_ && stepped_on_) || (sharded_ && cleared_))) return false;
+      if (verb == "grad_none" || verb == "module_zero_grad") has_gradients_ = averaged_ = false, cleared_ = true;
       return true;
     }
     if (kWriting.contains(verb)) return forwards_ == 0;
@@ -117,7 +118,7 @@ class Flow {
     if (forwards_ == 0 || !stepped_.empty()) return false;
     if (operation.integer("keep") == 0) forwards_ -= operation.integer("all") != 0 ? forwards_ : 1;
     scaled_once_ = has_gradients_ = true;
-    stepped_on_ = false;
+    stepped_on_ = cleared_ = false;
     unsynchronised_ = is_in("no_sync") || (is_in("accumulate") && !gate_);
     averaged_ |= !unsynchronised_;
     return true;
@@ -140,6 +141,7 @@ class Flow {
   Machine& machine_;
   const bool scaled_, unprepared_;
   const int64_t accumulation_;
+  const bool sharded_;
   const bool rounds_;  ///< what computes is an image of what is stepped on
   bool withheld_;      ///< some parameters are in no optimizer
   std::vector<std::string> scopes_;
@@ -148,6 +150,7 @@ class Flow {
   bool gate_ = true;             ///< GradientState::sync_gradients()
   bool unsynchronised_ = false;  ///< some gradients are each rank's own
   bool has_gradients_ = false;   ///< some parameter may have one
+  bool cleared_ = false;         ///< those of the module, by its own names
   bool averaged_ = false;        ///< and some of them are of all ranks
   struct Place {
     int64_t steps = 0;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <exception>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace c10d {
@@ -37,6 +38,21 @@ struct BackendFactory {
   /// Whether nothing is under way any more, waiting for that `limit` at most: its destructor would wait on for what is.
   /// Null: that does not wait.
   bool (*settles)(c10d::Backend& backend, std::chrono::milliseconds limit) = nullptr;
+};
+
+/// Within its scope collectives that this thread starts move the thing of this number, beside having their sizes: gloo
+/// takes no message for another's then.
+class AboutToMove {
+ public:
+  explicit AboutToMove(uint64_t what) : before_(std::exchange(what_, what)) {}
+  ~AboutToMove() { what_ = before_; }
+  AboutToMove(const AboutToMove&) = delete;
+  AboutToMove& operator=(const AboutToMove&) = delete;
+  static uint64_t now() { return what_; }
+
+ private:
+  static inline thread_local uint64_t what_ = 0;
+  uint64_t before_;
 };
 
 extern const BackendFactory kGloo;

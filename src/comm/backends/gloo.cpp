@@ -40,8 +40,9 @@ class FutureWork final : public c10d::Work {
 };
 
 /// gloo pairs what ranks send by the collective's kind and number alone. A message that is longer than expected then
-/// ends the process on a thread of the transport, and a shorter one passes for the data. Here the length is a part of
-/// the number: ranks that are out of step wait for each other, until the group's timeout says so.
+/// ends the process on a thread of the transport, and a shorter one passes for the data. Here the length, and what is
+/// moved where somebody says so, are a part of the number: ranks that are out of step wait for each other, until the
+/// group's timeout says so.
 class GlooInStep final : public Gloo {
  public:
   using Gloo::Gloo;
@@ -120,7 +121,7 @@ class GlooInStep final : public Gloo {
 
   /// The low half of the next collective's number says what it moves; the high half counts.
   void number(const std::vector<at::Tensor>& tensors, int64_t root = 0) {
-    uint64_t what = static_cast<uint64_t>(root) + 1;
+    uint64_t what = (AboutToMove::now() ^ static_cast<uint64_t>(root)) + 1;
     for (const auto& tensor : tensors) what = (what + tensor.nbytes()) * 0x9E3779B97F4A7C15U;
     collectiveCounter_ = ++count_ << 16 | static_cast<uint32_t>(what >> 48);
   }

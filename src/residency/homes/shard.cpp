@@ -98,11 +98,11 @@ class ShardHome final : public Home {
     forget();
     if (wire_) {
       at::Tensor bytes = at::empty({flat.numel()}, flat.options().dtype(at::kByte));
-      auto done = group->all_gather_async(bytes, sent);
+      auto done = group->all_gather_async(bytes, sent, of_);
       return std::make_unique<Gathering>(group, std::move(done), std::move(sent),
                                          [this, bytes, flat] { decode(*wire_, bytes, 0, flat); });
     }
-    auto done = group->all_gather_async(flat.view(at::kByte), sent.view(at::kByte));
+    auto done = group->all_gather_async(flat.view(at::kByte), sent.view(at::kByte), of_);
     return std::make_unique<Gathering>(group, std::move(done), std::move(sent), nullptr);
   }
 
@@ -170,6 +170,7 @@ class ShardHome final : public Home {
   std::shared_ptr<comm::Group> group_, near_;
   at::Tensor left_;  ///< by keep_for_backward(): this rank's stretch among near_
   std::string name_;
+  const uint64_t of_ = std::hash<std::string>()(name_);  ///< the unit, for groups
   std::optional<Float8Wire> wire_;
 };
 
