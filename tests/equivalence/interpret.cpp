@@ -59,8 +59,10 @@ class Flow {
     }
     if (verb == "save" || verb == "load" || verb == "reload" || verb == "save_model" || verb == "load_model")
       return file(operation);
+    // After a join only those ranks have a gradient of what no optimizer clears that had data to the end.
     if (verb == "join" || verb == "local_sgd" || verb == "leave_out") {
-      if (forwards_ > 0 || has_gradients_ || !scopes_.empty() || !gate_ || unprepared_ || (verb != "join" && scaled_))
+      if (forwards_ > 0 || has_gradients_ || !scopes_.empty() || !gate_ || unprepared_ ||
+          (verb == "join" ? withheld_ : scaled_))
         return false;
       scaled_once_ = true;
       return true;

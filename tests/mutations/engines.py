@@ -95,6 +95,9 @@ F("images are not renewed after a step", file, "if (!computed.is_same(part.maste
 file = "src/parallel/fsdp/fsdp.cpp"
 F("frozen layers go on training", file,
   "«if (member.shard.requires_grad() != trained) member.shard.requires_grad_(trained);»", "")
+F("a rank that has left its backward out", file, "if (part.trained) «make_way_before(member);»", "")
+F("what waits of frozen layers, in a checkpoint", file,
+  "«(member.tensor.grad().defined() && !gradients->shows(member))»;", "false")
 F("what accumulated without a backward is left out", file,
   "«if (member.tensor.grad().defined() && !gradients->shows(member)) take_gradient(member);»", "")
 F("units that are recomputed see the next step's values", file,

@@ -377,18 +377,24 @@ struct FullyShardedDataParallel::Impl {
       bool any = false;
       for (auto& member : part.members) {
         const bool trained = member.tensor.requires_grad();
-        any |= trained;
+        // One that was frozen may have a gradient that waits to be averaged, of a checkpoint for example.
+        any |= trained || (member.tensor.grad().defined() && !gradients->shows(member));
         if (member.shard.requires_grad() != trained) member.shard.requires_grad_(trained);
       }
       if (any || !backward_is_due) part.trained = any;
     }
   }
 
-  void take_gradient(ShardedMember& member) {
-    took_part = true;
+  /// What is shown of a gradient goes before the next backward adds to it.
+  void make_way_before(ShardedMember& member) {
     if (member.tensor.requires_grad())
       before_gradient.try_emplace(member.tensor.unsafeGetTensorImpl(), member.tensor,
                                   [this, &member] { gradients->make_way(member); });
+  }
+
+  void take_gradient(ShardedMember& member) {
+    took_part = true;
+    make_way_before(member);
     backward_is_due = true;
     if (!sync) return gradients->note_local(member);
     if (!announced && !std::exchange(ends_itself, true))
@@ -426,6 +432,9 @@ struct FullyShardedDataParallel::Impl {
     backward_is_due = false;
     units->release();
     gradients->show();
+    for (auto& part : parts)  // also where this rank has left its backward out
+      for (auto& member : part.members)
+        if (part.trained) make_way_before(member);
     gradients_are_open = true;
     has_averaged = true;
     if (!apart) drift.after_average([&] { return pieces_as_kept(); });
