@@ -147,6 +147,7 @@ struct DistributedDataParallel::Impl {
   std::shared_ptr<GradientHook> hook;
   /// There were micro-steps without averaging since the last averaging backward; the same on all ranks.
   bool suspended = false;
+  bool resumed = false;  ///< some of their gradients are a checkpoint's, of layers that are frozen here perhaps
   DriftCheck drift;
   int64_t forwards_of_backward = 0;       ///< that announced the next averaging backward
   bool expected_after_suspended = false;  ///< the same of when the backward that is expected was announced
@@ -189,7 +190,16 @@ struct DistributedDataParallel::Impl {
     bool same = true;
     for (size_t i = 0; i < parameters.size(); ++i)
       same &= parameters[i].second.requires_grad() == static_cast<bool>(trains[i]);
-    if (same) return;
+    const auto average_those_of_frozen = [this] {
+      if (suspended && !apart)
+        average_what_is_left([](const at::Tensor& parameter) { return !parameter.requires_grad(); });
+    };
+    const bool of_a_checkpoint = std::exchange(resumed, false);
+    if (same) {
+      if (!of_a_checkpoint) return;
+      average_those_of_frozen();
+      return count_gradients_as_used();
+    }
     if (joining)
       raise<ConfigError>(
           "{}: requires_grad of a parameter was changed within join_uneven_inputs, expected it outside: ranks without "
@@ -198,8 +208,7 @@ struct DistributedDataParallel::Impl {
     if (reducer) check_finished(operation);
     drop_reducer();
     // What came without averaging stays with those that are frozen from here on, and no backward will average it.
-    if (suspended && !apart)
-      average_what_is_left([](const at::Tensor& parameter) { return !parameter.requires_grad(); });
+    average_those_of_frozen();
     make_reducer();
     count_gradients_as_used();  // by micro-steps that this one has not seen
   }
@@ -555,7 +564,7 @@ void DistributedDataParallel::set_require_backward_grad_sync(bool value) {
 }
 
 void DistributedDataParallel::resume_accumulation() {
-  impl_->suspended = true;
+  impl_->suspended = impl_->resumed = true;
   impl_->count_gradients_as_used();
 }
 

@@ -71,7 +71,8 @@ F("graphs hear of the buffers of rank 0", file,
 F("an announced backward that does not come", file,
   "if (!std::exchange(impl_->suspended, false) && «!left») return;", "true")
 F("layers that are frozen between no_sync and the average", file,
-  "if («suspended && !apart»)\n      average_what_is_left", "false")
+  "if («suspended && !apart»)\n        average_what_is_left", "false")
+F("a checkpoint's gradients of frozen layers", file, "if («!of_a_checkpoint») return;", "true")
 F("frozen layers within a group make others unused", file, "«count_gradients_as_used();»  // by micro-steps", "")
 F("unused parameters of the last of several forwards", file, "«forwards > 1» && searches_unused()", "false")
 F("a static graph learns what is not averaged", file,

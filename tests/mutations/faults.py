@@ -1533,7 +1533,7 @@ F("what is averaged late is divided", file, "gradient.div(«comm::world_size()»
   c + "CheckpointRanks.WhatTheLastMicroStepLeavesOutIsAveragedAlsoInAResumedRun")
 F("what a backward left out is named before the step", file,
   "if («impl_->reducer && impl_->reducer->unfinished()»)\n    comm", "false", "ddp_tests Ddp.WhatCannotBeAveragedIsNamed")
-F("layers that are thawed are averaged", file, "if («same») return;", "true", h + "LayersAreThawedAndFrozenAfterPrepare")
+F("layers that are thawed are averaged", file, "if («same») {", "true", h + "LayersAreThawedAndFrozenAfterPrepare")
 F("data that ends within a group is named", file, "if («0 < averaging && averaging < training»)", "false",
   h + "DataThatEndsWithinAGroupIsNamedOnAllRanks")
 F("joined ranks end with the last one's parameters", file,
