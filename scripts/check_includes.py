@@ -14,6 +14,7 @@ It fails on
   - a public header or an example that includes a private header;
   - the command line program, the launcher or their helpers (TORCH_FREE) reaching a LibTorch header through any number of includes;
   - a public header that accelerate.hpp, which is to have everything, does not reach; but for those of OWN_LIBRARY, and other umbrellas;
+  - world_group() in parallel, data or optim (BY_AXES), where comm::mesh() says who works with whom;
   - the program given with --program being linked with LibTorch.
 
 usage: check_includes.py [--program build/release/bin/accelerate]
@@ -32,6 +33,7 @@ LIBTORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 TORCH_FREE = ("cli", "launch", "config", "timeline", "programs/sagemaker")  # with the folders below them
 UMBRELLA = "umbrella"
 OWN_LIBRARY = ("models",)
+BY_AXES = ("parallel", "data", "optim")
 
 
 def is_door(path):
@@ -155,6 +157,8 @@ def check():
 
     problems += [f"{path.relative_to(ROOT)}: at::parallel_for is compiled into its caller, which has no OpenMP, and runs alone; use parallel_ranges() of utils/parallel.hpp"
                  for path in sources("include", "src", "cli", "programs") if re.search(r"at::parallel_for\([^)]", path.read_text())]
+    problems += [f"{path.relative_to(ROOT)}: world_group() is for barriers, logs and the launcher; ask comm::mesh() for the ranks along the axes that are meant"
+                 for path in sources("src") if place_of(path)[0] in BY_AXES and "world_group()" in path.read_text()]
     for path in sources("include", "src", "cli", "programs"):
         shown, module = path.relative_to(ROOT), module_of(path, arrows)
         if module == UMBRELLA:

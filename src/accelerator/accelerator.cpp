@@ -13,6 +13,7 @@
 #include "adapters/lora_layer.hpp"
 #include "comm/clock_offset.hpp"
 #include "comm/group.hpp"
+#include "comm/mesh.hpp"
 #include "parallel/gradient_hook.hpp"
 #include "utils/counts.hpp"
 #include "utils/environment.hpp"
@@ -124,6 +125,12 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
   check_precision(state->mixed_precision(), state->device());
   gradients.emplace(plugin);
   if (parallelism) parallelism = parallel::validate(*parallelism, engine->job(state->num_processes()));
+  if (const auto& all = comm::mesh().all(); all && !AcceleratorState::shared_engine())
+    comm::set_mesh({all, engine->axes(parallelism, *all)});
+  if (parallelism && state->use_distributed()) {
+    loader_options.num_processes = parallelism->data_loader_num_processes(state->num_processes());
+    loader_options.process_index = parallelism->data_loader_process_index(state->process_index());
+  }
   engine->set_precision(state->mixed_precision());
   if (state->mixed_precision() == PrecisionType::FP16) run.scaler = std::make_shared<optim::GradScaler>(scaling);
   share(options);
@@ -216,7 +223,9 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(const ModelRef&
       detail::PreparedModel{.model = model, .device_type = computing_device(device()), .autocast = {}});
   core->engine = chosen.make(model, device(), evaluation_mode);
   if (fp8 && !device().is_meta()) core->fp8 = fp8;
-  if (const auto& group = comm::world_group(); core->fp8 && core->engine && group)
+  // Activations are of this weight on each of these ranks.
+  const auto group = comm::mesh().along(comm::kTokens | comm::Axes{comm::Axis::tp});
+  if (core->fp8 && core->engine && group)
     core->fp8->set_amax_reduction([group](at::Tensor& bits) { group->all_reduce_(bits, Reduction::max); });
   detail::watch_all_again();  // weights may lie elsewhere now
   if (core->engine) {

@@ -11,8 +11,12 @@
 namespace accelerate {
 
 double items_of_all_ranks(double items, const at::Device& device) {
+  const auto group = comm::mesh().along(comm::kTokens);
+  if (!group) return items;
   const auto options = at::TensorOptions().dtype(at::kDouble).device(device.is_mps() ? at::Device(at::kCPU) : device);
-  return comm::agreed::all_reduce(at::full({1}, items, options), Reduction::sum, 1.0).item<double>();
+  at::Tensor sum = at::full({1}, items, options);
+  group->all_reduce_(sum, Reduction::sum);
+  return sum.item<double>();
 }
 
 namespace {

@@ -93,7 +93,8 @@ void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const Back
   std::vector<at::Tensor> parameters;
   for (const auto& model : impl_->run.models)
     for (const auto& [name, parameter] : model->model.parameters()) parameters.push_back(parameter);
-  parallel::gradients_of(impl_->run.engines(), parameters).scale(static_cast<double>(num_processes()) / all);
+  parallel::gradients_of(impl_->run.engines(), parameters)
+      .scale(static_cast<double>(comm::mesh().size(comm::kTokens)) / all);
 }
 
 void Accelerator::run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options) {

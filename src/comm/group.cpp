@@ -8,6 +8,7 @@
 #include "comm/backends/backend.hpp"
 #include "comm/dry_process_group.hpp"
 #include "comm/group_impl.hpp"
+#include "comm/mesh.hpp"
 #include "comm/rank_list.hpp"
 #include "comm/store.hpp"
 #include "utils/raise.hpp"
@@ -163,6 +164,9 @@ bool Group::dry() const { return impl_->options.dry != nullptr; }
 const c10::intrusive_ptr<c10d::ProcessGroup>& Group::process_group() const { return impl_->process_group; }
 
 const std::shared_ptr<Group>& world_group() { return world(); }
-void set_world_group(std::shared_ptr<Group> group) { world() = std::move(group); }
+void set_world_group(std::shared_ptr<Group> group) {
+  world() = std::move(group);
+  set_mesh(world() ? Mesh(world(), {{Axis::dp_replicate, world()->world_size()}}) : Mesh());
+}
 
 }  // namespace accelerate::comm

@@ -1,11 +1,22 @@
 #include <utility>
 
-#include "accelerate/comm.hpp"
 #include "accelerate/utils/archive.hpp"
+#include "comm/group.hpp"
+#include "comm/mesh.hpp"
 #include "feeds.hpp"
 #include "utils/counts.hpp"
 
 namespace accelerate::data::detail {
+
+namespace {
+
+/// Of the ranks that read other samples.
+std::vector<std::string> from_all_readers(const std::string& bytes) {
+  const auto group = comm::mesh().along(comm::kSamples);
+  return group ? comm::all_gather_bytes(*group, bytes) : std::vector<std::string>{bytes};
+}
+
+}  // namespace
 
 AgreedFeed::AgreedFeed(const BatchOps& ops, std::unique_ptr<Pass> pass, const PreparedSettings& settings,
                        int64_t batch_size, bool drop_last)
@@ -29,7 +40,7 @@ std::optional<LoadedBatch> AgreedFeed::next() {
   int64_t samples = 0, full = 0;
   std::optional<std::pair<int64_t, std::string>> failure;
   int64_t rank = 0;
-  for (const std::string& bytes : comm::all_gather_bytes(to_bytes(report))) {
+  for (const std::string& bytes : from_all_readers(to_bytes(report))) {
     const auto [rows, what] = from_bytes<std::pair<int64_t, std::string>>(bytes);
     samples += rows;
     full += rows == batch_size_;
@@ -49,7 +60,7 @@ LoadedBatch AgreedFeed::shared_out(const AnyBatch& mine, int64_t samples) const 
   writer.write(mine != nullptr);
   if (mine) ops_.write(mine, writer);
   std::vector<AnyBatch> all;
-  for (const std::string& bytes : comm::all_gather_bytes(writer.take())) {
+  for (const std::string& bytes : from_all_readers(writer.take())) {
     ArchiveReader reader(bytes);
     bool present = false;
     reader.read(present);

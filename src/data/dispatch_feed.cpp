@@ -32,7 +32,7 @@ std::optional<LoadedBatch> DispatchFeed::next() {
   if (ended_) return std::nullopt;
   AnyBatch batch;
   Header header;
-  if (rank_ == 0) {
+  if (pass_) {
     std::exception_ptr error;
     try {
       header = next_batch(batch);

@@ -295,7 +295,7 @@ std::unique_ptr<Feed> PreparedLoader::make_dispatch_feed(PassPlan& plan) {
   plan.draw_seed = false;
   std::unique_ptr<Pass> pass;
   std::function<AnyBatch()> first_rows;
-  if (settings().process_index == 0) {
+  if (comm::rank() == 0) {
     if (plan.skip > 0) first_rows = first_rows_of(plan);
     pass = core_->start(plan);
     *plan.seed = seed_of_epoch().value_or(*plan.seed);

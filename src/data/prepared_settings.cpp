@@ -1,7 +1,7 @@
 #include "prepared_settings.hpp"
 
-#include "accelerate/comm.hpp"
 #include "accelerate/state.hpp"
+#include "comm/mesh.hpp"
 #include "draws.hpp"
 #include "utils/counts.hpp"
 #include "utils/raise.hpp"
@@ -11,8 +11,9 @@ namespace accelerate::data::detail {
 PreparedSettings resolve(const PrepareDataLoaderOptions& options, const LoaderCore& core) {
   PreparedSettings settings{.config = options.config, .rng_types = options.rng_types};
   if (options.put_on_device) settings.device = options.device ? *options.device : PartialState().device();
-  settings.num_processes = options.num_processes ? *options.num_processes : PartialState().num_processes();
-  settings.process_index = options.process_index ? *options.process_index : PartialState().process_index();
+  const PartialState joined;  // before the mesh is asked
+  settings.num_processes = options.num_processes ? *options.num_processes : comm::mesh().size(comm::kSamples);
+  settings.process_index = options.process_index ? *options.process_index : comm::mesh().place(comm::kSamples);
   const int64_t ranks = settings.num_processes;
   if (ranks < 1 || settings.process_index < 0 || settings.process_index >= ranks)
     raise<ConfigError>(
@@ -20,12 +21,12 @@ PreparedSettings resolve(const PrepareDataLoaderOptions& options, const LoaderCo
         settings.process_index, ranks);
   settings.dispatch = ranks > 1 && options.config.dispatch_batches.value_or(options.put_on_device && core.is_stream() &&
                                                                             !core.can_shard());
-  if (settings.dispatch && ranks != comm::world_size())
+  if (settings.dispatch && ranks != comm::mesh().size(comm::kSamples))
     raise<ConfigError>(
         "prepare_data_loader: dispatch_batches is set for {} processes, expected the process group's {} because "
         "batches "
         "travel through it; leave num_processes unset or set dispatch_batches = false",
-        ranks, comm::world_size());
+        ranks, comm::mesh().size(comm::kSamples));
   if (ranks > 1 && core.batches() && core.batches()->sharded())
     raise<ConfigError>(
         "prepare_data_loader: the sampler gives one rank's part already (LibTorch's DistributedRandomSampler and "

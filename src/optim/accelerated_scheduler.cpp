@@ -8,6 +8,7 @@
 
 #include "accelerate/comm.hpp"
 #include "accelerate/state.hpp"
+#include "comm/mesh.hpp"
 #include "utils/counts.hpp"
 
 namespace accelerate {
@@ -64,7 +65,9 @@ void AcceleratedScheduler::step(std::optional<double> metric) const {
   // A metric says how good the model is, however many ranks found out: one observation.
   if (metric.has_value()) return step_once();
   if (self.split_batches) return step_once();
-  const int64_t num_processes = PartialState().num_processes();
+  const PartialState joined;  // before the mesh is asked
+  // Of as many batches as were read at a time.
+  const int64_t num_processes = comm::mesh().size(comm::kSamples);
   for (int64_t i = 0; i < num_processes; ++i) {
     const auto total = self.scheduler.total_steps();
     if (!total || self.scheduler.step_count() <= *total) step_once();

@@ -22,6 +22,7 @@
 
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
+#include "comm/mesh.hpp"
 #include "parallel/drift.hpp"
 #include "parallel/engines.hpp"
 #include "parallel/frozen_codes.hpp"
@@ -44,8 +45,6 @@ using counts::Count;
 constexpr int64_t kMiB = 1 << 20;
 constexpr size_t kBroadcastBytes = 250 * kMiB;
 
-c10::intrusive_ptr<c10d::ProcessGroup> process_group() { return comm::world_group()->process_group(); }
-
 /// As they are now (LibTorch's set_data() may have given them other bytes), those of one dtype beside each other.
 /// Codes, which never change, are agreed on at the start.
 std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
@@ -58,9 +57,8 @@ std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
 }
 
 /// Everyone gets rank `from`'s values, in few messages. c10d's function for it would not hear of a peer's failure.
-void broadcast_in_place(const std::vector<at::Tensor>& tensors, int64_t from) {
+void broadcast_in_place(comm::Group& group, const std::vector<at::Tensor>& tensors, int64_t from) {
   at::NoGradGuard no_grad;
-  auto& group = *comm::world_group();
   for (size_t begin = 0, end = 0; begin < tensors.size(); begin = end) {
     std::vector<at::Tensor> flat;
     const auto type = tensors[begin].scalar_type();
@@ -128,6 +126,7 @@ using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorIm
 }  // namespace
 
 struct DistributedDataParallel::Impl {
+  std::shared_ptr<comm::Group> group = comm::mesh().along(comm::kTokens);  ///< whose gradients are averaged
   NamedTensors parameters, buffers;
   std::unordered_set<const at::TensorImpl*> known;  ///< the parameters
   std::vector<char> trains;                         ///< which of them did when the Reducer was made
@@ -265,14 +264,14 @@ struct DistributedDataParallel::Impl {
     auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(trained, limits, sparse));
     std::reverse(buckets.begin(), buckets.end());  // gradients become ready from the last layer to the first
     reducer = std::make_shared<BucketReducer>(
-        trained, buckets, process_group(), sparse, cap, kwargs.find_unused_parameters, kwargs.gradient_as_bucket_view,
-        names, kMiB,
+        trained, buckets, group->process_group(), sparse, cap, kwargs.find_unused_parameters,
+        kwargs.gradient_as_bucket_view, names, kMiB,
         /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, std::vector<int64_t>{});
     if (kwargs.find_unused_parameters) {
       logger = std::make_shared<c10d::Logger>(reducer);
       reducer->set_logger(logger);
     }
-    hook = make_gradient_hook(kwargs);
+    hook = make_gradient_hook(kwargs, group);
     reducer->register_comm_hook(reducer_hook(hook, kwargs));
   }
 
@@ -324,7 +323,7 @@ struct DistributedDataParallel::Impl {
   /// Ranks agree on the order once, after the first backward.
   void rebuild_buckets() {
     if (reducer && reducer->has_order_to_agree_on())
-      comm::world_group()->guard_collective("order of buckets", [&] { reducer->rebuild_buckets(); });
+      group->guard_collective("order of buckets", [&] { reducer->rebuild_buckets(); });
   }
 
   bool searches_unused() const { return kwargs.find_unused_parameters && !kwargs.static_graph; }
@@ -375,7 +374,6 @@ struct DistributedDataParallel::Impl {
   /// Averages gradients without a backward, also those of layers that were frozen since they came; a parameter that has
   /// one on any rank has one on all of them then.
   void average_what_is_left(bool (*which)(const at::Tensor&) = [](const at::Tensor&) { return true; }) {
-    const auto& group = comm::world_group();
     std::vector<int32_t> here;
     for (const auto& [name, tensor] : parameters) here.push_back(which(tensor) && tensor.grad().defined() ? 1 : 0);
     at::Tensor anywhere = at::tensor(here, at::kInt);
@@ -396,7 +394,7 @@ struct DistributedDataParallel::Impl {
       at::Tensor& gradient = parameter.mutable_grad();
       if (!gradient.defined()) gradient = at::zeros_like(parameter);
       // Divided before the sum, which half precision might not hold.
-      at::Tensor average = gradient.div(comm::world_size()).contiguous();
+      at::Tensor average = gradient.div(group->world_size()).contiguous();
       group->all_reduce_(average, Reduction::sum);
       gradient.copy_(average);
     }
@@ -431,7 +429,7 @@ struct DistributedDataParallel::Impl {
     // No news to graphs of earlier forwards: batch norms hand their statistics to backward, which does not use them,
     // and who changes other buffers in a forward tells the graphs by that.
     for (at::Tensor& buffer : tensors) buffer = buffer.variable_data();
-    broadcast_in_place(tensors, from);
+    broadcast_in_place(*group, tensors, from);
     counts::add(Count::buffer_broadcasts);
     for (const auto& buffer : tensors) counts::add(Count::buffer_bytes, static_cast<int64_t>(buffer.nbytes()));
   }
@@ -439,10 +437,9 @@ struct DistributedDataParallel::Impl {
   /// Sums {ranks that still train, ranks of those that will average} over all ranks; a joined rank adds nothing.
   /// @throws ConfigError on all ranks where some of those that train average and some don't.
   std::pair<int64_t, int64_t> count_active(bool active) const {
-    at::Tensor counts =
-        at::full({2}, active ? 1 : 0, at::TensorOptions().dtype(at::kLong).device(comm::world_group()->device()));
+    at::Tensor counts = at::full({2}, active ? 1 : 0, at::TensorOptions().dtype(at::kLong).device(group->device()));
     if (!grad_sync || !at::GradMode::is_enabled()) counts[1].fill_(0);
-    comm::world_group()->all_reduce_(counts, Reduction::sum);
+    group->all_reduce_(counts, Reduction::sum);
     counts = counts.cpu();
     const auto training = counts[0].item<int64_t>(), averaging = counts[1].item<int64_t>();
     if (0 < averaging && averaging < training)
@@ -456,13 +453,13 @@ struct DistributedDataParallel::Impl {
   }
 
   /// Whether collectives block the host, and not the device's streams.
-  static bool on_host() { return comm::world_group()->device().is_cpu(); }
+  bool on_host() const { return group->device().is_cpu(); }
 
   /// What a rank without data does while others take a step, which `averaging` of them will average.
   void shadow(int64_t averaging) {
     const WaitClock waiting(Count::comm_wait_ns, on_host());
     rebuild_buckets();
-    if (kwargs.broadcast_buffers && forward_sync && !buffers.empty()) sync_buffers(last_candidate(false));
+    if (kwargs.broadcast_buffers && forward_sync && !buffers.empty()) sync_buffers(last_candidate(*group, false));
     forward_sync = averaging > 0;
     if (averaging == 0 || !reducer) return;
     std::vector<c10::intrusive_ptr<c10::ivalue::Future>> futures;
@@ -472,7 +469,7 @@ struct DistributedDataParallel::Impl {
     if (kwargs.find_unused_parameters) {
       // Zeros of its own: in the Reducer's map the last step's result still stands.
       std::vector<at::Tensor> unused{at::zeros_like(reducer->get_local_used_map_on_device())};
-      process_group()->allreduce(unused)->wait();
+      group->process_group()->allreduce(unused)->wait();
     }
     reducer->push_rebuilt_params_for_all_indices();
   }
@@ -489,11 +486,11 @@ DistributedDataParallel::DistributedDataParallel(NamedTensors parameters, const 
   impl_->buffers = buffers;
   impl_->kwargs = kwargs;
   // A hook may leave ranks with other parameters.
-  impl_->drift = DriftCheck(comm::world_group(), kwargs.communication_hook ? 0 : kwargs.compare_parameters_every);
-  comm::world_group()->guard("prepare", [&] {
+  impl_->drift = DriftCheck(impl_->group, kwargs.communication_hook ? 0 : kwargs.compare_parameters_every);
+  impl_->group->guard("prepare", [&] {
     agree_on_codes(impl_->parameters);
-    broadcast_in_place(tensors_of(impl_->parameters), 0);
-    broadcast_in_place(tensors_of(impl_->buffers), 0);
+    broadcast_in_place(*impl_->group, tensors_of(impl_->parameters), 0);
+    broadcast_in_place(*impl_->group, tensors_of(impl_->buffers), 0);
     impl_->make_reducer();
   });
 }
@@ -506,7 +503,7 @@ bool DistributedDataParallel::averages(const at::Tensor& parameter) const {
 
 void DistributedDataParallel::before_forward() {
   Impl& ddp = *impl_;
-  comm::world_group()->guard("forward", [&] {
+  impl_->group->guard("forward", [&] {
     const bool training = at::GradMode::is_enabled();
     if (training) ddp.follow_flags("forward");
     if (training && ddp.reducer) ddp.check_finished("forward");
@@ -516,7 +513,7 @@ void DistributedDataParallel::before_forward() {
     // As in PyTorch, the first evaluating forward after training takes rank 0's buffers too, so that all ranks evaluate
     // one model.
     if (!ddp.forward_sync || ddp.buffers.empty() || (!training && ddp.joining)) return;
-    if (ddp.kwargs.broadcast_buffers) ddp.sync_buffers(ddp.joining ? last_candidate(true) : 0);
+    if (ddp.kwargs.broadcast_buffers) ddp.sync_buffers(ddp.joining ? last_candidate(*impl_->group, true) : 0);
     else counts::add(Count::buffers_left_alone);
   });
 }
@@ -554,7 +551,7 @@ void DistributedDataParallel::after_backward() {
   if (ddp.grad_sync && ddp.reducer && !ddp.joining) ddp.drift.after_average([&] { return ddp.parameters; });
   // Not within the backward, which may need those of its forward.
   if (!std::exchange(ddp.buffers_differ, false) || !ddp.kwargs.broadcast_buffers || ddp.buffers.empty()) return;
-  comm::world_group()->guard("backward", [&] { ddp.sync_buffers(0); });
+  impl_->group->guard("backward", [&] { ddp.sync_buffers(0); });
 }
 
 bool DistributedDataParallel::require_backward_grad_sync() const { return impl_->grad_sync; }
@@ -575,12 +572,12 @@ void DistributedDataParallel::settle_gradients() {
   if (impl_->apart) return;
   // Others may wait in their backward for what this rank left out.
   if (impl_->reducer && impl_->reducer->unfinished())
-    comm::world_group()->guard("step", [&] { impl_->check_finished("step"); });
+    impl_->group->guard("step", [&] { impl_->check_finished("step"); });
   // A forward has announced a backward that did not come.
   const bool left =
       std::exchange(impl_->expected_after_suspended, false) && impl_->reducer && impl_->reducer->expects_gradients();
   if (!std::exchange(impl_->suspended, false) && !left) return;
-  comm::world_group()->guard("step", [&] { impl_->average_what_is_left(); });
+  impl_->group->guard("step", [&] { impl_->average_what_is_left(); });
 }
 
 void DistributedDataParallel::prepare_backward_sync() {
@@ -602,11 +599,11 @@ void DistributedDataParallel::set_apart(bool apart) {
 }
 
 std::optional<int64_t> DistributedDataParallel::apart() const {
-  return impl_->apart ? std::optional(comm::rank()) : std::nullopt;
+  return impl_->apart ? std::optional(impl_->group->rank()) : std::nullopt;
 }
 
 void DistributedDataParallel::average_replicas(const std::vector<at::Tensor>& tensors) const {
-  average_in_place(*comm::world_group(), tensors);
+  average_in_place(*impl_->group, tensors);
 }
 
 c10::IValue DistributedDataParallel::own_state() const {
@@ -658,7 +655,7 @@ void DistributedDataParallel::begin_join() {
     throw ConfigError(
         "join_uneven_inputs: found it within LocalSGD, expected it outside: a rank without data takes no part in "
         "averages of parameters; let the loader give all ranks the same number of batches (even_batches)");
-  comm::world_group()->guard("join_uneven_inputs", [&] { impl_->follow_flags("join_uneven_inputs"); });
+  impl_->group->guard("join_uneven_inputs", [&] { impl_->follow_flags("join_uneven_inputs"); });
   impl_->joining = true;
 }
 void DistributedDataParallel::end_join() noexcept { impl_->joining = false; }
@@ -671,10 +668,10 @@ std::optional<bool> DistributedDataParallel::shadow_step() {
 }
 
 void DistributedDataParallel::finish_join(int64_t source) {
-  broadcast_in_place(tensors_of(impl_->parameters), source);
-  broadcast_in_place(tensors_of(impl_->buffers), source);
+  broadcast_in_place(*impl_->group, tensors_of(impl_->parameters), source);
+  broadcast_in_place(*impl_->group, tensors_of(impl_->buffers), source);
   // What any rank has left over is averaged with the next step of all.
-  impl_->suspended = last_candidate(impl_->suspended) >= 0;
+  impl_->suspended = last_candidate(*impl_->group, impl_->suspended) >= 0;
 }
 
 namespace {
@@ -683,7 +680,7 @@ class Averaging final : public ChosenEngine {
  public:
   explicit Averaging(const DistributedDataParallelKwargs& kwargs) : kwargs_(kwargs) {}
   std::shared_ptr<Engine> make(const ModelRef& model, const at::Device&, bool evaluation_mode) const override {
-    if (comm::world_size() == 1 || evaluation_mode) return nullptr;
+    if (comm::mesh().size(comm::kTokens) == 1 || evaluation_mode) return nullptr;
     return std::make_shared<DistributedDataParallel>(model.parameters(), model.buffers(), kwargs_);
   }
 
@@ -699,7 +696,7 @@ std::unique_ptr<ChosenEngine> choose_ddp(const EngineRequest& request) {
 }
 
 void guard_backward(const std::function<void()>& backward) {
-  const auto& group = comm::world_group();
+  const auto& group = comm::mesh().all();
   if (!group) return backward();
   take_wait_since_last_bucket();  // of a backward that threw
   group->guard("backward", backward);

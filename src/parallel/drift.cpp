@@ -13,6 +13,7 @@
 
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
+#include "comm/mesh.hpp"
 #include "residency/homes/encoded.hpp"
 #include "utils/counts.hpp"
 #include "utils/raise.hpp"
@@ -100,7 +101,7 @@ void DriftCheck::note_write(const std::string& name, const at::Tensor& values) {
 }
 
 void DriftCheck::after_average(const std::function<NamedTensors()>& parameters) {
-  const auto& world = comm::world_group();
+  const auto& world = comm::mesh().all();
   if (!world || world->dry() || every_ == 0) return;
   if (!is_due(++averages_)) return;
   world->guard("backward", [&] {

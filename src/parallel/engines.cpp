@@ -1,5 +1,6 @@
 #include "parallel/engines.hpp"
 
+#include "comm/group.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::parallel {
@@ -36,6 +37,19 @@ void check_axes(const ParallelismConfig& config, const ChosenEngine& engine) {
 }
 
 }  // namespace
+
+std::vector<comm::AxisSize> ChosenEngine::axes(const std::optional<ParallelismConfig>& config,
+                                               const comm::Group& all) const {
+  using comm::Axis;
+  const auto sizes = config.value_or(ParallelismConfig{});
+  // What the axes leave over (under DeepSpeed they need not name all ranks) reads other samples.
+  const int64_t rest = all.world_size() / sizes.total_size();
+  return {{Axis::dp_replicate, sizes.dp_replicate_size.value_or(1) * rest},
+          {Axis::dp_shard, sizes.dp_shard_size.value_or(1)},
+          {Axis::cp, sizes.cp_size.value_or(1)},
+          {Axis::sp, sizes.sp_size.value_or(1)},
+          {Axis::tp, sizes.tp_size.value_or(1)}};
+}
 
 std::unique_ptr<ChosenEngine> choose_engine(const EngineRequest& request) {
   for (const auto& kind : engine_kinds())

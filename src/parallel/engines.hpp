@@ -16,6 +16,7 @@
 #include "accelerate/state.hpp"
 #include "accelerate/utils/given.hpp"
 #include "accelerate/utils/kwargs.hpp"
+#include "comm/mesh.hpp"
 
 /// Which engine a program's options, and the environment that the launcher made, ask for.
 namespace accelerate::parallel {
@@ -49,6 +50,9 @@ class ChosenEngine {
   virtual JobFacts job(int64_t num_processes) const {
     return {.num_processes = num_processes, .multi_device = num_processes > 1};
   }
+  /// How the job's ranks are laid out, outermost axis first. @param config  as it applies to the job
+  virtual std::vector<comm::AxisSize> axes(const std::optional<ParallelismConfig>& config,
+                                           const comm::Group& all) const;
   /// Once it is known, before the first make().
   virtual void set_precision(PrecisionType /*mixed_precision*/) {}
 

@@ -9,8 +9,9 @@
 #include <ATen/ops/empty.h>
 
 #include "accelerate/codes/kernels.hpp"
-#include "accelerate/comm.hpp"
 #include "codes/kernels/packed_cache.hpp"
+#include "comm/group.hpp"
+#include "comm/mesh.hpp"
 #include "residency/homes/encoded.hpp"
 
 namespace accelerate::parallel {
@@ -46,20 +47,21 @@ void agree_on_codes(const NamedTensors& parameters) {
   std::vector<EncodedWeight*> weights;
   for (const auto& [name, tensor] : parameters)
     if (auto* weight = residency::encoded_weight(tensor)) weights.push_back(weight);
-  if (weights.empty() || comm::world_size() == 1) return;
+  const auto group = comm::mesh().along(comm::kTokens);
+  if (weights.empty() || !group) return;
   std::vector<int64_t> mine;
   for (const auto* weight : weights)
     mine.push_back(static_cast<int64_t>(std::hash<std::string_view>{}(message_of(*weight))));
-  const auto first = from_bytes<std::vector<int64_t>>(comm::broadcast_bytes(to_bytes(mine), 0));
+  const auto first = from_bytes<std::vector<int64_t>>(comm::broadcast_bytes(*group, to_bytes(mine), 0));
   std::vector<int64_t> others;
   for (size_t i = 0; i < mine.size(); ++i)
     if (mine[i] != first[i]) others.push_back(static_cast<int64_t>(i));
   std::set<int64_t> wanted;
-  for (const auto& theirs : comm::all_gather_bytes(to_bytes(others)))
+  for (const auto& theirs : comm::all_gather_bytes(*group, to_bytes(others)))
     for (const int64_t i : from_bytes<std::vector<int64_t>>(theirs)) wanted.insert(i);
   for (const int64_t i : wanted) {
     EncodedWeight& weight = *weights[static_cast<size_t>(i)];
-    const std::string text = comm::broadcast_bytes(comm::rank() == 0 ? message_of(weight) : std::string(), 0);
+    const std::string text = comm::broadcast_bytes(*group, group->rank() == 0 ? message_of(weight) : std::string(), 0);
     if (mine[static_cast<size_t>(i)] != first[static_cast<size_t>(i)]) take(weight, text);
   }
 }

@@ -91,7 +91,8 @@ class ReducerHook final : public c10d::CommHookInterface {
 /// The program's own function.
 class UserHook final : public GradientHook {
  public:
-  explicit UserHook(CommunicationHook hook) : hook_(std::move(hook)), group_(comm::world_group()) {}
+  UserHook(CommunicationHook hook, std::shared_ptr<comm::Group> group)
+      : hook_(std::move(hook)), group_(std::move(group)) {}
   GradientHookFuture run(GradientBucket& bucket) override {
     counts::add(counts::Count::user_hook_calls);
     const at::Tensor buffer = bucket.buffer;
@@ -240,11 +241,12 @@ void check_hook_settings(const DistributedDataParallelKwargs& kwargs) {
   }
 }
 
-std::shared_ptr<GradientHook> make_gradient_hook(const DistributedDataParallelKwargs& kwargs) {
-  if (kwargs.communication_hook) return std::make_shared<UserHook>(kwargs.communication_hook);
+std::shared_ptr<GradientHook> make_gradient_hook(const DistributedDataParallelKwargs& kwargs,
+                                                 std::shared_ptr<comm::Group> group) {
+  if (kwargs.communication_hook) return std::make_shared<UserHook>(kwargs.communication_hook, std::move(group));
   if (is_power_sgd(kwargs.comm_hook))
-    return power_sgd_hook(kwargs.comm_state_option, kwargs.comm_hook == Type::batched_power_sgd);
-  return wire_hook(wire_of(kwargs.comm_hook));
+    return power_sgd_hook(std::move(group), kwargs.comm_state_option, kwargs.comm_hook == Type::batched_power_sgd);
+  return wire_hook(std::move(group), wire_of(kwargs.comm_hook));
 }
 
 std::unique_ptr<c10d::CommHookInterface> reducer_hook(std::shared_ptr<GradientHook> hook,

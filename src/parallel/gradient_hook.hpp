@@ -29,8 +29,9 @@ class GradientHook {
   virtual std::function<void()> stage(const c10::IValue& state);
 };
 
-/// The hook that the settings ask for.
-std::shared_ptr<GradientHook> make_gradient_hook(const DistributedDataParallelKwargs& kwargs);
+/// The hook that the settings ask for. @param group  over which gradients are averaged
+std::shared_ptr<GradientHook> make_gradient_hook(const DistributedDataParallelKwargs& kwargs,
+                                                 std::shared_ptr<comm::Group> group);
 /// The hook as c10d's Reducer takes it.
 std::unique_ptr<c10d::CommHookInterface> reducer_hook(std::shared_ptr<GradientHook> hook,
                                                       const DistributedDataParallelKwargs& kwargs);
@@ -43,8 +44,9 @@ void check_hook_settings(const DistributedDataParallelKwargs& kwargs);
 const char* name_of(DDPCommunicationHookType type);
 
 /// Averages buckets as they are, or as `wire`.
-std::shared_ptr<GradientHook> wire_hook(at::ScalarType wire);
-std::shared_ptr<GradientHook> power_sgd_hook(const PowerSGDOptions& options, bool batched);
+std::shared_ptr<GradientHook> wire_hook(std::shared_ptr<comm::Group> group, at::ScalarType wire);
+std::shared_ptr<GradientHook> power_sgd_hook(std::shared_ptr<comm::Group> group, const PowerSGDOptions& options,
+                                             bool batched);
 
 /// A future of gradients that is complete.
 GradientHookFuture completed(const at::Tensor& gradients);

@@ -2,8 +2,8 @@
 
 #include <ATen/ops/full.h>
 
-#include "accelerate/comm.hpp"
 #include "comm/group.hpp"
+#include "comm/mesh.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -25,10 +25,10 @@ class Joining {
 
 }  // namespace
 
-int64_t last_candidate(bool candidate) {
-  at::Tensor rank = at::full({1}, candidate ? comm::rank() : -1,
-                             at::TensorOptions().dtype(at::kLong).device(comm::world_group()->device()));
-  comm::world_group()->all_reduce_(rank, Reduction::max);
+int64_t last_candidate(comm::Group& group, bool candidate) {
+  at::Tensor rank =
+      at::full({1}, candidate ? group.rank() : -1, at::TensorOptions().dtype(at::kLong).device(group.device()));
+  group.all_reduce_(rank, Reduction::max);
   return rank.item<int64_t>();
 }
 
@@ -44,7 +44,8 @@ std::optional<int64_t> join(const Engines& models, const std::function<void()>& 
   loop();
   if (joined.empty()) return std::nullopt;
   std::optional<int64_t> longest;
-  comm::world_group()->guard("join_uneven_inputs", [&] {
+  const auto group = comm::mesh().along(comm::kTokens);
+  group->guard("join_uneven_inputs", [&] {
     // One round per step that some rank still takes; who finds nobody left in the first round stopped last.
     bool last = true;
     for (bool active = true; active;) {
@@ -57,9 +58,9 @@ std::optional<int64_t> join(const Engines& models, const std::function<void()>& 
         last = false;
       }
     }
-    const int64_t source = last_candidate(last);
+    const int64_t source = last_candidate(*group, last);
     for (const auto& model : joined) model->finish_join(source);
-    if (last_candidate(!last) >= 0) longest = source;
+    if (last_candidate(*group, !last) >= 0) longest = source;
   });
   return longest;
 }

@@ -76,11 +76,11 @@ uint64_t draw(std::mt19937& random) {
 
 class PowerSGD final : public GradientHook {
  public:
-  PowerSGD(const PowerSGDOptions& options, bool batched)
+  PowerSGD(std::shared_ptr<comm::Group> group, const PowerSGDOptions& options, bool batched)
       : options_(options),
         batched_(batched),
-        group_(comm::world_group()),
-        plain_(wire_hook(at::ScalarType::Undefined)),
+        group_(std::move(group)),
+        plain_(wire_hook(group_, at::ScalarType::Undefined)),
         random_(options.random_seed) {}
 
   /// A bucket takes two sums over ranks, and what is sent in the second depends on the first. They go out bucket after
@@ -330,8 +330,9 @@ class PowerSGD final : public GradientHook {
 
 }  // namespace
 
-std::shared_ptr<GradientHook> power_sgd_hook(const PowerSGDOptions& options, bool batched) {
-  return std::make_shared<PowerSGD>(options, batched);
+std::shared_ptr<GradientHook> power_sgd_hook(std::shared_ptr<comm::Group> group, const PowerSGDOptions& options,
+                                             bool batched) {
+  return std::make_shared<PowerSGD>(std::move(group), options, batched);
 }
 
 }  // namespace accelerate::parallel

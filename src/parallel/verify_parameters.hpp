@@ -4,7 +4,8 @@
 
 namespace accelerate::parallel {
 
-/// Compares names, shapes, dtypes and requires_grad with rank 0's. Collective.
+/// Compares names, shapes, dtypes and requires_grad with the first rank's of those that train one model on other tokens
+/// (comm::kTokens). Collective over them.
 /// @throws ShapeError with the same text on every rank, naming the first difference and the rank that has it.
 void verify_parameters(const NamedTensors& parameters);
 

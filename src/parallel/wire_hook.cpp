@@ -9,7 +9,8 @@ namespace {
 /// All-reduces buckets, divided by the number of ranks, sent as fp16 or bf16 when asked for.
 class WireHook final : public GradientHook {
  public:
-  explicit WireHook(at::ScalarType wire) : group_(comm::world_group()), shared_(group_), wire_(wire) {}
+  WireHook(std::shared_ptr<comm::Group> group, at::ScalarType wire)
+      : group_(std::move(group)), shared_(group_), wire_(wire) {}
 
   GradientHookFuture run(GradientBucket& bucket) override {
     at::Tensor buffer = bucket.buffer;
@@ -45,6 +46,8 @@ class WireHook final : public GradientHook {
 
 }  // namespace
 
-std::shared_ptr<GradientHook> wire_hook(at::ScalarType wire) { return std::make_shared<WireHook>(wire); }
+std::shared_ptr<GradientHook> wire_hook(std::shared_ptr<comm::Group> group, at::ScalarType wire) {
+  return std::make_shared<WireHook>(std::move(group), wire);
+}
 
 }  // namespace accelerate::parallel

@@ -97,10 +97,10 @@ bool offloads(const FullyShardedDataParallelPlugin& plugin) {
   std::vector<parallel::ShardedPart> parts(1);
   parts[0].layout = residency::lay_out({weight}, 2);
   parts[0].members.push_back({.name = "weight", .tensor = weight, .shard = {}});
-  parallel::Mesh mesh;
-  mesh.shard = comm::Group::join({.world_size = 2, .dry = std::make_shared<comm::TrafficCounter>()});
+  parallel::ShardGroups groups;
+  groups.shard = comm::Group::join({.world_size = 2, .dry = std::make_shared<comm::TrafficCounter>()});
   try {
-    parallel::make_shard_store(parts, mesh, at::Device(at::kCUDA, 0), resolved)->allocate(parts[0]);
+    parallel::make_shard_store(parts, groups, at::Device(at::kCUDA, 0), resolved)->allocate(parts[0]);
     return parts[0].master.is_cpu();
   } catch (const std::exception&) {
     return false;  // memory on the accelerator was asked for

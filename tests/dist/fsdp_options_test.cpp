@@ -361,13 +361,13 @@ TEST(FsdpOptions, OffloadedShardsLieOnTheHost) {
   part.layout = residency::lay_out({weight}, 2);
   part.members.push_back({.name = "weight", .tensor = weight, .shard = {}});
   for (const bool alone : {true, false}) {
-    parallel::Mesh mesh;
-    if (!alone) mesh.shard = comm::Group::join({.world_size = 2, .dry = std::make_shared<comm::TrafficCounter>()});
+    parallel::ShardGroups groups;
+    if (!alone) groups.shard = comm::Group::join({.world_size = 2, .dry = std::make_shared<comm::TrafficCounter>()});
     const Plugin offloaded{.cpu_offload = CPUOffload(true, /*pin_memory=*/false)};
-    parallel::make_shard_store(parts, mesh, gpu, offloaded)->allocate(part);
+    parallel::make_shard_store(parts, groups, gpu, offloaded)->allocate(part);
     EXPECT_TRUE(part.master.is_cpu());
     EXPECT_EQ(part.master.numel(), part.numel() / (alone ? 1 : 2));
-    const auto store = parallel::make_shard_store(parts, mesh, gpu, {});
+    const auto store = parallel::make_shard_store(parts, groups, gpu, {});
     if (!torch::cuda::is_available()) {
       EXPECT_ANY_THROW(store->allocate(part)) << "memory on the device was asked for";
     } else {

@@ -104,8 +104,8 @@ F("what accumulated without a backward is left out", file,
 F("units that are recomputed see the next step's values", file,
   "units->release();\n                             «store->publish(*units);»", "")
 F("state dicts of the first rank's piece", file,
-  "flat = «self.mesh.shard->all_gather(stretch.to(part.members.front().tensor.device()))»;",
-  "self.mesh.shard->all_gather(stretch.to(part.members.front().tensor.device())).mul(1.001)")
+  "flat = «self.groups.shard->all_gather(stretch.to(part.members.front().tensor.device()))»;",
+  "self.groups.shard->all_gather(stretch.to(part.members.front().tensor.device())).mul(1.001)")
 F("steps of optimizers from before prepare, at a forward", file, "«self.look_for_unseen_steps();»", "")
 F("steps of optimizers from before prepare, at a read", file,
   "if («gradients_are_open») look_for_unseen_steps(&unit);", "false")

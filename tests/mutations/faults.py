@@ -175,10 +175,10 @@ F("PrepareDataLoaderOptions::device", file,
   "settings.device = «options.device ? *options.device : PartialState().device()»;", "PartialState().device()",
   o + "CopiesToTheDeviceWaitOrNot")
 F("PrepareDataLoaderOptions::num_processes", file,
-  "«options.num_processes ? *options.num_processes : PartialState().num_processes()»;",
+  "«options.num_processes ? *options.num_processes : comm::mesh().size(comm::kSamples)»;",
   "PartialState().num_processes()", p + "EmptyAndTinyDatasets")
 F("PrepareDataLoaderOptions::process_index", file,
-  "«options.process_index ? *options.process_index : PartialState().process_index()»;",
+  "«options.process_index ? *options.process_index : comm::mesh().place(comm::kSamples)»;",
   "PartialState().process_index()", p + "CollatedStreamsAreSharedOutByRows")
 F("PrepareDataLoaderOptions::config", file, "settings{.config = «options.config»,",
   "DataLoaderConfiguration{.dispatch_batches = false}", p + "VaryingBatchSizes")
@@ -327,7 +327,7 @@ F("DistributedDataParallelKwargs::gradient_as_bucket_view", file,
 F("DistributedDataParallelKwargs::static_graph", file,
   "if («kwargs.static_graph» && !std::exchange(graph_is_static, true))", "false", q)
 F("DistributedDataParallelKwargs::comm_hook", "src/parallel/gradient_hook.cpp",
-  "return wire_hook(wire_of(«kwargs.comm_hook»));", "DDPCommunicationHookType::no", q)
+  "return wire_hook(std::move(group), wire_of(«kwargs.comm_hook»));", "DDPCommunicationHookType::no", q)
 hooks = "communication_hooks_tests CommunicationHooks."
 parity = hooks + "AverageAsPyTorchsDo"
 refused = "communication_hooks_tests CommunicationHookSettings.WhatCanNotWorkIsRefusedByName"
@@ -336,7 +336,7 @@ F("DistributedDataParallelKwargs::comm_wrapper", file, "wire_of(«kwargs.comm_wr
   "DDPCommunicationHookType::no", parity)
 F("DistributedDataParallelKwargs::communication_hook", file, "if («kwargs.communication_hook») return std::make_shared",
   "CommunicationHook()", hooks + "UsersHooksAverage")
-F("DistributedDataParallelKwargs::comm_state_option", file, "power_sgd_hook(«kwargs.comm_state_option»,",
+F("DistributedDataParallelKwargs::comm_state_option", file, "power_sgd_hook(std::move(group), «kwargs.comm_state_option»,",
   "PowerSGDOptions{}", parity)
 F("DistributedDataParallelKwargs::dim", file, "if («kwargs.dim != 0»)", "false", refused)
 F("DistributedDataParallelKwargs::check_reduction", file, "if («kwargs.check_reduction»)", "false", refused)
@@ -451,7 +451,7 @@ F("DistributedDataParallelKwargs::compare_parameters_every", "src/parallel/drift
   "return averages % «every_» == 0", "500",
   "ddp_habits_tests DdpHabits.WeightsThatDriftApartAreNamedAfterSomeTime")
 F("replicas that drift apart are named", "src/parallel/fsdp/fsdp.cpp",
-  "self.drift = «DriftCheck(self.mesh.replicate, compare_parameters_every)»;", "DriftCheck()",
+  "self.drift = «DriftCheck(self.groups.replicate, compare_parameters_every)»;", "DriftCheck()",
   "fsdp_hybrid_tests FsdpHybrid.PiecesOfReplicasThatDriftApartAreNamed")
 F("writes of ranks that differ are named", "src/parallel/drift.cpp",
   "if («one.at(kBits) != two.at(kBits)» &&", "false", w + "WritesThatDifferBetweenRanksAreNamed")
@@ -535,7 +535,7 @@ F("FullyShardedDataParallelPlugin::sharding_strategy", file,
   f + "NoShardObeysTheOtherOptions")
 F("FullyShardedDataParallelPlugin::reshard_after_forward", file, "const bool keeps = «whether && !*whether»;", "false",
   "fsdp_plugin_tests FsdpPlugin.TheStrategyThatResults")
-file = "src/parallel/fsdp/mesh.cpp"
+file = "src/parallel/fsdp/shard_groups.cpp"
 F("FullyShardedDataParallelPlugin::dp_shard_size", file, "const int64_t size = «shards ? *shards : all / *replicas»;",
   "all / replicas.value_or(1)", "fsdp_hybrid_tests FsdpHybrid.NumbersThatDoNotFitAreRefused")
 F("FullyShardedDataParallelPlugin::dp_replicate_size", file,
@@ -1525,19 +1525,19 @@ F("a resumed pass puts the default generator back", file,
   "if (midway) «restore_generator(default_generator, before);»", "",
   "data_tests DataLoaderState.DefaultGeneratorGoesOnAfterResuming")
 file = "src/parallel/ddp.cpp"
-F("DDP begins with rank 0's parameters", file, "«broadcast_in_place(tensors_of(impl_->parameters), 0);»", "",
+F("DDP begins with rank 0's parameters", file, "«broadcast_in_place(*impl_->group, tensors_of(impl_->parameters), 0);»", "",
   "ddp_tests Ddp.EqualsOneProcessAfterEveryStep")
-F("DDP begins with rank 0's buffers", file, "«broadcast_in_place(tensors_of(impl_->buffers), 0);»", "",
+F("DDP begins with rank 0's buffers", file, "«broadcast_in_place(*impl_->group, tensors_of(impl_->buffers), 0);»", "",
   "ddp_tests Ddp.BuffersAndBucketsAreAsAskedFor")
-F("what is averaged late is divided", file, "gradient.div(«comm::world_size()»).contiguous();", "1",
+F("what is averaged late is divided", file, "gradient.div(«group->world_size()»).contiguous();", "1",
   c + "CheckpointRanks.WhatTheLastMicroStepLeavesOutIsAveragedAlsoInAResumedRun")
 F("what a backward left out is named before the step", file,
-  "if («impl_->reducer && impl_->reducer->unfinished()»)\n    comm", "false", "ddp_tests Ddp.WhatCannotBeAveragedIsNamed")
+  "if («impl_->reducer && impl_->reducer->unfinished()»)\n    impl_->group", "false", "ddp_tests Ddp.WhatCannotBeAveragedIsNamed")
 F("layers that are thawed are averaged", file, "if («same») {", "true", h + "LayersAreThawedAndFrozenAfterPrepare")
 F("data that ends within a group is named", file, "if («0 < averaging && averaging < training»)", "false",
   h + "DataThatEndsWithinAGroupIsNamedOnAllRanks")
 F("joined ranks end with the last one's parameters", file,
-  "«broadcast_in_place(tensors_of(impl_->parameters), source);»", "", "ddp_tests Ddp.JoinUnevenInputs")
+  "«broadcast_in_place(*impl_->group, tensors_of(impl_->parameters), source);»", "", "ddp_tests Ddp.JoinUnevenInputs")
 file = "src/parallel/gradients.cpp"
 F("tied weights count once", file, "if («!seen.insert(parameter.unsafeGetTensorImpl()).second») continue;", "false",
   "accelerator_tests AcceleratorTest.TiedWeightsAreClippedOnce", h + "TokensOfModelsThatShareModulesCountOnce")
@@ -1712,7 +1712,7 @@ F("scopes that an operator seems to end in are held by it", "src/timeline/activi
 F("attention run dry keeps scores", "src/utils/meta_kernels.cpp", "«add_attention(registration);»", "",
   "dry_run_tests DryRun.AttentionKeepsNoScores")
 F("the order of buckets is a collective of the group", "src/parallel/ddp.cpp",
-  "«comm::world_group()->guard_collective(\"order of buckets\", [&] { reducer->rebuild_buckets(); });»",
+  "«group->guard_collective(\"order of buckets\", [&] { reducer->rebuild_buckets(); });»",
   "reducer->rebuild_buckets();",
   "ddp_habits_tests DdpHabits.ARankThatAgreesOnBucketsIsSeenThere")
 F("the monitor's key", "src/launch/monitor/monitor.cpp", "asked = «keyboard_->read().find('h') != std::string::npos»;",
@@ -1891,7 +1891,7 @@ F("ranks compare encodings", "src/parallel/verify_parameters.cpp",
 F("shards take rank 0's codes", "src/parallel/fsdp/fsdp.cpp", "«agree_on_codes(model.parameters());»", "",
   r + "TheyAreShardedAndRecomputed", r + "ReplicasOfShardsTrainAdaptersOnThem", r + "TheyMayBeWholeInUnits")
 F("codes are sharded", "src/parallel/fsdp/fsdp.cpp",
-  "for (const auto& [weight, bytes] : code_bytes) «residency::lay_codes_in(*weight, bytes, mesh.ranks());»", "", r + "TheyAreSharded")
+  "for (const auto& [weight, bytes] : code_bytes) «residency::lay_codes_in(*weight, bytes, groups.ranks());»", "", r + "TheyAreSharded")
 F("a stage gives up others' codes", "src/parallel/pipeline/pipeline.cpp",
   "weight && !held) «residency::give_up(*weight)»;", "static_cast<void>(0)", r + "StagesKeepTheirOwn")
 F("checkpoints leave frozen codes out", "src/run_state/models.cpp",

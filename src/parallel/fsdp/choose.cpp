@@ -1,5 +1,7 @@
 #include "accelerate/parallel/fsdp.hpp"
+#include "comm/group.hpp"
 #include "parallel/engines.hpp"
+#include "parallel/fsdp/shard_groups.hpp"
 #include "parallel/gradient_hook.hpp"
 #include "utils/environment.hpp"
 #include "utils/raise.hpp"
@@ -48,6 +50,9 @@ class Sharding final : public ChosenEngine {
   const FullyShardedDataParallelPlugin* sharding() const override { return &plugin_; }
   JobFacts job(int64_t num_processes) const override {
     return {.num_processes = num_processes, .is_fsdp2 = plugin_.fsdp_version == 2};
+  }
+  std::vector<comm::AxisSize> axes(const std::optional<ParallelismConfig>&, const comm::Group& all) const override {
+    return axes_of(plugin_, all.world_size(), all.local_world_size());
   }
   void set_precision(PrecisionType precision) override {
     if (plugin_.mixed_precision_policy || precision == PrecisionType::NO) return;

@@ -53,10 +53,10 @@ class LocalReducer final : public GradientReducer {
 
 class CollectiveReducer final : public GradientReducer {
  public:
-  CollectiveReducer(std::vector<ShardedPart>& parts, const Mesh& mesh, const ReducerOptions& options)
+  CollectiveReducer(std::vector<ShardedPart>& parts, const ShardGroups& groups, const ReducerOptions& options)
       : parts_(parts),
-        group_(mesh.shard),
-        replicas_(mesh.replicate ? std::make_unique<Replicas>(parts, mesh.replicate) : nullptr),
+        group_(groups.shard),
+        replicas_(groups.replicate ? std::make_unique<Replicas>(parts, groups.replicate) : nullptr),
         options_(options),
         states_(parts.size()) {
     // Gradients come from the last unit to the first; the real order is learnt in the first backward.
@@ -240,9 +240,9 @@ std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts, 
   return std::make_unique<LocalReducer>(parts, options);
 }
 
-std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, const Mesh& mesh,
+std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, const ShardGroups& groups,
                                                     const ReducerOptions& options) {
-  return std::make_unique<CollectiveReducer>(parts, mesh, options);
+  return std::make_unique<CollectiveReducer>(parts, groups, options);
 }
 
 }  // namespace accelerate::parallel

@@ -20,7 +20,7 @@
 #include "parallel/frozen_codes.hpp"
 #include "parallel/fsdp/gradient_reducer.hpp"
 #include "parallel/fsdp/gradient_taker.hpp"
-#include "parallel/fsdp/mesh.hpp"
+#include "parallel/fsdp/shard_groups.hpp"
 #include "parallel/fsdp/shard_store.hpp"
 #include "parallel/fsdp/sharded_part.hpp"
 #include "parallel/fsdp/whole_gradients.hpp"
@@ -123,8 +123,8 @@ std::map<PartKind, NamedTensors> parts_of(const NamedTensors& parameters, const 
 
 struct FullyShardedDataParallel::Impl {
   FullyShardedDataParallelPlugin plugin;
-  std::shared_ptr<comm::Group> group;  ///< of all ranks; null alone
-  Mesh mesh;
+  std::shared_ptr<comm::Group> group;  ///< of all ranks that train this model; null alone
+  ShardGroups groups;
   Phases phases;
   std::unique_ptr<residency::Residency> units;
   std::vector<ShardedPart> parts;
@@ -166,7 +166,7 @@ struct FullyShardedDataParallel::Impl {
         part.codes = kind.codes;
         std::vector<at::Tensor> tensors;
         for (const auto& [name, tensor] : parameters) tensors.push_back(tensor);
-        part.layout = residency::lay_out(tensors, mesh.ranks(), device);
+        part.layout = residency::lay_out(tensors, groups.ranks(), device);
         for (size_t m = 0; m < parameters.size(); ++m)
           part.members.push_back({.name = parameters[m].first,
                                   .tensor = parameters[m].second,
@@ -244,11 +244,11 @@ struct FullyShardedDataParallel::Impl {
   void take_over(const ModelRef& model, const at::Device& device) {
     units = std::make_unique<residency::Residency>(phases.forward);
     const auto planned = plan(model, device);
-    store = make_shard_store(parts, mesh, device, plugin);
+    store = make_shard_store(parts, groups, device, plugin);
     at::NoGradGuard no_grad;
     for (auto& part : parts) {
       store->allocate(part);
-      part.cut(mesh.rank(), mesh.ranks());
+      part.cut(groups.rank(), groups.ranks());
       for (auto& member : part.members) member_of[member.tensor.unsafeGetTensorImpl()] = &member;
     }
     const bool from_rank0 = group && starts_from_rank0(plugin);
@@ -272,7 +272,7 @@ struct FullyShardedDataParallel::Impl {
         spec.home = store->home(part, unit.path.empty() ? "(root)" : unit.path);
         if (store->pieces_in_unit(part)) {
           spec.members.emplace_back("(this rank's stretch)", part.master);
-          spec.layout.offsets.push_back(mesh.rank() * part.master.numel());
+          spec.layout.offsets.push_back(groups.rank() * part.master.numel());
           spec.stretch_is_last = true;
         }
         specs.push_back(std::move(spec));
@@ -281,20 +281,20 @@ struct FullyShardedDataParallel::Impl {
       residency::Unit& added = units->add(unit.path, std::move(specs), /*keep=*/unit.path.empty());
       for (const size_t index : indices) {
         parts[index].unit = &added;
-        if (store->pieces_in_unit(parts[index])) parts[index].cut(mesh.rank(), mesh.ranks());
+        if (store->pieces_in_unit(parts[index])) parts[index].cut(groups.rank(), groups.ranks());
       }
       counts::add(Count::units);
       if (unit.full_precision) counts::add(Count::full_precision_units);
     }
-    for (const auto& [weight, bytes] : code_bytes) residency::lay_codes_in(*weight, bytes, mesh.ranks());
+    for (const auto& [weight, bytes] : code_bytes) residency::lay_codes_in(*weight, bytes, groups.ranks());
     for (const auto& part : parts) {
       counts::add(Count::elements_sharded, part.numel());
-      counts::add(Count::elements_held, part.numel() / mesh.ranks());
+      counts::add(Count::elements_held, part.numel() / groups.ranks());
       if (part.compute_dtype != part.master_dtype) counts::add(Count::elements_converted, part.numel());
     }
     // Ranks of one replica may bring different values and make one model of them; replicas must be equal.
-    if (mesh.replicate && !from_rank0)
-      for (auto& part : parts) part.master.copy_(mesh.replicate->broadcast(part.master.to(device), 0));
+    if (groups.replicate && !from_rank0)
+      for (auto& part : parts) part.master.copy_(groups.replicate->broadcast(part.master.to(device), 0));
     units->write_together(false);
     store->publish(*units);
     units->set_publisher([this] { store->refresh(*units); });
@@ -313,7 +313,7 @@ struct FullyShardedDataParallel::Impl {
     });
     units->set_change({.begin = [this] { store->before_step(*units); }, .end = [this] { publish(); }});
     reducer = store->make_reducer();
-    gradients = std::make_unique<WholeGradients>(parts, mesh, [this] { store->meet("reading a gradient"); });
+    gradients = std::make_unique<WholeGradients>(parts, groups, [this] { store->meet("reading a gradient"); });
     for (auto& part : parts)
       for (auto& member : part.members) member_of_piece[member.shard.unsafeGetTensorImpl()] = &member;
   }
@@ -486,11 +486,11 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
   Impl& self = *impl_;
   self.plugin = plugin;
   self.fp8_weights.insert(fp8_weights.begin(), fp8_weights.end());
-  self.group = comm::world_group();
-  self.mesh = make_mesh(plugin, self.group);
-  self.drift = DriftCheck(self.mesh.replicate, compare_parameters_every);
+  self.group = comm::mesh().along(comm::kTokens);
+  self.groups = make_shard_groups(plugin, self.group);
+  self.drift = DriftCheck(self.groups.replicate, compare_parameters_every);
   self.phases = phases_of(plugin);
-  self.phases.keep_for_backward = self.mesh.near != nullptr;
+  self.phases.keep_for_backward = self.groups.near != nullptr;
   for (const auto& [name, parameter] : model.parameters())
     if (const auto* member = residency::Member::of(parameter); member && member->unit().owner().change().begin)
       raise<ConfigError>(
@@ -591,7 +591,7 @@ void FullyShardedDataParallel::prepare_backward_sync() {
 }
 
 const FullyShardedDataParallelPlugin& FullyShardedDataParallel::plugin() const { return impl_->plugin; }
-int64_t FullyShardedDataParallel::replica() const { return impl_->mesh.replica(); }
+int64_t FullyShardedDataParallel::replica() const { return impl_->groups.replica(); }
 
 at::Tensor FullyShardedDataParallel::local_shard(const at::Tensor& parameter) const {
   const auto* member = impl_->find(parameter);
@@ -624,7 +624,7 @@ std::optional<at::ScalarType> FullyShardedDataParallel::output_dtype() const {
 }
 
 void FullyShardedDataParallel::set_apart(bool apart) {
-  if (!impl_->mesh.replicate) return Engine::set_apart(apart);
+  if (!impl_->groups.replicate) return Engine::set_apart(apart);
   impl_->apart = apart;
   impl_->reducer->set_apart(apart);
 }
@@ -634,7 +634,7 @@ std::optional<int64_t> FullyShardedDataParallel::apart() const {
 }
 
 void FullyShardedDataParallel::average_replicas(const std::vector<at::Tensor>& tensors) const {
-  average_in_place(*impl_->mesh.replicate, tensors);
+  average_in_place(*impl_->groups.replicate, tensors);
 }
 
 void FullyShardedDataParallel::resume_accumulation() {
@@ -661,7 +661,7 @@ void FullyShardedDataParallel::gather_each(const PieceOf& piece_of, const std::f
     if (part.codes) continue;
     at::Tensor stretch;
     std::vector<bool> defined;
-    const int64_t length = part.numel() / self.mesh.ranks();
+    const int64_t length = part.numel() / self.groups.ranks();
     for (const auto& member : part.members) {
       const at::Tensor piece = piece_of(member.tensor, member.shard);
       defined.push_back(piece.defined());
@@ -671,9 +671,9 @@ void FullyShardedDataParallel::gather_each(const PieceOf& piece_of, const std::f
     }
     at::Tensor flat = stretch;
     // Offloaded pieces travel on the device that computes.
-    if (self.mesh.shard && stretch.defined())
-      flat = self.mesh.shard->all_gather(stretch.to(part.members.front().tensor.device()));
-    if (!everywhere && self.mesh.rank() != 0) continue;
+    if (self.groups.shard && stretch.defined())
+      flat = self.groups.shard->all_gather(stretch.to(part.members.front().tensor.device()));
+    if (!everywhere && self.groups.rank() != 0) continue;
     for (const auto& member : part.members)
       take({.name = member.name,
             .parameter = member.tensor,

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "parallel/fsdp/mesh.hpp"
+#include "parallel/fsdp/shard_groups.hpp"
 #include "parallel/fsdp/sharded_part.hpp"
 #include "utils/counts.hpp"
 
@@ -48,7 +48,7 @@ inline void count_reduced(const at::Tensor& flat) {
 /// Alone: gradients are the shards' gradients.
 std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts, const ReducerOptions& options);
 /// By c10d, asynchronously, in one order on all ranks. Collective.
-std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, const Mesh& mesh,
+std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, const ShardGroups& groups,
                                                     const ReducerOptions& options);
 
 }  // namespace accelerate::parallel

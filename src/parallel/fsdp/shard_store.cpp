@@ -28,10 +28,10 @@ ReducerOptions reducer_options(const FullyShardedDataParallelPlugin& plugin) {
 /// Each rank holds its shards itself.
 class GatheredStore final : public ShardStore {
  public:
-  GatheredStore(std::vector<ShardedPart>& parts, const Mesh& mesh, const at::Device& device,
+  GatheredStore(std::vector<ShardedPart>& parts, const ShardGroups& groups, const at::Device& device,
                 const FullyShardedDataParallelPlugin& plugin)
       : parts_(parts),
-        mesh_(mesh),
+        groups_(groups),
         device_(device),
         offload_(plugin.cpu_offload.value_or(CPUOffload())),
         options_(reducer_options(plugin)) {}
@@ -40,7 +40,7 @@ class GatheredStore final : public ShardStore {
     const meta_memory::Purpose shards(MemoryUse::parameters);
     const bool on_host = !device_.is_meta() && (offload_.offload_params || device_.is_cpu());
     part.master =
-        at::zeros({part.numel() / mesh_.ranks()},
+        at::zeros({part.numel() / groups_.ranks()},
                   at::TensorOptions().dtype(part.master_dtype).device(on_host ? at::Device(at::kCPU) : device_));
     if (part.fp8)
       part.fp8_scales =
@@ -53,14 +53,14 @@ class GatheredStore final : public ShardStore {
     }
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string& name) override {
-    if (!part.fp8) return residency::shard_home(part.master, mesh_.shard, mesh_.near, name);
+    if (!part.fp8) return residency::shard_home(part.master, groups_.shard, groups_.near, name);
     residency::Float8Wire wire{.scales = part.fp8_scales};
     for (const auto& member : part.members)
       wire.stretches.push_back({.begin = member.offset, .length = member.tensor.numel()});
     counts::add(counts::Count::parts_as_fp8);
-    return residency::shard_home(part.master, mesh_.shard, mesh_.near, name, std::move(wire));
+    return residency::shard_home(part.master, groups_.shard, groups_.near, name, std::move(wire));
   }
-  std::unique_ptr<GradientReducer> make_reducer() override { return collective_reducer(parts_, mesh_, options_); }
+  std::unique_ptr<GradientReducer> make_reducer() override { return collective_reducer(parts_, groups_, options_); }
   void refresh(residency::Residency&) override {
     if (std::any_of(parts_.begin(), parts_.end(),
                     [&](const ShardedPart& part) { return part.fp8 && part.master._version() != scaled_[part.index]; }))
@@ -79,10 +79,10 @@ class GatheredStore final : public ShardStore {
       for (const auto& member : part.members)
         if (part.fp8)
           largest.push_back(device_.is_meta() ? at::empty({}, part.fp8_scales.options())  // a dry run
-                                              : codes::amax(member.shard).reshape({}).to(mesh_.shard->device()));
+                                              : codes::amax(member.shard).reshape({}).to(groups_.shard->device()));
     if (largest.empty()) return;
     at::Tensor all = at::stack(largest);
-    mesh_.shard->all_reduce_(all, Reduction::max);
+    groups_.shard->all_reduce_(all, Reduction::max);
     if (device_.is_meta()) return;
     int64_t done = 0;
     for (const auto& part : parts_) {
@@ -94,7 +94,7 @@ class GatheredStore final : public ShardStore {
   }
 
   std::vector<ShardedPart>& parts_;
-  Mesh mesh_;
+  ShardGroups groups_;
   at::Device device_;
   CPUOffload offload_;
   ReducerOptions options_;
@@ -104,10 +104,10 @@ class GatheredStore final : public ShardStore {
 /// One process, or a whole model on each rank: the flat storage is the only shard.
 class LocalStore final : public ShardStore {
  public:
-  LocalStore(std::vector<ShardedPart>& parts, const Mesh& mesh, const at::Device& device,
+  LocalStore(std::vector<ShardedPart>& parts, const ShardGroups& groups, const at::Device& device,
              const FullyShardedDataParallelPlugin& plugin)
       : parts_(parts),
-        mesh_(mesh),
+        groups_(groups),
         device_(device),
         offload_(plugin.cpu_offload.value_or(CPUOffload())),
         options_(reducer_options(plugin)) {
@@ -140,7 +140,7 @@ class LocalStore final : public ShardStore {
                                          : residency::image_home(computed, part.master);
   }
   std::unique_ptr<GradientReducer> make_reducer() override {
-    return mesh_.replicate ? collective_reducer(parts_, mesh_, options_) : local_reducer(parts_, options_);
+    return groups_.replicate ? collective_reducer(parts_, groups_, options_) : local_reducer(parts_, options_);
   }
   void refresh(residency::Residency& units) override {
     if (offloads()) return;
@@ -165,7 +165,7 @@ class LocalStore final : public ShardStore {
   bool offloads() const { return offload_.offload_params && !device_.is_cpu() && !device_.is_meta(); }
 
   std::vector<ShardedPart>& parts_;
-  Mesh mesh_;
+  ShardGroups groups_;
   at::Device device_;
   CPUOffload offload_;
   ReducerOptions options_;
@@ -176,12 +176,12 @@ class LocalStore final : public ShardStore {
 
 }  // namespace
 
-std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const Mesh& mesh,
+std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const ShardGroups& groups,
                                              const at::Device& device, const FullyShardedDataParallelPlugin& plugin) {
-  if (mesh.ranks() == 1) return std::make_unique<LocalStore>(parts, mesh, device, plugin);
+  if (groups.ranks() == 1) return std::make_unique<LocalStore>(parts, groups, device, plugin);
   if (device.is_cpu())
-    if (auto store = shared_memory_store(parts, mesh, reducer_options(plugin))) return store;
-  return std::make_unique<GatheredStore>(parts, mesh, device, plugin);
+    if (auto store = shared_memory_store(parts, groups, reducer_options(plugin))) return store;
+  return std::make_unique<GatheredStore>(parts, groups, device, plugin);
 }
 
 }  // namespace accelerate::parallel

@@ -8,7 +8,7 @@
 
 #include "accelerate/parallel/fsdp_plugin.hpp"
 #include "parallel/fsdp/gradient_reducer.hpp"
-#include "parallel/fsdp/mesh.hpp"
+#include "parallel/fsdp/shard_groups.hpp"
 #include "parallel/fsdp/sharded_part.hpp"
 #include "residency/home.hpp"
 
@@ -40,11 +40,11 @@ class ShardStore {
 };
 
 /// Ranks of one host share their memory, whole models don't move, all others gather through c10d. Collective.
-std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const Mesh& mesh,
+std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const ShardGroups& groups,
                                              const at::Device& device, const FullyShardedDataParallelPlugin& plugin);
 
 /// Null on all ranks when they can't share memory (see comm::SharedMemory). Collective.
-std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const Mesh& mesh,
+std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const ShardGroups& groups,
                                                 const ReducerOptions& options);
 
 }  // namespace accelerate::parallel

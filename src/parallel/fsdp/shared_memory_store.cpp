@@ -120,11 +120,11 @@ struct Mapping {
 
 class SharedReducer final : public GradientReducer {
  public:
-  SharedReducer(std::vector<ShardedPart>& parts, const Mesh& mesh, std::shared_ptr<Mapping> mapping,
+  SharedReducer(std::vector<ShardedPart>& parts, const ShardGroups& groups, std::shared_ptr<Mapping> mapping,
                 const ReducerOptions& options)
       : parts_(parts),
-        group_(mesh.shard),
-        replicas_(mesh.replicate ? std::make_unique<Replicas>(parts, mesh.replicate) : nullptr),
+        group_(groups.shard),
+        replicas_(groups.replicate ? std::make_unique<Replicas>(parts, groups.replicate) : nullptr),
         mapping_(std::move(mapping)),
         options_(options),
         used_(parts.size()),
@@ -369,11 +369,11 @@ class SharedHome final : public residency::Home {
 
 class SharedMemoryStore final : public ShardStore {
  public:
-  SharedMemoryStore(std::vector<ShardedPart>& parts, const Mesh& mesh, std::shared_ptr<Mapping> mapping,
+  SharedMemoryStore(std::vector<ShardedPart>& parts, const ShardGroups& groups, std::shared_ptr<Mapping> mapping,
                     const ReducerOptions& options)
       : parts_(parts),
-        mesh_(mesh),
-        group_(mesh.shard),
+        groups_(groups),
+        group_(groups.shard),
         mapping_(std::move(mapping)),
         options_(options),
         computed_(parts.size()),
@@ -399,7 +399,7 @@ class SharedMemoryStore final : public ShardStore {
   /// Pieces lie in what all see, so writes to them are as those to the parameters.
   bool pieces_in_unit(const ShardedPart& part) const override { return !part.codes && !is_image(part); }
   std::unique_ptr<GradientReducer> make_reducer() override {
-    return std::make_unique<SharedReducer>(parts_, mesh_, mapping_, options_);
+    return std::make_unique<SharedReducer>(parts_, groups_, mapping_, options_);
   }
   void meet(const char* operation) override { mapping_->memory->barrier(operation); }
   void refresh(residency::Residency& units) override {
@@ -445,8 +445,8 @@ class SharedMemoryStore final : public ShardStore {
   }
 
   std::vector<ShardedPart>& parts_;
-  Mesh mesh_;
-  std::shared_ptr<comm::Group> group_;  ///< mesh_.shard
+  ShardGroups groups_;
+  std::shared_ptr<comm::Group> group_;  ///< groups_.shard
   std::shared_ptr<Mapping> mapping_;
   ReducerOptions options_;
   std::vector<at::Tensor> computed_;  ///< per part: the whole flat storage
@@ -455,15 +455,15 @@ class SharedMemoryStore final : public ShardStore {
 
 }  // namespace
 
-std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const Mesh& mesh,
+std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const ShardGroups& groups,
                                                 const ReducerOptions& options) {
   for (const auto& part : parts)
     if (part.trainable && !comm::can_average(options.reduce_dtype.value_or(part.compute_dtype))) return nullptr;
-  Plan plan(parts, mesh.ranks(), options.reduce_dtype);
-  auto memory = comm::SharedMemory::create(mesh.shard, plan.size, plan.likely);
+  Plan plan(parts, groups.ranks(), options.reduce_dtype);
+  auto memory = comm::SharedMemory::create(groups.shard, plan.size, plan.likely);
   if (!memory) return nullptr;
-  return std::make_unique<SharedMemoryStore>(parts, mesh, std::make_shared<Mapping>(std::move(memory), std::move(plan)),
-                                             options);
+  return std::make_unique<SharedMemoryStore>(parts, groups,
+                                             std::make_shared<Mapping>(std::move(memory), std::move(plan)), options);
 }
 
 }  // namespace accelerate::parallel

@@ -81,8 +81,8 @@ at::Tensor shape_of(const at::Tensor& parameter, const at::TensorOptions& option
 
 }  // namespace
 
-WholeGradients::WholeGradients(std::vector<ShardedPart>& parts, const Mesh& mesh, std::function<void()> meet)
-    : parts_(parts), mesh_(mesh), meet_(std::move(meet)), states_(parts.size()), residencies_(parts.size()) {
+WholeGradients::WholeGradients(std::vector<ShardedPart>& parts, const ShardGroups& groups, std::function<void()> meet)
+    : parts_(parts), groups_(groups), meet_(std::move(meet)), states_(parts.size()), residencies_(parts.size()) {
   for (const auto& part : parts) states_[part.index].resize(part.members.size());
 }
 
@@ -112,7 +112,7 @@ void WholeGradients::make(ShardedPart& part) {
   spec.layout = part.layout;
   spec.dtype = dtype;
   spec.device = part.members.front().tensor.device();
-  spec.home = std::make_unique<GradientHome>(part, mesh_.shard, meet_, dtype);
+  spec.home = std::make_unique<GradientHome>(part, groups_.shard, meet_, dtype);
   spec.absent = absent_text;
   for (auto& member : part.members) {
     at::Tensor& whole = states[member.index].whole;
@@ -131,13 +131,13 @@ void WholeGradients::show() {
     const bool any = std::any_of(part.members.begin(), part.members.end(),
                                  [](const ShardedMember& member) { return member.shard.grad().defined(); });
     if (!any) continue;
-    if (mesh_.ranks() > 1) make(part);
+    if (groups_.ranks() > 1) make(part);
     for (auto& member : part.members) {
       const at::Tensor& piece = member.shard.grad();
       State& now = state(member);
       if (!piece.defined() || (member.tensor.grad().defined() && now.shows != Shows::whole)) continue;
       // Alone the piece is the whole, in the order of the parameter's bytes.
-      if (mesh_.ranks() == 1)
+      if (groups_.ranks() == 1)
         now.whole = piece.detach()
                         .as_strided(member.tensor.sizes(), member.tensor.strides(), piece.storage_offset())
                         .variable_data();

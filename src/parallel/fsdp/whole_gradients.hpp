@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "parallel/fsdp/mesh.hpp"
+#include "parallel/fsdp/shard_groups.hpp"
 #include "parallel/fsdp/sharded_part.hpp"
 
 namespace accelerate::residency {
@@ -23,7 +23,7 @@ namespace accelerate::parallel {
 class WholeGradients {
  public:
   /// @param meet  before pieces are gathered, by all ranks
-  WholeGradients(std::vector<ShardedPart>& parts, const Mesh& mesh, std::function<void()> meet);
+  WholeGradients(std::vector<ShardedPart>& parts, const ShardGroups& groups, std::function<void()> meet);
   ~WholeGradients();
 
   /// Every piece's gradient shows as its parameter's. Not collective.
@@ -60,7 +60,7 @@ class WholeGradients {
   bool is_held(const ShardedPart& part) const;
 
   std::vector<ShardedPart>& parts_;
-  Mesh mesh_;
+  ShardGroups groups_;
   std::function<void()> meet_;
   std::vector<std::vector<State>> states_;                          ///< by part and member
   std::vector<std::unique_ptr<residency::Residency>> residencies_;  ///< by part

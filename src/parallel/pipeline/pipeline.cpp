@@ -247,7 +247,7 @@ Pipeline::Pipeline(const ModelRef& model, const PippyOptions& options, const std
     for (const auto& [name, tensor] : model.parameters()) impl_->report.stages[0].parameter_bytes += bytes_of(tensor);
     return;
   }
-  impl_->group = comm::world_group();
+  impl_->group = comm::mesh().all();  // a stage on each
   impl_->stages = impl_->group->world_size();
   impl_->own = impl_->group->rank();
   impl_->device = impl_->group->device();

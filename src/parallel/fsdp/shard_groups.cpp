@@ -1,4 +1,4 @@
-#include "parallel/fsdp/mesh.hpp"
+#include "parallel/fsdp/shard_groups.hpp"
 
 #include <string>
 
@@ -11,9 +11,8 @@ namespace {
 std::string size_text(const std::optional<int64_t>& size) { return size ? fmt::format("{}", *size) : "unset"; }
 
 /// How many ranks hold a replica.
-int64_t shard_size(const FullyShardedDataParallelPlugin& plugin, const comm::Group& world) {
+int64_t shard_size(const FullyShardedDataParallelPlugin& plugin, int64_t all, int64_t local) {
   const auto strategy = effective_strategy(plugin);
-  const int64_t all = world.world_size();
   const auto& replicas = plugin.dp_replicate_size;
   const auto& shards = plugin.dp_shard_size;
   if (strategy == ShardingStrategy::no_shard) {
@@ -33,7 +32,6 @@ int64_t shard_size(const FullyShardedDataParallelPlugin& plugin, const comm::Gro
     return all;
   }
   if (!shards && !replicas) {
-    const int64_t local = world.local_world_size();
     if (local < 1 || all % local != 0)
       raise<ConfigError>(
           "FSDP: {} splits the model over the ranks of a machine, found {} (LOCAL_WORLD_SIZE) of {}, expected a "
@@ -53,19 +51,23 @@ int64_t shard_size(const FullyShardedDataParallelPlugin& plugin, const comm::Gro
 
 }  // namespace
 
-int64_t Mesh::rank() const { return shard ? shard->rank() : 0; }
-int64_t Mesh::ranks() const { return shard ? shard->world_size() : 1; }
-int64_t Mesh::replica() const { return replicate ? replicate->rank() : 0; }
+int64_t ShardGroups::rank() const { return shard ? shard->rank() : 0; }
+int64_t ShardGroups::ranks() const { return shard ? shard->world_size() : 1; }
+int64_t ShardGroups::replica() const { return replicate ? replicate->rank() : 0; }
 
-Mesh make_mesh(const FullyShardedDataParallelPlugin& plugin, const std::shared_ptr<comm::Group>& world) {
-  Mesh mesh;
-  if (!world) return mesh;
-  const int64_t size = shard_size(plugin, *world);
-  mesh.shard = world;
-  if (size < world->world_size()) {
-    mesh.shard = world->split("shard", [size](int64_t rank) { return rank / size; });
-    mesh.replicate = world->split("replicate", [size](int64_t rank) { return rank % size; });
-  }
+std::vector<comm::AxisSize> axes_of(const FullyShardedDataParallelPlugin& plugin, int64_t ranks, int64_t local_ranks) {
+  const int64_t size = shard_size(plugin, ranks, local_ranks);
+  return {{comm::Axis::dp_replicate, ranks / size}, {comm::Axis::dp_shard, size}};
+}
+
+ShardGroups make_shard_groups(const FullyShardedDataParallelPlugin& plugin, const std::shared_ptr<comm::Group>& all) {
+  ShardGroups groups;
+  if (!all) return groups;
+  // Of its own: a second Accelerator's models may be laid out otherwise than the job's.
+  const comm::Mesh mesh(all, axes_of(plugin, all->world_size(), all->local_world_size()));
+  const int64_t size = mesh.size({comm::Axis::dp_shard});
+  groups.shard = size > 1 ? mesh.along({comm::Axis::dp_shard}) : all->split("shard", [](int64_t rank) { return rank; });
+  groups.replicate = mesh.along({comm::Axis::dp_replicate});
   const auto* near = plugin.reshard_after_forward ? std::get_if<int64_t>(&*plugin.reshard_after_forward) : nullptr;
   if (near && *near > 1) {
     if (size % *near != 0)
@@ -74,9 +76,9 @@ Mesh make_mesh(const FullyShardedDataParallelPlugin& plugin, const std::shared_p
           "split over",
           *near, size);
     if (*near < size)
-      mesh.near = mesh.shard->split("reshard_after_forward", [near](int64_t rank) { return rank / *near; });
+      groups.near = groups.shard->split("reshard_after_forward", [near](int64_t rank) { return rank / *near; });
   }
-  return mesh;
+  return groups;
 }
 
 }  // namespace accelerate::parallel

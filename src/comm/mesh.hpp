@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace accelerate::comm {
+
+class Group;
+
+/// What a job's ranks are laid out over, outermost first.
+enum class Axis : uint8_t { pp, dp_replicate, dp_shard, cp, sp, ep, tp };
+/// "dp_shard"
+const char* name_of(Axis axis);
+
+/// A set of axes.
+class Axes {
+ public:
+  constexpr Axes(std::initializer_list<Axis> axes) {
+    for (const Axis axis : axes) bits_ = static_cast<uint8_t>(bits_ | bit(axis));
+  }
+  constexpr bool has(Axis axis) const { return (bits_ & bit(axis)) != 0; }
+  constexpr Axes operator|(Axes other) const {
+    other.bits_ = static_cast<uint8_t>(other.bits_ | bits_);
+    return other;
+  }
+  constexpr auto operator<=>(const Axes&) const = default;
+
+ private:
+  static constexpr uint8_t bit(Axis axis) { return static_cast<uint8_t>(1U << static_cast<unsigned>(axis)); }
+  uint8_t bits_ = 0;
+};
+
+/// Ranks that differ in these read other samples, …
+inline constexpr Axes kSamples{Axis::dp_replicate, Axis::dp_shard};
+/// … and in these other samples, or other parts of one: losses and gradients are averaged over them.
+inline constexpr Axes kTokens{Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::sp};
+
+struct AxisSize {
+  Axis axis = Axis::dp_replicate;
+  int64_t size = 1;
+  bool operator==(const AxisSize&) const = default;
+};
+
+/// Who works with whom: ranks count through the axes, the last one fastest. An axis that is left out has one rank. Who
+/// averages, shards or reads data asks for the group along its axes; all ranks are for barriers, logs and failures.
+class Mesh {
+ public:
+  /// One rank alone.
+  Mesh() = default;
+  /// @param all    the job's ranks; null alone
+  /// @param sizes  outermost first. @throws ConfigError unless their product is the number of ranks, naming all of them
+  Mesh(std::shared_ptr<Group> all, std::vector<AxisSize> sizes);
+
+  /// How many ranks there are along these axes; 1 where the mesh has none of them.
+  int64_t size(Axes axes) const;
+  /// Where this rank is among them.
+  int64_t place(Axes axes) const;
+  /// Where a rank of the job is.
+  int64_t place(Axes axes, int64_t rank) const;
+  /// The ranks that differ from this one in these axes only, by their places there; null where that is this one alone.
+  /// Made on first use, which is collective over all ranks of the job and blocks until they have met.
+  std::shared_ptr<Group> along(Axes axes) const;
+  /// Everybody; null alone.
+  const std::shared_ptr<Group>& all() const { return all_; }
+  const std::vector<AxisSize>& sizes() const { return sizes_; }
+
+  /// The same ranks seen otherwise: `into` stands for `from`, axes that lie beside each other (experts over the ranks
+  /// that sharding and context share, say). @throws ConfigError where they don't, or have not as many ranks.
+  Mesh folded(Axes from, const std::vector<AxisSize>& into) const;
+
+ private:
+  std::shared_ptr<Group> all_;
+  std::vector<AxisSize> sizes_;  ///< of more than one rank
+  mutable std::map<Axes, std::shared_ptr<Group>> groups_;
+};
+
+/// The job's. All ranks are replicas until the first Accelerator has said otherwise; alone without a group.
+const Mesh& mesh();
+void set_mesh(Mesh mesh);
+
+}  // namespace accelerate::comm
