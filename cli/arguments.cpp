@@ -1,6 +1,7 @@
 #include "arguments.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <string_view>
 #include <utility>
@@ -55,10 +56,10 @@ class Reader {
     for (size_t i = result_.positional.size(); i < positional.size() && !takes_program; ++i)
       raise<ConfigError>("{} is missing. Usage: {}", positional[i]->value, table_.usage);
     for (size_t i = 0; i < std::min(positional.size(), result_.positional.size()); ++i)
-      check_choice(*positional[i], result_.positional[i], positional[i]->value);
+      take_choice(*positional[i], result_.positional[i], positional[i]->value);
     for (const auto* option : options_of(table_, false))
-      for (const auto& [name, text] : result_.given)
-        if (name == option->name) check_choice(*option, text, option->spellings().front());
+      for (auto& [name, text] : result_.given)
+        if (name == option->name) take_choice(*option, text, option->spellings().front());
     for (const auto* option : options_of(table_, false))
       if (option->required && result_.text(option->name).empty())
         raise<ConfigError>("{} must be given. Usage: {}", option->spellings().front(), table_.usage);
@@ -66,9 +67,14 @@ class Reader {
   }
 
  private:
-  static void check_choice(const Option& option, const std::string& text, const std::string& name) {
+  /// `text` may be in other letters, capital or small, as in config files and variables.
+  static void take_choice(const Option& option, std::string& text, const std::string& name) {
     const auto choices = option.choice_list();
     if (choices.empty() || std::find(choices.begin(), choices.end(), text) != choices.end()) return;
+    for (const auto& choice : choices)
+      if (std::equal(choice.begin(), choice.end(), text.begin(), text.end(),
+                     [](unsigned char a, unsigned char b) { return std::tolower(a) == std::tolower(b); }))
+        return void(text = choice);
     const auto nearest = accelerate::nearest_name(text, choices);
     raise<ConfigError>("{} is '{}', expected one of: {}{}", name, text, fmt::join(choices, ", "),
                        nearest ? fmt::format(". Did you mean '{}'?", *nearest) : "");

@@ -331,16 +331,20 @@ class Dispatcher {
           if (other.device == unit.device) largest = std::max(largest, other.bytes);
         raise<ConfigError>(
             "{}: there are {} on {} for weights that come and go, which is less than '{}' needs to compute, {}. "
-            "Nothing "
-            "was loaded. At least {} are needed for them{}; give more (budget_bytes, max_memory), or take '{}' out of "
-            "the classes that are kept whole.",
+            "Nothing was loaded. At least {} are needed for them{}; give more ({}){}.",
             settings_.caller, megabytes(std::max<int64_t>(budgets_.at(unit.device.str()), 0)), unit.device.str(),
             unit.name, megabytes(unit.bytes), megabytes(largest),
-            held > 0 ? fmt::format(", besides {} for what stays there", megabytes(held)) : "", unit.name);
+            held > 0 ? fmt::format(", besides {} for what stays there", megabytes(held)) : "", limit_name(),
+            unit.weights.size() > 1 && !settings_.whole_classes.empty()
+                ? fmt::format(", or take the class of '{}' out of those that are kept whole", unit.name)
+                : "");
       }
     }
     if (!all_fit) choose_codes_that_stay();
   }
+
+  /// What decides how much there is for what comes and goes, for people.
+  const char* limit_name() const { return settings_.offload.budget_bytes ? "budget_bytes" : "max_memory"; }
 
   /// What never leaves a device is to fit into its limit.
   void check_limit(const at::Device& device, int64_t resident) const {
@@ -388,8 +392,9 @@ class Dispatcher {
     if (largest > left)
       raise<ConfigError>(
           "{}: there are {} on the host for weights in few bits that come and go, which is less than '{}' needs to "
-          "compute, {}. Nothing was loaded. Give {} more (budget_bytes, max_memory).",
-          settings_.caller, megabytes(std::max<int64_t>(left, 0)), most, megabytes(largest), megabytes(largest - left));
+          "compute, {}. Nothing was loaded. Give {} more ({}).",
+          settings_.caller, megabytes(std::max<int64_t>(left, 0)), most, megabytes(largest), megabytes(largest - left),
+          limit_name());
     if (moving > 0) budget = for_units;
     if (all > left) left -= largest;
     for (auto& weight : weights_) {

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -28,6 +29,7 @@
 #include "launch/supervise/supervisor.hpp"
 #include "launch/system/output.hpp"
 #include "launch/system/ports.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate {
 namespace {
@@ -54,14 +56,27 @@ void print_tpu_plan(const Job& job, const Host& host) {
   print_environment(job, host);
 }
 
+/// What another program starts: ranks of which this launcher knows no more.
+void print_started_by(const char* starter, const Settings& settings) {
+  const int64_t all = settings.num_processes(), each = all / std::max<int64_t>(1, settings.num_machines());
+  std::printf("launcher   %s, which starts the processes\nprocesses  %s\n", starter,
+              all > 0 ? fmt::format("{}, {} on each machine", all, each).c_str() : "1 on each machine");
+}
+
 /// For people, and for tests: what would be started where.
 void print_plan(const Job& job, const Host& host) {
   if (job.starter == Job::Starter::pod || job.starter == Job::Starter::xla) return print_tpu_plan(job, host);
   const char* names[] = {"simple", "torchrun", "deepspeed"};
-  std::printf("launcher   %s\nprocesses  %lld of %lld on machine %lld of %lld\n",
-              names[static_cast<int>(job.settings.launcher())], static_cast<long long>(job.local_world_size),
-              static_cast<long long>(job.world_size), static_cast<long long>(job.machine_rank),
-              static_cast<long long>(job.num_machines));
+  if (job.starter == Job::Starter::mpirun) print_started_by("mpirun", job.settings);
+  else if (job.starter == Job::Starter::deepspeed) print_started_by("deepspeed", job.settings);
+  else
+    std::printf("launcher   %s\nprocesses  %lld of %lld on machine %lld of %lld\n",
+                names[static_cast<int>(job.settings.launcher())], static_cast<long long>(job.local_world_size),
+                static_cast<long long>(job.world_size), static_cast<long long>(job.machine_rank),
+                static_cast<long long>(job.num_machines));
+  if (const std::string hosts = job.settings.text("mpirun_hostfile");
+      job.starter == Job::Starter::mpirun && !is_there(hosts))
+    std::printf("hostfile   %s does not exist here, without which a start is refused\n", hosts.c_str());
   if (job.needs_port() || job.place)
     std::printf("meeting at %s:%s\n", job.main_ip.c_str(),
                 job.main_port ? std::to_string(job.main_port).c_str() : "a free port");

@@ -527,6 +527,9 @@ TEST_F(Commands, WhatTheDocumentationCallsSettingsIsRead) {
   EXPECT_THAT(margin.err, AllOf(HasSubstr("--fp8_margin has no effect with --fp8_backend ao, but with te"),
                                 Not(HasSubstr("--fp8_pad_inner_dim"))));
   EXPECT_THAT(margin.out, HasSubstr("ACCELERATE_FP8_MARGIN=1\n"));
+  EXPECT_THAT(run({"launch", "--mixed_precision", "FP8", "--fp8_backend", "TE", "--dry_run", "/bin/true"}).out,
+              AllOf(HasSubstr("ACCELERATE_MIXED_PRECISION=fp8\n"), HasSubstr("ACCELERATE_FP8_BACKEND=te\n")))
+      << "letters as in files and variables, values as ever";
   EXPECT_THAT(run({"launch", "--use_fsdp", "--fsdp_backward_prefetch_policy", "BACKWARD_POST", "--num_processes", "2",
                    "--dry_run", "/bin/true"})
                   .out,
@@ -698,6 +701,17 @@ TEST_F(Commands, MpirunGetsTheWordsOfItsKind) {
   fake("Intel(R) MPI Library for Linux* OS, Version 2021.9");
   EXPECT_EQ(words({"--mpirun_hostfile", hosts}),
             "-f " + hosts + " -ppn 2 -n 2 /bin/echo x at 127.0.0.1:port cpu True rank\n");
+  // What is looked at may be for other machines, where the file is.
+  const std::string absent = (folder / "absent").string();
+  const auto plan = words({"--mpirun_hostfile", absent, "--dry_run"});
+  EXPECT_THAT(plan, AllOf(HasSubstr("launcher   mpirun, which starts the processes\nprocesses  2, 2 on each machine\n"),
+                          HasSubstr("hostfile   " + absent + " does not exist here"),
+                          HasSubstr("-f " + absent + " -ppn 2 -n 2 /bin/echo x\n")));
+  EXPECT_THAT(words({"--mpirun_hostfile", hosts, "--dry_run"}), Not(HasSubstr("does not exist")));
+  EXPECT_THAT(words({"--mpirun_hostfile", absent}), HasSubstr("can't be read"));
+  EXPECT_THAT(words({"--mpirun_hostfile", absent, "--dry_run", "--num_machines", "2", "--machine_rank", "0",
+                     "--main_process_port", "29500"}),
+              HasSubstr("--main_process_ip must be given"));
   const auto several = write("several", "node1:1\nnode2:1\n");
   EXPECT_THAT(words({"--mpirun_hostfile", several}), HasSubstr("--main_process_ip must be given"));
   fake("mpirun (Open MPI) 4.1.4");

@@ -30,6 +30,12 @@ std::set<std::string> machines_in(const std::string& file) {
   return names;
 }
 
+/// What a dry run shows may be for other machines than this one, which has the file.
+bool names_several_machines(const std::string& file, const Settings& settings) {
+  if (settings.on("dry_run") && !is_there(file)) return settings.num_machines() > 1;
+  return machines_in(file).size() > 1;
+}
+
 }  // namespace
 
 Mpirun Mpirun::find(const Host& host) {
@@ -59,7 +65,7 @@ std::vector<std::string> mpirun_words(const Mpirun& mpirun, const Settings& sett
                       : std::vector<std::string>{mpirun.program, "-f", file, "-ppn", each};
   if (processes > 0) words.insert(words.end(), {"-n", std::to_string(processes)});
   if (mpirun.open_mpi) words.insert(words.end(), {"--bind-to", "socket"});
-  if (!variables.empty() && machines_in(file).size() > 1) {
+  if (!variables.empty() && names_several_machines(file, settings)) {
     require(!settings.text("main_process_ip").empty(),
             "--mpirun_hostfile names several machines, so that --main_process_ip must be given: the address of the "
             "first, where the processes meet");

@@ -19,7 +19,8 @@ struct Mpirun {
 /// The words before the program that let mpirun start it on the machines of --mpirun_hostfile.
 /// @param variables  that processes on other machines must get (Open MPI passes its own environment to none; the others
 /// pass all of it)
-/// @throws ConfigError when the file can't be read, or names several machines and nobody said where the processes meet.
+/// @throws ConfigError when the file can't be read (but in a dry run, where there is none), or names several machines
+/// and nobody said where the processes meet.
 std::vector<std::string> mpirun_words(const Mpirun& mpirun, const Settings& settings,
                                       const std::vector<std::string>& variables);
 
