@@ -5,6 +5,8 @@
 #include <c10/core/TensorImpl.h>
 #include <torch/version.h>
 
+#include <memory>
+
 #include "accelerate/utils/error.hpp"
 #include "residency/replaced.hpp"
 #include "residency/unit.hpp"
@@ -15,8 +17,17 @@ namespace {
 /// Marks a storage as a member's; the context is the Member. Frees nothing: the unit owns the bytes.
 void belongs_to_member(void*) {}
 
+/// Marks the storage of a member that has gone; the context is what is to be said of it.
+void delete_text(void* text) { delete static_cast<std::string*>(text); }
+
 at::DataPtr pointer(void* data, Member* member, const at::Device& device) {
   return {data, member, &belongs_to_member, device};
+}
+
+/// Null: there is no storage.
+const at::DataPtr* data_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  return &tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
 }
 
 c10::intrusive_ptr<c10::StorageImpl> make_storage(size_t bytes, at::DataPtr data) {
@@ -76,19 +87,26 @@ Member::Member(Unit& unit, Part& part, std::string name, at::Tensor tensor, int6
 
 Member::~Member() {
   close();
-  refuse_access(*storage_, part_.absent ? part_.absent(name_)
-                                        : "parameter '" + name_ +
-                                              "' is not resident any more: what Accelerator::prepare or dispatch made "
-                                              "of its model has been destroyed; keep that while the module is in use");
-  storage_->_mutable_data_ptr_no_checks() = at::DataPtr(nullptr, storage_->device());
+  auto why = std::make_unique<std::string>(
+      part_.absent ? part_.absent(name_)
+                   : "parameter '" + name_ +
+                         "' is not resident any more: what Accelerator::prepare or dispatch made of its model has been "
+                         "destroyed; keep that while the module is in use");
+  refuse_access(*storage_, *why);
+  const auto device = storage_->device();
+  storage_->_mutable_data_ptr_no_checks() = {nullptr, why.release(), &delete_text, device};
 }
 
 Member* Member::of(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage())
-    return nullptr;  // not by the key: members whose bytes are always there have none
-  const at::DataPtr& data =
-      tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-  return data.get_deleter() == &belongs_to_member ? static_cast<Member*>(data.get_context()) : nullptr;
+  // Not by the key: members whose bytes are always there have none.
+  const auto* const data = data_of(tensor);
+  return data && data->get_deleter() == &belongs_to_member ? static_cast<Member*>(data->get_context()) : nullptr;
+}
+
+void Member::refuse_gone(const at::Tensor& tensor) {
+  const auto* const data = data_of(tensor);
+  if (data && data->get_deleter() == &delete_text)
+    throw ConfigError(*static_cast<const std::string*>(data->get_context()));
 }
 
 bool Member::intact() const {

@@ -37,6 +37,8 @@ class Member {
 
   /// The member that owns the storage of `tensor` (a member, or any view of one); null for other tensors.
   static Member* of(const at::Tensor& tensor);
+  /// @throws ConfigError, which says why, for a tensor whose member has gone, or any view of one
+  static void refuse_gone(const at::Tensor& tensor);
 
   Unit& unit() const { return unit_; }
   const Part& part() const { return part_; }

@@ -15,7 +15,10 @@ struct Touch final : Handler {
     Written written;
     call.for_each_tensor([&](const at::Tensor& tensor, size_t i) {
       Member* member = Member::of(tensor);
-      if (!member) return;
+      if (!member) {
+        Member::refuse_gone(tensor);  // rather than LibTorch, with its stack behind
+        return;
+      }
       const bool writes = call.writes(i);
       Unit& unit = member->unit();
       if (!call.unit_device && unit.owner().across_devices()) call.unit_device = tensor.device();

@@ -22,6 +22,7 @@ namespace residency = accelerate::residency;
 using accelerate::DeviceMap;
 using accelerate::MaxMemory;
 using testing::AllOf;
+using testing::EndsWith;
 using testing::HasSubstr;
 
 constexpr int64_t kWidth = 64, kLayers = 8;
@@ -360,7 +361,8 @@ TEST_F(Dispatch, WithoutItsOwnerAnOffloadedWeightSaysSo) {
     const auto model = accelerate::load_checkpoint_and_dispatch(
         net, folder, {.device_map = DeviceMap{{"", "disk"}}, .offload = {.always_read = true}});
   }
-  EXPECT_THAT(support::message_of<std::exception>([&] { net->forward(input); }), HasSubstr("has been destroyed"));
+  // LibTorch's own error would have a stack behind it.
+  EXPECT_THAT(error([&] { net->forward(input); }), EndsWith("keep that while the module is in use"));
 }
 
 TEST_F(Dispatch, RawAccessGoesThroughAlign) {
