@@ -255,6 +255,8 @@ class ACCELERATE_API Accelerator {
   /// the model is prepared, and keeps it. What it does not know, and what is prepared already, comes back as it is; but
   /// LibTorch's own loaders and schedules, and modules without a holder, are errors when compiled, which say what to
   /// use. Optimizers and schedules given as lvalues stay yours: keep them alive. Collective when models are among them.
+  /// @throws ConfigError also for an optimizer of all that is left of a model whose weights are in few bits, without an
+  /// adapter
   template <class... Objects> auto prepare(Objects&&... objects) {
     // Schedules need their prepared optimizers, wherever those stand in the list.
     // Braces, because they evaluate from left to right: the order is that of the files of a checkpoint.

@@ -241,7 +241,10 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(const ModelRef&
   return core;
 }
 
-void Accelerator::give_pieces_to_optimizers() { run_state::give_pieces_to_optimizers(impl_->run); }
+void Accelerator::give_pieces_to_optimizers() {
+  refuse_training_around_codes(impl_->run);
+  run_state::give_pieces_to_optimizers(impl_->run);
+}
 
 DistributedType Accelerator::distributed_type() const {
   return impl_->engine->distributed_type().value_or(state().distributed_type());

@@ -30,6 +30,10 @@ std::vector<run_state::RunState*> live_runs();
 /// The engines of their models, each once.
 parallel::Engines live_engines();
 
+/// A weight in few bits can't be trained: whoever trains all else of a model, without an adapter, believes that it is.
+/// @throws ConfigError naming the first such weight
+void refuse_training_around_codes(const run_state::RunState& run);
+
 /// Among live_runs() while it lives.
 class LiveRun {
  public:

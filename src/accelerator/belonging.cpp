@@ -2,6 +2,8 @@
 
 #include "accelerate/data/loader.hpp"
 #include "accelerator/accelerator_impl.hpp"
+#include "adapters/lora_layer.hpp"
+#include "residency/homes/encoded.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
@@ -76,6 +78,14 @@ void warn_of_idle_optimizers(const run_state::RunState& run) {
   }
 }
 
+Tensors held_by_optimizers(const run_state::RunState& run) {
+  Tensors held;
+  for (const auto& optimizer : run.optimizers)
+    for (const auto& group : optimizer.param_groups())
+      for (const auto& parameter : group.params()) held.insert(parameter.unsafeGetTensorImpl());
+  return held;
+}
+
 bool some_optimizer_holds(const run_state::RunState& run, const Tensors& tensors) {
   return std::any_of(run.optimizers.begin(), run.optimizers.end(), [&](const auto& optimizer) {
     for (const auto& group : optimizer.param_groups())
@@ -86,6 +96,34 @@ bool some_optimizer_holds(const run_state::RunState& run, const Tensors& tensors
 }
 
 }  // namespace
+
+void refuse_training_around_codes(const run_state::RunState& run) {
+  const auto held = held_by_optimizers(run);
+  if (held.empty()) return;
+  for (const auto& model : run.models) {
+    auto trained = held;
+    if (model->engine)
+      for (const auto& holding : model->engine->pieces())
+        if (held.contains(holding.held().unsafeGetTensorImpl())) trained.insert(holding.tensor.unsafeGetTensorImpl());
+    std::string in_few_bits;
+    int64_t count = 0;
+    bool any = false, all_else = true;
+    for (const auto& [name, parameter] : model->model.parameters()) {
+      const bool is_held = trained.contains(parameter.unsafeGetTensorImpl());
+      any |= is_held;
+      if (!residency::encoded_weight(parameter)) all_else &= is_held && parameter.requires_grad();
+      else if (++count == 1) in_few_bits = name;
+    }
+    // Whoever has frozen something, or left it out, has chosen what is trained.
+    if (count == 0 || !any || !all_else || detail::has_adapter(model->model)) continue;
+    raise<ConfigError>(
+        "prepare: '{}'{} in few bits and can't be trained, and an optimizer holds all else of the model, which has no "
+        "adapter: only its norms, biases and embeddings would change (transformers refuses it as well). Add an adapter "
+        "(add_adapter) before prepare(); or, if a part is all that is to be trained, freeze the rest or give the "
+        "optimizer that part's parameters",
+        in_few_bits, count == 1 ? " is" : fmt::format(" and {} more weights are", count - 1));
+  }
+}
 
 void Accelerator::check_belonging() {
   if (!sync_gradients()) return;

@@ -99,6 +99,10 @@ template <class E> Target target_at(const Submodule& place, const LoraConfig& co
   return {place, weight, place.class_name != "Linear" && (config.fan_in_fan_out || place.class_name == "Conv1D")};
 }
 
+bool is_of_an_adapter(const Submodule& place) {
+  return place.module && dynamic_cast<const LoraWeightImpl*>(place.module);
+}
+
 std::vector<Submodule> modules_of(const ModelRef& model, const char* operation) {
   if (!model.module())
     raise<ConfigError>(
@@ -108,7 +112,7 @@ std::vector<Submodule> modules_of(const ModelRef& model, const char* operation) 
         operation);
   const auto all = model.submodules();
   for (const auto& place : all)
-    if (place.module && dynamic_cast<const LoraWeightImpl*>(place.module))
+    if (is_of_an_adapter(place))
       raise<ConfigError>(
           "{}: '{}' belongs to an adapter, expected a model without one; remove() it, or merge() and remove()",
           operation, place.path);
@@ -180,6 +184,8 @@ void write(const LoraConfig& config, bool transposed, const fs::path& folder,
 }
 
 }  // namespace
+
+bool detail::has_adapter(const ModelRef& model) { return std::ranges::any_of(model.submodules(), is_of_an_adapter); }
 
 NamedTensors LoraAdapter::parameters() const {
   NamedTensors result;

@@ -9,6 +9,10 @@
 
 #include "residency/chain.hpp"
 
+namespace accelerate {
+class ModelRef;
+}
+
 namespace accelerate::detail {
 
 /// One adapted weight. The lora_A module owns it.
@@ -36,6 +40,8 @@ struct LoraLayer {
 void watch(LoraLayer& layer);
 /// All layers of the process.
 void watch_all_again();
+/// Whether some module of the model belongs to an adapter.
+bool has_adapter(const ModelRef& model);
 void stop_watching(LoraLayer& layer);
 
 }  // namespace accelerate::detail

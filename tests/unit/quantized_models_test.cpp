@@ -271,6 +271,40 @@ TEST(QuantizedModels, ArePreparedAsTheirModels) {
   accelerator.free_memory();
 }
 
+// What is left of them is norms and biases, which nobody means by "the model".
+TEST(QuantizedModels, AreTrainedWithAnAdapterOrInAPart) {
+  torch::manual_seed(12);
+  accelerate::Accelerator accelerator;
+  const auto refusal = AllOf(HasSubstr("'a.weight' and 1 more weights are in few bits"), HasSubstr("add_adapter"));
+  for (const bool whole_list : {true, false}) {
+    Pair net;
+    const auto model = load_and_quantize_model(net, four_bits());
+    std::vector<at::Tensor> parameters;
+    for (const auto& parameter : net->parameters())
+      if (whole_list || parameter.requires_grad()) parameters.push_back(parameter);
+    torch::optim::SGD optimizer(parameters, 0.1);
+    EXPECT_THAT(message_of([&] { accelerator.prepare(model, optimizer); }), refusal);
+    accelerator.free_memory();
+    const auto prepared = accelerator.prepare(model);
+    EXPECT_THAT(message_of([&] { accelerator.prepare(optimizer); }), refusal) << "one after the other";
+    accelerator.free_memory();
+
+    const auto adapter =
+        accelerate::add_adapter(accelerate::ModelRef(net), {.target_modules = {"a", "b"}, .bias = "all"});
+    torch::optim::SGD adapted(net->parameters(), 0.1);
+    EXPECT_NO_THROW(accelerator.prepare(model, adapted));
+    accelerator.free_memory();
+  }
+  Pair net;
+  const auto model = load_and_quantize_model(net, four_bits());
+  torch::optim::SGD of_a_part({net->b->bias}, 0.1), of_all(net->parameters(), 0.1);
+  EXPECT_NO_THROW(accelerator.prepare(model, of_a_part));
+  accelerator.free_memory();
+  net->a->bias.set_requires_grad(false);
+  EXPECT_NO_THROW(accelerator.prepare(model, of_all)) << "the rest is frozen";
+  accelerator.free_memory();
+}
+
 TEST(QuantizedModels, AreDescribedAsTheyAre) {
   torch::manual_seed(10);
   Pair net;
