@@ -149,29 +149,21 @@ models::AutoModelForCausalLM build(const Settings& settings) {
   return model;
 }
 
-/// A model, and what owns its weights where they are in 4 bits.
-struct Loaded {
-  models::AutoModelForCausalLM model;
-  std::optional<accelerate::Dispatched<models::AutoModelForCausalLM>> codes = {};
-};
-
 /// What has no values yet gets them in prepare(): fresh ones, or those that rank 0 has read.
-Loaded load(const Settings& settings, const accelerate::Accelerator& accelerator) {
+models::AutoModelForCausalLM load(const Settings& settings, const accelerate::Accelerator& accelerator) {
   if (settings.load_in_4bit) {
-    Loaded loaded{build(settings)};
     const auto dtype = accelerator.mixed_precision() == "bf16" ? torch::kBFloat16 : torch::kFloat;
-    loaded.codes = accelerate::load_and_quantize_model(
-        loaded.model, {.load_in_4bit = true, .bnb_4bit_quant_type = "nf4", .bnb_4bit_compute_dtype = dtype},
-        settings.model);
-    return loaded;
+    const accelerate::BnbQuantizationConfig nf4{
+        .load_in_4bit = true, .bnb_4bit_quant_type = "nf4", .bnb_4bit_compute_dtype = dtype};
+    return models::AutoModelForCausalLM::from_pretrained(settings.model, {.quantization = nf4});
   }
   const auto& plugin = accelerator.options().fsdp_plugin;
   const bool from_rank_0 = plugin && plugin->cpu_ram_efficient_loading.value_or(false) && settings.lora == 0;
   if (!settings.from_scratch && (!from_rank_0 || accelerator.is_main_process()))
-    return {models::AutoModelForCausalLM::from_pretrained(settings.model, {.dtype = dtype_of(settings)})};
-  Loaded loaded{build(settings)};
-  if (settings.lora > 0) accelerate::materialize(loaded.model);  // an adapter is for weights that are there
-  return loaded;
+    return models::AutoModelForCausalLM::from_pretrained(settings.model, {.dtype = dtype_of(settings)});
+  auto model = build(settings);
+  if (settings.lora > 0) accelerate::materialize(model);  // an adapter is for weights that are there
+  return model;
 }
 
 /// What a token costs: 2 operations for each parameter that is multiplied with, in the forward, for the gradient of its
@@ -267,7 +259,7 @@ void train(const Settings& settings) {
       accelerate::data::DataLoader(blocks, {.batch_size = settings.batch_size, .shuffle = true, .seed = settings.seed});
   accelerator.print(packing.tokens(), "tokens in", blocks.size(), "blocks of", settings.seq_length);
 
-  auto [model, codes] = load(settings, accelerator);
+  const auto model = load(settings, accelerator);
   std::optional<accelerate::LoraAdapter> adapter;
   if (settings.lora > 0)
     adapter = accelerate::add_adapter(model, {.r = settings.lora,

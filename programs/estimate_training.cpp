@@ -12,7 +12,7 @@
 
 #include <unistd.h>
 
-#include "blocks.hpp"
+#include "models/blocks.hpp"
 #include "utils/error_text.hpp"
 #include "utils/json.hpp"
 #include "utils/plain_text.hpp"
@@ -176,7 +176,7 @@ Outcome run(const Settings& settings) {
                                                               : accelerate::ShardingStrategy::full_shard,
             .backward_prefetch = accelerate::BackwardPrefetch::backward_pre,
             .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
-            .transformer_cls_names_to_wrap = block_classes(*model)};
+            .transformer_cls_names_to_wrap = models::block_classes(*model)};
         accelerate::AcceleratorOptions options{
             .mixed_precision = settings.precision,
             .kwargs_handlers = {accelerate::DistributedDataParallelKwargs{.gradient_as_bucket_view = true}}};

@@ -2,20 +2,16 @@
 // options.
 #include <accelerate/accelerate.hpp>
 #include <accelerate/bigmodel.hpp>
-#include <accelerate/codes/codes.hpp>
-#include <accelerate/formats/gguf.hpp>
 #include <accelerate/models/auto_model.hpp>
 #include <accelerate/models/generate.hpp>
 #include <accelerate/models/tokenizer.hpp>
 #include <accelerate/residency.hpp>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <iostream>
 #include <iterator>
@@ -26,10 +22,8 @@
 #include <unistd.h>
 
 #include "bigmodel/hub_cache.hpp"
-#include "bigmodel/left_over.hpp"
-#include "blocks.hpp"
 #include "command.hpp"
-#include "few_bits.hpp"
+#include "models/blocks.hpp"
 #include "residency/member.hpp"
 #include "utils/json.hpp"
 #include "utils/loading_pages.hpp"
@@ -67,9 +61,7 @@ accelerate::MaxMemory max_memory_of(const std::vector<std::string>& words) {
 }
 
 std::variant<std::string, accelerate::DeviceMap> device_map_of(const std::string& text) {
-  if (text == "cpu" || text == "disk" || text == "mps" || text.find_first_not_of("0123456789") == std::string::npos)
-    return accelerate::DeviceMap{{"", accelerate::Place(text)}};
-  if (!text.starts_with("{")) return text;  // a strategy; another word is refused with the known ones
+  if (!text.starts_with("{")) return text;  // a place or a strategy; another word is refused with the known ones
   const auto json = accelerate::parse_json<nlohmann::json>(text);
   if (!json.is_object())
     accelerate::raise<ConfigError>(
@@ -106,103 +98,30 @@ fs::path checkpoint_of(const fs::path& model) {
       given.string(), files.size());
 }
 
-struct Model {
-  models::AutoModelForCausalLM language_model;
-  accelerate::Dispatched<std::shared_ptr<torch::nn::Module>> weights;
-};
-
 at::ScalarType dtype_of(const std::string& name) {
   return name == "float16" ? at::kHalf : name == "bfloat16" ? at::kBFloat16 : at::kFloat;
 }
 
-bool has_blocks(const accelerate::GgufFile& file) {
-  return std::ranges::any_of(file.names(), [&](const std::string& name) {
-    return accelerate::codes::encoding_named(file.info(name).encoding).has_value();
-  });
-}
-
-/// How the weights of linear layers are to be in few bits: as it was asked for, or as the folder's config.json says.
-std::optional<accelerate::BnbQuantizationConfig> few_bits_of(const fs::path& checkpoint, const Given& given) {
-  auto config = quantization_of(checkpoint);
-  const bool asked = given.on("load_in_4bit") || given.on("load_in_8bit");
-  if (given.text("bnb_4bit_quant_type") && !given.on("load_in_4bit"))
-    accelerate::raise<ConfigError>("--bnb_4bit_quant_type was given without --load_in_4bit, expected both");
-  if (config && asked)
-    accelerate::raise<ConfigError>(
-        "--load_in_{}bit: the weights in '{}' are in few bits already; leave the flag out, they are used as they are",
-        given.on("load_in_4bit") ? 4 : 8, checkpoint.string());
-  if (asked && !accelerate::is_folder(checkpoint) && has_blocks(accelerate::GgufFile(checkpoint)))
-    accelerate::raise<ConfigError>(
-        "--load_in_{}bit: '{}' has its weights in blocks of few bits already, which are used as they are; leave the "
-        "flag "
-        "out",
-        given.on("load_in_4bit") ? 4 : 8, checkpoint.string());
-  if (asked) {
-    config.emplace();
-    config->load_in_4bit = given.on("load_in_4bit");
-    config->load_in_8bit = given.on("load_in_8bit");
-    config->bnb_4bit_quant_type = given.text("bnb_4bit_quant_type").value_or("nf4");
-    config->bnb_4bit_compute_dtype = dtype_of(given.text("dtype").value_or("float32"));
-    config->torch_dtype = config->bnb_4bit_compute_dtype;
-  } else if (config && given.text("dtype")) {
-    config->bnb_4bit_compute_dtype = dtype_of(*given.text("dtype"));
-  }
-  if (!config) return config;
-  if (!config->torch_dtype) config->torch_dtype = config->bnb_4bit_compute_dtype;
-  config->exact_products = given.on("exact_products");
-  return config;
-}
-
-/// Room for codes of parts on disk. Once the model is loaded it has these files open or mapped, so that they need no
-/// names any more: nothing stays behind, however the program ends.
-class RoomOnDisk {
- public:
-  RoomOnDisk() {
-    std::error_code error;
-    std::string name = (fs::temp_directory_path(error) / "accelerate-generate-XXXXXX").string();
-    if (error || !::mkdtemp(name.data()))
-      accelerate::raise<accelerate::ResourceError>(
-          "can't create a temporary folder for the part of the model that is to be on disk: {}. Set TMPDIR to a folder "
-          "with room.",
-          error ? error.message() : std::strerror(errno));
-    folder_ = name;
-  }
-  RoomOnDisk(const RoomOnDisk&) = delete;
-  RoomOnDisk& operator=(const RoomOnDisk&) = delete;
-  ~RoomOnDisk() {
-    std::error_code ignored;
-    fs::remove_all(folder_, ignored);
-  }
-  const fs::path& folder() const { return folder_; }
-
- private:
-  fs::path folder_;
-};
-
-accelerate::DispatchedModel dispatch(const std::shared_ptr<torch::nn::Module>& module, const fs::path& checkpoint,
-                                     const Given& given) {
-  accelerate::LoadAndDispatchOptions options;
+models::AutoLoadOptions loading_of(const Given& given) {
+  models::AutoLoadOptions options;
   if (const auto words = given.all("max_memory"); !words.empty()) options.max_memory = max_memory_of(words);
   if (const auto map = given.text("device_map")) options.device_map = device_map_of(*map);
-  else if (options.max_memory) options.device_map = "auto";
-  else
-    options.device_map = accelerate::DeviceMap{{"", at::hasCUDA() ? accelerate::Place(0) : accelerate::Place("cpu")}};
-  options.no_split_module_classes = block_classes(*module);
-  options.dtype = dtype_of(given.text("dtype").value_or("float32"));
-  options.strict = !accelerate::bigmodel::has_left_over_only(accelerate::ModelRef(module), checkpoint);
-  if (const auto config = few_bits_of(checkpoint, given)) {
-    const RoomOnDisk room;
-    return accelerate::load_and_quantize_model(accelerate::ModelRef(module), *config, checkpoint,
-                                               {.device_map = options.device_map,
-                                                .no_split_module_classes = options.no_split_module_classes,
-                                                .max_memory = options.max_memory,
-                                                .offload_folder = room.folder(),
-                                                .strict = options.strict});
+  else if (!options.max_memory) options.device_map = at::hasCUDA() ? "0" : "cpu";
+  if (const auto dtype = given.text("dtype")) options.dtype = dtype_of(*dtype);
+  if (given.text("bnb_4bit_quant_type") && !given.on("load_in_4bit"))
+    accelerate::raise<ConfigError>("--bnb_4bit_quant_type was given without --load_in_4bit, expected both");
+  if (given.on("load_in_4bit") || given.on("load_in_8bit")) {
+    const auto dtype = dtype_of(given.text("dtype").value_or("float32"));
+    options.quantization = {.load_in_8bit = given.on("load_in_8bit"),
+                            .load_in_4bit = given.on("load_in_4bit"),
+                            .bnb_4bit_quant_type = given.text("bnb_4bit_quant_type").value_or("nf4"),
+                            .bnb_4bit_compute_dtype = dtype,
+                            .torch_dtype = dtype};
   }
   // As they are in the file they are smaller and faster, also where parts of them come and go.
   options.keep_codes = !at::hasCUDA();
-  options.exact_products = options.keep_codes && given.on("exact_products");
-  return accelerate::load_checkpoint_and_dispatch(accelerate::ModelRef(module), checkpoint, options);
+  options.exact_products = given.on("exact_products");
+  return options;
 }
 
 // ---- the conversation
@@ -379,12 +298,9 @@ int talk(const fs::path& model, const Given& given) {
   const fs::path checkpoint = checkpoint_of(model);
   const auto tokenizer = models::Tokenizer::from_pretrained(checkpoint);
   const auto config = generation_of(checkpoint, tokenizer, given);
-  auto language_model = [&] {
-    const auto empty = accelerate::init_empty_weights();
-    return models::AutoModelForCausalLM::from_config(checkpoint, models::Weights::uninitialized);
-  }();
-  language_model.module()->eval();
-  const auto weights = dispatch(language_model.module(), checkpoint, given);
+  const auto options = loading_of(given);
+  const auto language_model = models::AutoModelForCausalLM::from_pretrained(checkpoint, options);
+  const auto& weights = *language_model.dispatched();
   if (given.on("exact_products") && weights.code_bytes() == 0)
     accelerate::raise<ConfigError>(
         "--exact_products was given for weights that are numbers, expected weights in few bits: those of a file that "
@@ -397,7 +313,7 @@ int talk(const fs::path& model, const Given& given) {
   if (const auto system = given.text("system")) messages.push_back({"system", *system});
   const bool json = given.on("json"), raw = given.on("raw");
   Speaker speaker(language_model, tokenizer, config, weights.main_device(),
-                  static_cast<int64_t>(blocks_of(*language_model.module()).size()), !json,
+                  static_cast<int64_t>(models::blocks_of(*language_model.module()).size()), !json,
                   given.text("max_new_tokens").has_value());
   command::listen_for(SIGINT);  // ends the answer
   const auto one = [&](const std::string& prompt) {

@@ -15,10 +15,9 @@
 #include <optional>
 
 #include "bigmodel/hub_cache.hpp"
-#include "bigmodel/left_over.hpp"
-#include "blocks.hpp"
 #include "command.hpp"
-#include "few_bits.hpp"
+#include "utils/json.hpp"
+#include "utils/read_file.hpp"
 
 namespace {
 
@@ -32,26 +31,8 @@ void stop_if_interrupted() {
 }
 
 double perplexity_of(const fs::path& checkpoint, const at::Tensor& ids, const char* description, bool exact) {
-  auto model = [&] {
-    const auto empty = accelerate::init_empty_weights();
-    return models::AutoModelForCausalLM::from_config(checkpoint, models::Weights::uninitialized);
-  }();
-  model.module()->eval();
-  const accelerate::ModelRef module(model.module());
-  const bool strict = !accelerate::bigmodel::has_left_over_only(module, checkpoint);
-  const auto weights = [&] {
-    if (auto config = quantization_of(checkpoint)) {
-      config->exact_products = exact;
-      return accelerate::load_and_quantize_model(module, *config, checkpoint, {.strict = strict});
-    }
-    return accelerate::load_checkpoint_and_dispatch(
-        module, checkpoint,
-        {.device_map = accelerate::DeviceMap{{"", at::hasCUDA() ? accelerate::Place(0) : accelerate::Place("cpu")}},
-         .dtype = at::kFloat,
-         .keep_codes = true,
-         .exact_products = exact,
-         .strict = strict});
-  }();
+  const auto model =
+      models::AutoModelForCausalLM::from_pretrained(checkpoint, {.keep_codes = true, .exact_products = exact});
   command::Bar bar(description, "token");
   models::PerplexityOptions options;
   options.on_window = [&](int64_t done) {
@@ -59,7 +40,7 @@ double perplexity_of(const fs::path& checkpoint, const at::Tensor& ids, const ch
     bar.show(done, ids.numel());
   };
   if (const auto positions = model.max_positions()) options.window = std::min(options.window, *positions);
-  const double value = models::perplexity(model, ids, options, weights.main_device()).value;
+  const double value = models::perplexity(model, ids, options, model.dispatched()->main_device()).value;
   bar.finish(ids.numel());
   return value;
 }
@@ -90,6 +71,7 @@ Report quantize(const fs::path& in, const fs::path& out, const Given& given) {
   if (const auto text = given.text("compute_dtype"))
     options.compute_dtype = *text == "float16" ? at::kHalf : *text == "bfloat16" ? at::kBFloat16 : at::kFloat;
   options.threshold = given.real("threshold");
+  options.max_shard_size = given.text("max_shard_size");
   options.measure_errors = given.on("report");
   options.overwrite = given.on("overwrite");
 

@@ -95,7 +95,8 @@ void check_options(const QuantizeFilesOptions& options, Encoding encoding, bool 
       {"double_quantize", options.double_quantize, four, "nf4 or fp4"},
       {"compute_dtype", options.compute_dtype.has_value(), four || (int8 && of_gguf),
        "nf4 or fp4 (or int8 of a .gguf file, of which some weights stay numbers)"},
-      {"threshold", options.threshold.has_value(), int8, "int8"}};
+      {"threshold", options.threshold.has_value(), int8, "int8"},
+      {"max_shard_size", options.max_shard_size.has_value(), four || int8, "nf4, fp4 or int8, which make a folder"}};
   for (const auto& [name, given, has_effect, expected] : all)
     if (given && !has_effect)
       raise<ConfigError>("{}: {} was given with the encoding {}, on which it has no effect, expected {}. Leave it out",

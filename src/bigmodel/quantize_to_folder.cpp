@@ -1,4 +1,5 @@
 #include <ATen/ops/isfinite.h>
+#include <c10/util/accumulate.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -6,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string_view>
@@ -13,10 +15,12 @@
 #include <utility>
 
 #include "accelerate/bigmodel/quantize.hpp"
+#include "accelerate/checkpoint.hpp"
 #include "accelerate/formats/gguf.hpp"
 #include "accelerate/formats/safetensors.hpp"
 #include "bigmodel/loading_plan.hpp"
 #include "bigmodel/quantize_parts.hpp"
+#include "checkpoint/weight_files.hpp"
 #include "codes/bitsandbytes.hpp"
 #include "formats/gguf_vocabulary.hpp"
 #include "formats/tensor_source.hpp"
@@ -190,6 +194,7 @@ class FolderMaker {
     if (config.load_in_4bit) config.bnb_4bit_quant_type = options_.to;
     else config.llm_int8_threshold = options_.threshold.value_or(6.0);
     config.validate();
+    const int64_t max_shard_bytes = checkpointing::parse_size(options_.max_shard_size.value_or("50GB"));
     const auto model = config_of(from_);
     auto checkpoint = bigmodel::open_checkpoint(from_);
     if (!is_gguf_) refuse_codes(from_, checkpoint.codes);
@@ -207,13 +212,12 @@ class FolderMaker {
     spill_ = folder.path() / ".codes";
     fs::create_directory(spill_);
     all_ = 2 * static_cast<int64_t>(checkpoint.tensors.size());
-    std::vector<formats::TensorSource> sources;
     for (const auto& [name, stored] : checkpoint.tensors) {
       progress();
-      add(name, stored, outline, sources);
+      add(name, stored, outline);
     }
     say_what_stays();
-    formats::write_safetensors(folder.path() / "model.safetensors", std::move(sources), {{"format", "pt"}});
+    write_weights(folder.path(), max_shard_bytes);
     fs::remove_all(spill_);
     write_config(folder.path(), model.text, outline.head, config);
     if (is_gguf_) write_vocabulary(folder.path());
@@ -257,8 +261,7 @@ class FolderMaker {
                       stays, result_.tensors.size()));
   }
 
-  void add(const std::string& name, const checkpointing::StoredTensor& stored, const Outline& layers,
-           std::vector<formats::TensorSource>& sources) {
+  void add(const std::string& name, const checkpointing::StoredTensor& stored, const Outline& layers) {
     int64_t elements = 1;
     for (const int64_t size : stored.sizes) elements *= size;
     QuantizedTensor made{.name = name,
@@ -275,14 +278,14 @@ class FolderMaker {
       if (codes::encoding_named(info.encoding)) dtype = options_.compute_dtype.value_or(at::kFloat);
     }
     if (made.kept.empty()) {
-      encode(made, stored, layers.transposed.contains(module_of(name)), sources);
+      encode(made, stored, layers.transposed.contains(module_of(name)));
     } else {
       made.to = dtype_name(dtype);
       made.bytes_after = elements * static_cast<int64_t>(c10::elementSize(dtype));
-      sources.push_back({name, dtype, stored.sizes, [this, read = stored.read_whole, dtype] {
-                           progress();
-                           return read().to(dtype);
-                         }});
+      sources_[name].push_back({name, dtype, stored.sizes, [this, read = stored.read_whole, dtype] {
+                                  progress();
+                                  return read().to(dtype);
+                                }});
     }
     result_.bytes_before += made.bytes_before;
     result_.bytes_after += made.bytes_after;
@@ -290,8 +293,7 @@ class FolderMaker {
   }
 
   /// @param transposed  the codes are those of [outputs, inputs], as transformers has them for such layers, too
-  void encode(QuantizedTensor& made, const checkpointing::StoredTensor& stored, bool transposed,
-              std::vector<formats::TensorSource>& sources) {
+  void encode(QuantizedTensor& made, const checkpointing::StoredTensor& stored, bool transposed) {
     const bool int8 = encoding_ == Encoding::int8_rowwise;
     at::Tensor original = stored.read_whole();
     if (transposed) original = original.t().contiguous();
@@ -323,12 +325,31 @@ class FolderMaker {
     bool first = true;
     for (const auto& [name, part] : parts) {
       made.bytes_after += static_cast<int64_t>(part.nbytes());
-      sources.push_back({name, part.scalar_type(), part.sizes().vec(), [this, file, name = name, first] {
-                           if (first) progress();
-                           return SafetensorsFile(file).tensor(name);
-                         }});
+      sources_[made.name].push_back({name, part.scalar_type(), part.sizes().vec(), [this, file, name = name, first] {
+                                       if (first) progress();
+                                       return SafetensorsFile(file).tensor(name);
+                                     }});
       first = false;
     }
+  }
+
+  void write_weights(const fs::path& folder, int64_t max_shard_bytes) {
+    std::vector<checkpointing::WeightSize> weights;
+    for (const auto& [name, parts] : sources_) {
+      checkpointing::WeightSize weight{.name = name};
+      for (const auto& part : parts) {
+        weight.parts.push_back(part.name);
+        weight.bytes += c10::multiply_integers(part.sizes) * static_cast<int64_t>(c10::elementSize(part.dtype));
+      }
+      weights.push_back(std::move(weight));
+    }
+    checkpointing::write_weight_files(folder, weights, max_shard_bytes, /*safe_serialization=*/true,
+                                      [&](const fs::path& file, const std::vector<std::string>& names) {
+                                        std::vector<formats::TensorSource> together;
+                                        for (const auto& name : names)
+                                          std::ranges::move(sources_.at(name), std::back_inserter(together));
+                                        formats::write_safetensors(file, std::move(together), {{"format", "pt"}});
+                                      });
   }
 
   /// @param head  one that shares the embeddings' weight is in no file
@@ -369,6 +390,7 @@ class FolderMaker {
   bool is_gguf_;
   std::optional<GgufFile> gguf_;
   std::vector<std::string> skipped_;
+  std::map<std::string, std::vector<formats::TensorSource>> sources_;  ///< parts of each weight
   QuantizedFiles result_;
   int64_t done_ = 0, all_ = 0;
 };

@@ -53,6 +53,6 @@ void count_bytes(ModuleTree& tree, const std::map<std::string, int64_t>& bytes);
 /// A dtype of that size, for maps.
 std::string dtype_of_size(at::ScalarType dtype);
 /// Where weights compute that nobody gave a place.
-at::Device accelerator_or_host();
+ACCELERATE_API at::Device accelerator_or_host();
 
 }  // namespace accelerate::bigmodel

@@ -81,12 +81,20 @@ void write_weight_files(const std::filesystem::path& folder, const std::vector<W
   std::map<std::string, std::string> sorted;
   std::set<std::string> written;
   int64_t total = 0;
-  for (const auto& weight : weights) total += weight.bytes;
+  std::map<std::string, const std::vector<std::string>*> parts;
+  for (const auto& weight : weights) {
+    total += weight.bytes;
+    if (!weight.parts.empty()) parts.emplace(weight.name, &weight.parts);
+  }
   std::optional<AtomicFiles> files;  // one alone appears when it is finished
   if (shards.size() > 1) files.emplace("save_model", folder);
   for (size_t i = 0; i < shards.size(); ++i) {
     const auto name = shard_name(stem, extension, i, shards.size());
-    for (const auto& tensor : shards[i]) sorted[tensor] = name;
+    for (const auto& weight : shards[i]) {
+      if (const auto found = parts.find(weight); found == parts.end()) sorted[weight] = name;
+      else
+        for (const auto& part : *found->second) sorted[part] = name;
+    }
     write(files ? files->place(name) : folder / name, shards[i]);
     written.insert(name);
   }

@@ -11,6 +11,7 @@ namespace accelerate::checkpointing {
 struct WeightSize {
   std::string name;
   int64_t bytes = 0;
+  std::vector<std::string> parts = {};  ///< what it is called in the file, where that is several tensors; empty: `name`
 };
 
 /// The names that share a file, as huggingface_hub splits: filled in the order of `weights` up to `max_shard_bytes`. A

@@ -332,6 +332,11 @@ constexpr Option kQuantizeOptions[] = {
      .kind = number,
      .value = "X",
      .help = "Of int8: activations from here on are multiplied in full precision; 0: none (default: 6)"},
+    {.name = "max_shard_size",
+     .kind = text,
+     .value = "SIZE",
+     .help = "Of a folder: what a file of weights has at most, for example 5GB or 500MiB; what is more is in several "
+             "files with an index (default: 50GB)"},
     {.name = "overwrite",
      .kind = flag,
      .fallback = false,

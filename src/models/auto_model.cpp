@@ -4,7 +4,9 @@
 
 #include <torch/nn/module.h>
 
+#include "accelerate/residency/deferred.hpp"
 #include "models/architecture.hpp"
+#include "models/auto_load.hpp"
 #include "models/json_file.hpp"
 #include "utils/error_text.hpp"
 #include "utils/raise.hpp"
@@ -86,16 +88,31 @@ Architecture built(const fs::path& path, Weights weights) {
   return result;
 }
 
-Architecture loaded(const fs::path& folder, const AutoLoadOptions& options, LoadReport* report) {
+struct Loaded {
+  Architecture model;
+  std::optional<DispatchedModel> dispatched = {};
+};
+
+Loaded loaded(const fs::path& folder, const AutoLoadOptions& options, LoadReport* report) {
+  const auto plan = plan_auto_load(folder, options);
+  if (plan.dispatches) {
+    auto model = [&] {
+      const auto empty = init_empty_weights();
+      return build(folder);
+    }();
+    model.module->eval();
+    auto dispatched = load_in_places(model, folder, options, plan, report);
+    return {std::move(model), std::move(dispatched)};
+  }
   auto result = build(folder);
-  if (options.dtype) result.module->to(*options.dtype);
+  if (plan.dtype) result.module->to(*plan.dtype);
   auto found = load_pretrained(*result.module, folder, result.rules);
   const auto parameters = result.module->named_parameters();
   for (const auto& name : found.missing_keys)
     if (const auto* parameter = parameters.find(name)) result.initialize(name, *parameter);
   result.module->eval();
   if (report) *report = std::move(found);
-  return result;
+  return {std::move(result)};
 }
 
 /// Without namespaces.
@@ -171,20 +188,29 @@ std::function<void(const std::string&, at::Tensor)> initialize_normal(double dev
 
 AutoModelForCausalLM AutoModelForCausalLM::from_pretrained(const fs::path& folder, const AutoLoadOptions& options,
                                                            LoadReport* report) {
-  return as_causal(loaded(folder, options, report), folder);
+  auto [model, dispatched] = loaded(folder, options, report);
+  auto result = as_causal(std::move(model), folder);
+  result.dispatched_ = std::move(dispatched);
+  return result;
 }
 AutoModelForCausalLM AutoModelForCausalLM::from_config(const fs::path& config, Weights weights) {
   return as_causal(built(config, weights), config);
 }
 AutoModelForSeq2SeqLM AutoModelForSeq2SeqLM::from_pretrained(const fs::path& folder, const AutoLoadOptions& options,
                                                              LoadReport* report) {
-  return as_seq2seq(loaded(folder, options, report), folder);
+  auto [model, dispatched] = loaded(folder, options, report);
+  auto result = as_seq2seq(std::move(model), folder);
+  result.dispatched_ = std::move(dispatched);
+  return result;
 }
 AutoModelForSeq2SeqLM AutoModelForSeq2SeqLM::from_config(const fs::path& config, Weights weights) {
   return as_seq2seq(built(config, weights), config);
 }
 AutoModel AutoModel::from_pretrained(const fs::path& folder, const AutoLoadOptions& options, LoadReport* report) {
-  return as_any(loaded(folder, options, report));
+  auto [model, dispatched] = loaded(folder, options, report);
+  auto result = as_any(std::move(model));
+  result.dispatched_ = std::move(dispatched);
+  return result;
 }
 AutoModel AutoModel::from_config(const fs::path& config, Weights weights) { return as_any(built(config, weights)); }
 

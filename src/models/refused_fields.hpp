@@ -18,7 +18,8 @@ inline void refuse_quantized(const JsonFile& file) {
   const auto found = file.root().find("quantization_config");
   if (found == file.root().end() || found->empty()) return;
   file.fail("quantization_config", *found,
-            "none: weights that other programs quantized are not read; load the original model");
+            "none: weights in few bits are loaded by AutoModelForCausalLM, AutoModelForSeq2SeqLM or AutoModel, or by "
+            "load_and_quantize_model(); or load the model that they were made of");
 }
 
 }  // namespace accelerate::models

@@ -74,6 +74,14 @@ TEST(Quantize, TheFolderOfAFileHasAllThatGenerateNeeds) {
   EXPECT_THAT(said["text"].get<std::string>(), HasSubstr("Paris"));
   EXPECT_EQ(said["new_tokens"], 8) << "the end of the answer is one of them";
   EXPECT_THAT(run({"quantize", folder, scratch("x.gguf"), "--to", "q8_0"}).err, HasSubstr("in few bits already"));
+  EXPECT_THAT(run({"generate", folder, "--prompt", "x", "--load_in_8bit"}).err, HasSubstr("in few bits already"));
+
+  const std::string shards = scratch("shards");
+  json_of(run({"quantize", smollm2(), shards, "--to", "nf4", "--max_shard_size", "40MB", "--json"}));
+  EXPECT_TRUE(fs::exists(fs::path(shards) / "model-00003-of-00003.safetensors"));
+  const auto again = json_of(
+      run({"generate", shards, "--prompt", "What is the capital of France?", "--max_new_tokens", "8", "--json"}));
+  EXPECT_EQ(again["text"], said["text"]);
 }
 
 TEST(Quantize, GenerateComputesInTheBitsThatWereAskedFor) {

@@ -729,6 +729,11 @@ F("QuantizeFilesOptions::compute_dtype", file, ".bnb_4bit_compute_dtype = «opti
   q + "SaysWhatBecameOfEachTensor")
 F("QuantizeFilesOptions::threshold", file, "config.llm_int8_threshold = «options_.threshold.value_or(6.0)»;", "6.0",
   q + "SaysWhatBecameOfEachTensor")
+F("QuantizeFilesOptions::max_shard_size", file, "parse_size(«options_.max_shard_size.value_or(\"50GB\")»);", "\"50GB\"",
+  q + "LargeFoldersAreInShardsWithAnIndex")
+F("an index names the parts of weights", "src/checkpoint/save_model.cpp",
+  "if (const auto found = parts.find(weight); «found == parts.end()») sorted", "true",
+  q + "LargeFoldersAreInShardsWithAnIndex")
 F("transposed layers of a folder have the codes of their transposes", file,
   "if («transposed») original = original.t().contiguous();", "false", q + "BitsandbytesTransformersAndGgufReadThem")
 F("a head that shares the embeddings is named among what stays", "src/bigmodel/quantize_outline.cpp",
@@ -1796,8 +1801,39 @@ F("maps count codes by their bytes", file, "«bigmodel::count_bytes(tree, bytes_
 F("vectors beside codes stay", file, "place->is_disk() && «weights[i].target.tensor.dim() <= 1») place", "false", stay)
 F("codes stay codes with a limit", "programs/generate.cpp", "options.keep_codes = «!at::hasCUDA()»;",
   "!options.max_memory", stay)
-F("codes that generate makes have room on disk", "programs/generate.cpp", ".offload_folder = «room.folder()»",
-  "fs::path()", "generate_cli_tests Generate.CodesThatAreMadeGoToDiskAndLeaveNothingThere")
+file = "src/models/auto_load.cpp"
+a = "quantize_files_tests AutoLoad."
+F("codes that are made have room on disk", file, ".offload_folder = «room ? room->folder() : fs::path()»",
+  "fs::path()", "generate_cli_tests Generate.CodesThatAreMadeGoToDiskAndLeaveNothingThere", a + "PutsWeightsWhereTheyAreWanted")
+F("AutoLoadOptions::dtype", file, "«plan.dtype = given ? *given : dtype_of_files(checkpoint, its_own);»", "",
+  a + "TakesTheDtypeOfTheFiles")
+F("AutoLoadOptions::device_map", file, "if («!options.device_map») {", "true", a + "PutsWeightsWhereTheyAreWanted")
+F("AutoLoadOptions::max_memory", file, ".max_memory = «options.max_memory»,\n                                         .no_split",
+  "std::nullopt", a + "PutsWeightsWhereTheyAreWanted")
+F("AutoLoadOptions::quantization", file, "«plan.quantization = options.quantization;»", "", a + "PutsWeightsWhereTheyAreWanted")
+F("AutoLoadOptions::keep_codes", file, ".keep_codes = «options.keep_codes»,", "false", a + "PutsWeightsWhereTheyAreWanted")
+F("AutoLoadOptions::exact_products", file, "options.keep_codes && «options.exact_products»,", "false",
+  a + "PutsWeightsWhereTheyAreWanted")
+F("AutoLoadOptions::exact_products of encoded weights", file, "«config.exact_products |= options.exact_products;»", "",
+  a + "PutsWeightsWhereTheyAreWanted")
+F("folders in few bits are loaded as such", file, "plan.quantization = «own_quantization(checkpoint)»;", "std::nullopt",
+  a + "ReadsWhatQuantizeWrites")
+F("a loaded model owns its codes", file, "«if (model.causal) model.causal = placed(std::move(model.causal), dispatched);»", "",
+  a + "ReadsWhatQuantizeWrites")
+file = "src/accelerator/belonging.cpp"
+m = "quantized_models_tests QuantizedModels.AreTrainedWithAnAdapterOrInAPart"
+F("training around weights in few bits is refused", "src/accelerator/accelerator.cpp",
+  "«refuse_training_around_codes(impl_->run);»", "", m)
+F("adapters train around weights in few bits", file, "|| «detail::has_adapter(model->model)») continue", "false", m)
+F("a part is trained around weights in few bits", file, "|| !any || «!all_else» ||", "false", m)
+F("what has gone says so without LibTorch's stack", "src/residency/touch.cpp",
+  "«Member::refuse_gone(tensor);»", "", "residency_tests ResidencyStates.AMemberOutlivesItsResidencyWithAnErrorThatSaysSo")
+F("a dry run of mpirun's without its hostfile", "src/launch/starters/mpirun.cpp",
+  "if («settings.on(\"dry_run\") && !is_there(file)») return", "false", "commands_tests Commands.MpirunGetsTheWordsOfItsKind")
+F("a dry run of mpirun's says who starts what", "src/launch/launch.cpp",
+  "if («job.starter == Job::Starter::mpirun») print_started_by(", "false", "commands_tests Commands.MpirunGetsTheWordsOfItsKind")
+F("choices in other letters", "cli/arguments.cpp", "«return void(text = choice);»", "{}",
+  "commands_tests Commands.WhatTheDocumentationCallsSettingsIsRead")
 F("generate finds names of the cache", "programs/generate.cpp", "given = «accelerate::bigmodel::local_model(model)»;",
   "model", "generate_cli_tests Generate.FindsModelsInTheHubsCacheByName")
 F("quantize finds names of the cache", "programs/quantize.cpp", "quantize(«accelerate::bigmodel::local_model(words[0])», out",
@@ -2038,7 +2074,7 @@ WITHOUT = {name: why for why, names in {
         "MegatronLMPlugin DeepSpeedPlugin TorchDynamoPlugin TorchTensorParallelConfig "
         "TorchContextParallelConfig DeepSpeedSequenceParallelConfig",
     "of a model: its numbers are compared with transformers', and options_models_test.cpp says what fields change":
-        "BertConfig GPT2Config LlamaConfig BertModelOptions BertLoadOptions LlamaLoadOptions AutoLoadOptions",
+        "BertConfig GPT2Config LlamaConfig BertModelOptions BertLoadOptions LlamaLoadOptions",
     "a struct whose fields have faults":
         "AcceleratorOptions::project_config PartialStateOptions::process_group DispatchOptions::offload "
         "LoadAndDispatchOptions::offload OffloadAllOptions::offload",

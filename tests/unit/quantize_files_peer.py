@@ -4,6 +4,7 @@ usage: quantize_files_peer.py FOLDER
 
 FOLDER has ids.json, f32.gguf with q8_0.gguf …, and model/ and gpt2/ with X_nf4/ (double quantization), X_int8/, X.gguf and X_back/ made of that each; all that is found goes to FOLDER/found.json
 """
+import glob
 import json
 import sys
 
@@ -41,8 +42,10 @@ def perplexity(model, ids, window, stride):
 
 
 def codes(folder, model):
-    weights = load_file(f"{folder}/{model}/model.safetensors")
-    four, eight = load_file(f"{folder}/{model}_nf4/model.safetensors"), load_file(f"{folder}/{model}_int8/model.safetensors")
+    def load(name):
+        return {tensor: value for file in glob.glob(f"{folder}/{name}/model*.safetensors") for tensor, value in load_file(file).items()}
+
+    weights, four, eight = load(model), load(f"{model}_nf4"), load(f"{model}_int8")
     differing, seen = [], 0
     for name, weight in weights.items():
         if model == "gpt2" and name + ".absmax" in four:

@@ -11,8 +11,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -172,7 +174,8 @@ TEST(QuantizeFiles, BitsandbytesTransformersAndGgufReadThem) {
   std::ofstream(root / "ids.json") << nlohmann::json(ids());
   std::ofstream(root / "text.txt") << kText;
   for (const std::string name : {"model", "gpt2"}) {
-    quantize_files(root / name, root / (name + "_nf4"), {.to = "nf4", .double_quantize = true});
+    quantize_files(root / name, root / (name + "_nf4"),
+                   {.to = "nf4", .double_quantize = true, .max_shard_size = "12KB"});
     quantize_files(root / name, root / (name + "_int8"), {.to = "int8"});
     quantize_files(root / name, root / (name + ".gguf"), {.to = "q8_0"});
     quantize_files(root / (name + ".gguf"), root / (name + "_back"), {.to = "nf4"});
@@ -333,6 +336,226 @@ TEST(QuantizeFiles, SaysWhatBecameOfEachTensor) {
   EXPECT_EQ(model.stored->total, total);
   EXPECT_EQ(model.stored->largest_layer, layer);
   EXPECT_FALSE(accelerate::find_model((root / "model").string()).stored);
+}
+
+std::vector<std::string> weights_files(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (const auto name = entry.path().filename().string(); name.find("safetensors") != name.npos)
+      names.push_back(name);
+  std::ranges::sort(names);
+  return names;
+}
+
+TEST(QuantizeFiles, LargeFoldersAreInShardsWithAnIndex) {
+  const fs::path root = scratch("shards");
+  make_model(root / "model");
+  const auto made = quantize_files(root / "model", root / "one", {.to = "nf4", .double_quantize = true});
+  EXPECT_THAT(weights_files(root / "one"), ElementsAre("model.safetensors")) << "up to 50GB";
+  quantize_files(root / "model", root / "many", {.to = "nf4", .double_quantize = true, .max_shard_size = "12KB"});
+  const auto names = weights_files(root / "many");
+  ASSERT_GT(names.size(), 4u);
+  EXPECT_EQ(names.back(), "model.safetensors.index.json");
+  EXPECT_THAT(names.front(), testing::StartsWith("model-00001-of-000"));
+  const auto index = nlohmann::json::parse(text_of(root / "many/model.safetensors.index.json"));
+  EXPECT_EQ(index["metadata"]["total_size"], made.bytes_after);
+  std::map<std::string, at::Tensor> all;
+  for (const auto& name : names) {
+    if (name.ends_with(".json")) continue;
+    const auto file = accelerate::load_safetensors(root / "many" / name);
+    int64_t bytes = 0;
+    for (const auto& [tensor, value] : file) {
+      EXPECT_EQ(index["weight_map"][tensor], name);
+      bytes += static_cast<int64_t>(value.nbytes());
+      const auto weight =
+          tensor.substr(0, tensor.find(".weight.") == tensor.npos ? tensor.npos : tensor.find(".weight.") + 7);
+      EXPECT_TRUE(file.contains(weight)) << tensor << " is of a weight in another file";
+    }
+    EXPECT_TRUE(bytes <= 12000 || file.size() == 1) << name << " has " << bytes;
+    all.insert(file.begin(), file.end());
+  }
+  const auto expected = accelerate::load_safetensors(root / "one/model.safetensors");
+  ASSERT_EQ(all.size(), expected.size());
+  EXPECT_EQ(index["weight_map"].size(), expected.size());
+  for (const auto& [name, tensor] : expected) EXPECT_TRUE(torch::equal(all.at(name), tensor)) << name;
+  const torch::NoGradGuard no_grad;
+  const auto input = torch::tensor(ids(), at::kLong).unsqueeze(0);
+  EXPECT_TRUE(torch::equal(AutoModelForCausalLM::from_pretrained(root / "many")(input),
+                           AutoModelForCausalLM::from_pretrained(root / "one")(input)));
+  EXPECT_EQ(accelerate::find_model((root / "many").string()).stored->total,
+            accelerate::find_model((root / "one").string()).stored->total);
+
+  quantize_files(root / "model", root / "many", {.to = "int8", .overwrite = true});
+  EXPECT_THAT(weights_files(root / "many"), ElementsAre("model.safetensors"));
+  const auto refusal = [&](const char* to, const char* out, const char* size) {
+    const auto said =
+        message_of([&] { quantize_files(root / "model", root / out, {.to = to, .max_shard_size = size}); });
+    EXPECT_FALSE(fs::exists(root / out));
+    return said;
+  };
+  EXPECT_THAT(refusal("nf4", "none", "large"), HasSubstr("found 'large', expected a positive number and a unit"));
+  EXPECT_THAT(refusal("q8_0", "none.gguf", "1GB"), HasSubstr("max_shard_size was given with the encoding q8_0"));
+}
+
+TEST(AutoLoad, ReadsWhatQuantizeWrites) {
+  const fs::path root = scratch("auto");
+  make_model(root / "model");
+  const torch::NoGradGuard no_grad;
+  const auto input = torch::tensor(ids(), at::kLong).unsqueeze(0);
+  for (const char* to : {"nf4", "int8"}) {
+    SCOPED_TRACE(to);
+    const fs::path folder = root / to;
+    quantize_files(root / "model", folder, {.to = to});
+    auto config = accelerate::BnbQuantizationConfig::from_json(text_of(folder / "config.json"));
+    config.torch_dtype = at::kFloat;
+    const auto module = built(folder);
+    const auto weights = accelerate::load_and_quantize_model(accelerate::ModelRef(module.module()), config, folder);
+    const auto expected = module(input);
+
+    accelerate::models::LoadReport report{.missing_keys = {"x"}, .unexpected_keys = {"x"}, .mismatched_keys = {}};
+    const auto copy = [&] { return AutoModelForCausalLM::from_pretrained(folder, {}, &report); }();
+    EXPECT_THAT(report.missing_keys, IsEmpty());
+    EXPECT_THAT(report.unexpected_keys, IsEmpty());
+    EXPECT_FALSE(copy.module()->is_training());
+    ASSERT_TRUE(copy.dispatched());
+    EXPECT_EQ(copy.dispatched()->code_bytes(), weights.code_bytes());
+    EXPECT_TRUE(torch::equal(copy(input), expected));
+    const auto any = accelerate::models::AutoModel::from_pretrained(folder);
+    EXPECT_EQ(any.dispatched()->code_bytes(), weights.code_bytes());
+    EXPECT_TRUE(torch::equal(any({{"input_ids", input}}).at("logits"), expected));
+    EXPECT_THAT(message_of([&] {
+                  AutoModelForCausalLM::from_pretrained(
+                      folder, {.quantization = accelerate::BnbQuantizationConfig{.load_in_8bit = true}});
+                }),
+                AllOf(HasSubstr("quantization was asked for"), HasSubstr("in few bits already")));
+    const auto half = AutoModelForCausalLM::from_pretrained(folder, {.dtype = at::kBFloat16});
+    EXPECT_EQ(half(input).scalar_type(), at::kBFloat16);
+    EXPECT_LT(((half(input).to(at::kFloat) - expected).norm() / expected.norm()).item<double>(), 0.05);
+  }
+  // The forward owns the codes, the module does not.
+  std::shared_ptr<torch::nn::Module> module;
+  AutoModelForCausalLM::Forward forward;
+  {
+    const auto model = AutoModelForCausalLM::from_pretrained(root / "nf4");
+    module = model.module();
+    forward = [model](const auto&... inputs) { return model(inputs...); };
+    EXPECT_TRUE(torch::equal(forward(input, {}, {}, nullptr, 0), model(input)));
+  }
+  EXPECT_EQ(forward(input, {}, {}, nullptr, 0).size(1), input.size(1));
+  forward = nullptr;
+  const auto weight = module->named_parameters()["model.layers.0.mlp.up_proj.weight"];
+  EXPECT_THAT(message_of([&] { torch::sum(weight); }), HasSubstr("has been destroyed"));
+}
+
+TEST(AutoLoad, PutsWeightsWhereTheyAreWanted) {
+  const fs::path root = scratch("places");
+  make_model(root / "model");
+  quantize_files(root / "model", root / "q8.gguf", {.to = "q8_0"});
+  const torch::NoGradGuard no_grad;
+  const auto input = torch::tensor(ids(), at::kLong).unsqueeze(0);
+  const auto load = [&](const char* name, const accelerate::models::AutoLoadOptions& options) {
+    return AutoModelForCausalLM::from_pretrained(root / name, options);
+  };
+  const auto plain = load("model", {});
+  EXPECT_FALSE(plain.dispatched());
+  EXPECT_TRUE(plain.module()->parameters().front().requires_grad());
+  const auto expected = plain(input);
+  const auto difference = [&](const AutoModelForCausalLM& model) {
+    return ((model(input) - expected).norm() / expected.norm()).item<double>();
+  };
+
+  const auto disk = load("model", {.device_map = "disk"});
+  EXPECT_EQ(disk.dispatched()->hf_device_map(), (accelerate::DeviceMap{{"", "disk"}}));
+  EXPECT_TRUE(torch::equal(disk(input), expected));
+  const auto parts = load("model", {.device_map = accelerate::DeviceMap{{"model.layers.1", "disk"}, {"", "cpu"}}});
+  EXPECT_EQ(parts.dispatched()->hf_device_map().at("model.layers.1"), accelerate::Place("disk"));
+  EXPECT_TRUE(torch::equal(parts(input), expected));
+  // A block is in one place, and the strategy is chosen by the limit alone.
+  const auto limited = load("model", {.max_memory = accelerate::MaxMemory{{"cpu", 250000}}});
+  EXPECT_GT(limited.dispatched()->streamed_bytes(), 0);
+  for (const auto& [name, place] : limited.dispatched()->hf_device_map())
+    EXPECT_EQ(name.find("self_attn"), name.npos) << name;
+  EXPECT_TRUE(torch::equal(limited(input), expected));
+  EXPECT_THAT(message_of([&] { load("model", {.device_map = "cpus"}); }), HasSubstr("cpus"));
+
+  const accelerate::BnbQuantizationConfig nf4{
+      .load_in_4bit = true, .bnb_4bit_quant_type = "nf4", .bnb_4bit_compute_dtype = at::kFloat};
+  const auto small = load("model", {.quantization = nf4, .exact_products = true});
+  EXPECT_GT(small.dispatched()->code_bytes(), 0);
+  EXPECT_GT(difference(small), 1e-3);
+  const auto rounded = load("model", {.quantization = nf4});
+  EXPECT_FALSE(torch::equal(small(input), rounded(input))) << "activations in 8 bits";
+  const fs::path room = root / "room";
+  fs::create_directories(room);
+  const auto before = std::getenv("TMPDIR") ? std::optional<std::string>(std::getenv("TMPDIR")) : std::nullopt;
+  ::setenv("TMPDIR", room.c_str(), 1);
+  const auto small_on_disk = load("model", {.device_map = "disk", .quantization = nf4, .exact_products = true});
+  EXPECT_TRUE(fs::is_empty(room));
+  EXPECT_TRUE(torch::equal(small_on_disk(input), small(input)));
+  before ? ::setenv("TMPDIR", before->c_str(), 1) : ::unsetenv("TMPDIR");
+
+  const auto decoded = load("q8.gguf", {}), kept = load("q8.gguf", {.keep_codes = true, .exact_products = true});
+  EXPECT_FALSE(decoded.dispatched());
+  EXPECT_GT(kept.dispatched()->code_bytes(), 0);
+  EXPECT_LT(((kept(input) - decoded(input)).norm() / decoded(input).norm()).item<double>(), 1e-5);
+  EXPECT_FALSE(torch::equal(load("q8.gguf", {.keep_codes = true})(input), kept(input)));
+  EXPECT_THAT(message_of([&] { load("q8.gguf", {.quantization = nf4}); }), HasSubstr("in few bits already"));
+}
+
+TEST(AutoLoad, TakesTheDtypeOfTheFiles) {
+  const fs::path root = scratch("dtypes");
+  make_model(root / "model");
+  const auto dtype_with = [&](const char* field, const accelerate::models::AutoLoadOptions& options) {
+    auto json = nlohmann::json::parse(kConfig);
+    if (*field) json.update(nlohmann::json::parse(field));
+    std::ofstream(root / "model/config.json") << json;
+    return AutoModelForCausalLM::from_pretrained(root / "model", options).module()->parameters().front().scalar_type();
+  };
+  for (const bool dispatches : {false, true}) {
+    accelerate::models::AutoLoadOptions options{.dtype = "auto"};
+    if (dispatches) options.device_map = "cpu";
+    EXPECT_EQ(dtype_with("", options), at::kFloat);
+    EXPECT_EQ(dtype_with(R"({"dtype": "bfloat16"})", options), at::kBFloat16);
+    EXPECT_EQ(dtype_with(R"({"torch_dtype": "float16"})", options), at::kHalf);
+    options.dtype = at::kBFloat16;
+    EXPECT_EQ(dtype_with(R"({"torch_dtype": "float16"})", options), at::kBFloat16);
+    options.dtype.reset();
+    EXPECT_EQ(dtype_with(R"({"torch_dtype": "float16"})", options), at::kFloat);
+  }
+  EXPECT_THAT(message_of([&] { dtype_with("", {.dtype = "half"}); }), HasSubstr("dtype is 'half', expected \"auto\""));
+  EXPECT_THAT(message_of([&] { dtype_with(R"({"dtype": "int8"})", {.dtype = "auto"}); }),
+              HasSubstr("dtype is \"int8\""));
+  auto tensors = accelerate::load_safetensors(root / "model/model.safetensors");
+  for (auto& [name, tensor] : tensors) tensor = tensor.to(at::kHalf);
+  accelerate::save_safetensors(root / "model/model.safetensors", tensors, {{"format", "pt"}});
+  EXPECT_EQ(dtype_with("", {.dtype = "auto"}), at::kHalf) << "as the files have them";
+  quantize_files(root / "model", root / "q8.gguf", {.to = "q8_0"});
+  EXPECT_EQ(AutoModelForCausalLM::from_pretrained(root / "q8.gguf", {.dtype = "auto"})
+                .module()
+                ->parameters()
+                .front()
+                .scalar_type(),
+            at::kFloat);
+}
+
+TEST(AutoLoad, EncodersWithDecodersGoToTheirPlaces) {
+  const fs::path folder = scratch("t5");
+  fs::create_directories(folder);
+  std::ofstream(folder / "config.json")
+      << R"({"model_type": "t5", "vocab_size": 32, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2,
+             "num_heads": 4, "decoder_start_token_id": 0})";
+  torch::manual_seed(21);
+  using accelerate::models::AutoModelForSeq2SeqLM;
+  std::map<std::string, at::Tensor> tensors;
+  const auto fresh = AutoModelForSeq2SeqLM::from_config(folder);
+  for (const auto& item : fresh.module()->named_parameters()) tensors.emplace(item.key(), item.value().detach());
+  accelerate::save_safetensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
+  const torch::NoGradGuard no_grad;
+  const auto input = torch::tensor({{3, 4, 5}}), answer = torch::tensor({{0, 7}});
+  const auto logits = [&](const AutoModelForSeq2SeqLM& model) { return model.encode(input)(answer); };
+  const auto on_disk = AutoModelForSeq2SeqLM::from_pretrained(folder, {.device_map = "disk"});
+  ASSERT_TRUE(on_disk.dispatched());
+  EXPECT_TRUE(torch::equal(logits(on_disk), logits(AutoModelForSeq2SeqLM::from_pretrained(folder))));
 }
 
 TEST(QuantizeFiles, BlocksOfAFile) {

@@ -282,8 +282,8 @@ TEST(Zoo, ErrorsNameWhatIsWrong) {
               HasSubstr("rotary_dim is 16, expected an even number up to n_embd / n_head, which is 8"));
   const auto quantized = config(
       R"({"model_type":"gpt2","vocab_size":20,"n_embd":16,"n_layer":1,"n_head":4,"quantization_config":{"quant_method":"fp8"}})");
-  EXPECT_THAT(support::message_of<accelerate::CheckpointError>([&] { AutoModel::from_pretrained(quantized); }),
-              HasSubstr("quantization_config is {\"quant_method\":\"fp8\"}, expected none"));
+  EXPECT_THAT(support::message_of<accelerate::ConfigError>([&] { AutoModel::from_pretrained(quantized); }),
+              HasSubstr("quant_method is \"fp8\", expected \"bitsandbytes\""));
   // A number wins over names.
   const auto named = AutoModel::from_config(config(
       R"({"model_type":"resnet","embedding_size":8,"hidden_sizes":[16],"depths":[1],"num_labels":5,"id2label":{"0":"a","1":"b","2":"c"}})"));

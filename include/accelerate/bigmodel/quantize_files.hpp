@@ -33,6 +33,9 @@ struct QuantizeFilesOptions {
   std::optional<at::ScalarType> compute_dtype = std::nullopt;
   /// Of int8: llm_int8_threshold in config.json; unset: 6. 0: no column of activations keeps its numbers.
   std::optional<double> threshold = std::nullopt;
+  /// Of a folder: what a file of weights has at most ("5GB", "500MiB"). What is more is in several files with an index,
+  /// a weight and its scales in the same one. Unset: "50GB", transformers' default.
+  std::optional<std::string> max_shard_size = std::nullopt;
   /// Fills in QuantizedTensor::error: everything is decoded once more.
   bool measure_errors = false;
   /// Replaces what is there: a file by a file, and a folder that has a quantization_config, and nothing that the new

@@ -6,9 +6,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 
 #include <ATen/core/Tensor.h>
 
+#include "accelerate/bigmodel/device_map.hpp"
+#include "accelerate/bigmodel/dispatch.hpp"
+#include "accelerate/bigmodel/quantize.hpp"
 #include "accelerate/models/key_value_cache.hpp"
 #include "accelerate/models/pretrained.hpp"
 #include "accelerate/utils/export.hpp"
@@ -33,9 +37,30 @@ class Module;
 /// what these return is called as they are.
 namespace accelerate::models {
 
+/// With none of them but dtype, the weights are the model's own, in host memory, and can be trained. Otherwise, and of
+/// a folder whose config.json has a quantization_config (`accelerate quantize` writes such folders, and so does
+/// transformers), they are loaded by load_checkpoint_and_dispatch() or load_and_quantize_model(): each lies where the
+/// map has it, forward() takes its inputs to where the model computes and brings results back, and all weights must be
+/// there.
 struct AutoLoadOptions {
-  /// Of the floating-point parameters; the files' are converted. Unset: LibTorch's default, fp32.
-  std::optional<at::ScalarType> dtype;
+  /// Of the floating-point parameters; the files' are converted. "auto": what config.json says (`dtype`,
+  /// `torch_dtype`), else that of the first floating-point tensor of the files; fp32 of a .gguf file. Unset: LibTorch's
+  /// default, fp32. Of a model in few bits it is that of what stays numbers (with `quantization`: unless its
+  /// torch_dtype says that), and of a folder's own 4 bits also what products are computed in.
+  std::optional<std::variant<std::string, at::ScalarType>> dtype;
+  /// A map; a strategy of make_device_map(), with the classes of the model's blocks for no_split_module_classes; or a
+  /// place for all of it ("cpu", "disk", "0"). Unset: "auto" with max_memory, else all on the accelerator, or on the
+  /// host where there is none. Of a model in few bits, what is made for parts on disk goes to the system's folder for
+  /// temporary files (TMPDIR), under no name once the model is loaded.
+  std::optional<std::variant<std::string, DeviceMap>> device_map;
+  std::optional<MaxMemory> max_memory;  ///< as LoadAndDispatchOptions
+  /// Weights of linear layers are encoded while they are loaded. Of files that have them in few bits already it is an
+  /// error.
+  std::optional<BnbQuantizationConfig> quantization;
+  /// Blocks of a .gguf file stay as they are in the file, which is mapped, and are frozen. Otherwise they are decoded.
+  bool keep_codes = false;
+  /// Of weights in few bits: products with the decoded weights, also where a kernel computes on the codes.
+  bool exact_products = false;
 };
 
 /// A language model that goes from left to right. A value: copies share the module.
@@ -49,10 +74,11 @@ class ACCELERATE_API AutoModelForCausalLM {
       : module_(std::move(module)), forward_(std::move(forward)), max_positions_(max_positions) {}
 
   /// Loads a folder: config.json, and safetensors or pytorch_model.bin, each one file or shards with an index; or a
-  /// .gguf file.
+  /// .gguf file. The model is in evaluation mode.
   /// @param report  Receives what was missing and what was left over.
   /// @throws CheckpointError if a file is missing or damaged, the architecture is not known or no such model, or names
-  /// and shapes differ: all differences are listed.
+  /// and shapes differ: all differences are listed. ConfigError for options that can't be; otherwise as
+  /// load_checkpoint_and_dispatch() and load_and_quantize_model(), and nothing is loaded then.
   static AutoModelForCausalLM from_pretrained(const std::filesystem::path& folder, const AutoLoadOptions& options = {},
                                               LoadReport* report = nullptr);
   /// @param config  config.json, or the folder that holds it. @throws CheckpointError as from_pretrained().
@@ -81,6 +107,8 @@ class ACCELERATE_API AutoModelForCausalLM {
   using ContainedType = torch::nn::Module;
   const std::shared_ptr<torch::nn::Module>& ptr() const { return module_; }
   /// @}
+  /// Where from_pretrained() put the weights, if it was asked to; all that is made of this model keeps them there.
+  const std::optional<DispatchedModel>& dispatched() const { return dispatched_; }
   /// Tokens that it has positions for, or was trained for (max_position_embeddings): generate() refuses more. Unset: no
   /// end, or not known.
   std::optional<int64_t> max_positions() const { return max_positions_; }
@@ -89,6 +117,7 @@ class ACCELERATE_API AutoModelForCausalLM {
   std::shared_ptr<torch::nn::Module> module_;
   Forward forward_;
   std::optional<int64_t> max_positions_;
+  std::optional<DispatchedModel> dispatched_;
 };
 
 /// An encoder whose result a decoder reads. A value: copies share the module.
@@ -113,10 +142,13 @@ class ACCELERATE_API AutoModelForSeq2SeqLM {
   }
 
   const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
+  /// As AutoModelForCausalLM's.
+  const std::optional<DispatchedModel>& dispatched() const { return dispatched_; }
 
  private:
   std::shared_ptr<torch::nn::Module> module_;
   Encode encode_;
+  std::optional<DispatchedModel> dispatched_;
 };
 
 /// Any of the models, with inputs and outputs by transformers' names. A value: copies share the module.
@@ -144,10 +176,13 @@ class ACCELERATE_API AutoModel {
   using ContainedType = torch::nn::Module;
   const std::shared_ptr<torch::nn::Module>& ptr() const { return module_; }
   /// @}
+  /// As AutoModelForCausalLM's.
+  const std::optional<DispatchedModel>& dispatched() const { return dispatched_; }
 
  private:
   std::shared_ptr<torch::nn::Module> module_;
   Forward forward_;
+  std::optional<DispatchedModel> dispatched_;
 };
 
 }  // namespace accelerate::models

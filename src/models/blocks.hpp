@@ -8,6 +8,8 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+namespace accelerate::models {
+
 /// A model's blocks: the members of lists of modules, the outermost ones, that have modules of their own. They are what
 /// is placed and sharded as a whole.
 inline std::vector<std::shared_ptr<torch::nn::Module>> blocks_of(const torch::nn::Module& model) {
@@ -34,3 +36,5 @@ inline std::vector<std::string> block_classes(const torch::nn::Module& model) {
   }
   return {classes.begin(), classes.end()};
 }
+
+}  // namespace accelerate::models
