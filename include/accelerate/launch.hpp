@@ -106,6 +106,17 @@ struct FunctionLaunchOptions {
   /// counts. With several machines the failure is one for the other machines' processes too, as soon as they need a
   /// peer that is gone: give all the same number.
   int64_t max_restarts = 0;
+  /// "host" or "host:port", short for master_addr and use_port.
+  std::string rdzv_endpoint;
+  std::string rdzv_id = "none";  ///< the processes' TORCHELASTIC_RUN_ID
+  /// How long, once a process has failed, the others may fail by themselves before they are killed.
+  std::chrono::milliseconds monitor_interval{100};
+
+  // Refused, with what to do instead, where they are anything else than this:
+
+  std::string rdzv_backend = "static";           ///< machines have no agents here that agree on their ranks
+  std::map<std::string, std::string> rdzv_conf;  ///< settings of such agents
+  std::string log_line_prefix_template;          ///< the processes write to the standard streams themselves
 };
 
 /// Calls `function` in several processes, which are copies of this one: they see everything that it captured, and their
@@ -113,10 +124,11 @@ struct FunctionLaunchOptions {
 ///
 /// Blocking; standard streams are shared. Call it before LibTorch has computed anything and before there are other
 /// threads, which a copied process would not have. When a process fails, by an exception or otherwise, the others are
-/// killed.
+/// killed after `monitor_interval`, or after 3 s where it only reports that a peer is gone. Other children of this
+/// process are left to it.
 /// @throws ConfigError  options that can't be, or other threads are running already.
-/// @throws LaunchError  naming the rank that failed first, with the text of its exception, once there are no restarts
-/// left.
+/// @throws LaunchError  naming the rank whose failure is the likeliest cause of the others', by the rule of launch(),
+/// with the text of its exception, once there are no restarts left.
 ACCELERATE_API void launch_function(const std::function<void()>& function, const FunctionLaunchOptions& options = {});
 
 /// The reference's names: processes for a cell of a notebook, and CPU processes for a test.

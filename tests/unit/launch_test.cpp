@@ -613,6 +613,65 @@ TEST(LaunchFunction, FirstFailureIsNamedAndTheOthersAreKilled) {
               HasSubstr("was killed by SIGKILL"));
 }
 
+/// The rank that learned of its peer's end is reported first, and is not the cause.
+TEST(LaunchFunction, TheCauseIsNamedAndNotItsVictim) {
+  const support::Deadline deadline;
+  const auto message = message_of([] {
+    launch_function(
+        [] {
+          if (std::string(std::getenv("RANK")) == "0") throw CommError("rank 1 is gone");
+          ::usleep(300000);
+          throw ConfigError("boom");
+        },
+        {.num_processes = 2});
+  });
+  EXPECT_THAT(message, HasSubstr("rank 1 of 2 failed: boom"));
+}
+
+TEST(LaunchFunction, OthersMayFailByThemselvesFirst) {
+  const support::Deadline deadline;
+  const std::string file = support::scratch_dir() + "/unwound";
+  const auto message = message_of([&] {
+    launch_function(
+        [&] {
+          if (std::string(std::getenv("RANK")) == "0") throw ConfigError("boom");
+          ::usleep(500000);
+          std::ofstream(file) << "in time";
+          ::_exit(3);
+        },
+        {.num_processes = 2, .monitor_interval = std::chrono::minutes(1)});
+  });
+  EXPECT_THAT(message, HasSubstr("rank 0 of 2 failed: boom"));
+  EXPECT_TRUE(fs::exists(file));
+}
+
+TEST(LaunchFunction, OtherChildrenAreLeftToTheProgram) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(7);
+  siginfo_t info{};
+  ::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT);  // it has ended, and can be waited for
+  launch_function([] {}, {.num_processes = 2});
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 7);
+}
+
+TEST(LaunchFunction, AnEndpointIsShortForAddressAndPort) {
+  const std::string file = support::scratch_dir() + "/endpoint";
+  const auto found = [&](const std::string& endpoint) {
+    launch_function(
+        [&] {
+          std::ofstream(file) << std::getenv("MASTER_ADDR") << ':' << std::getenv("MASTER_PORT") << ' '
+                              << std::getenv("TORCHELASTIC_RUN_ID");
+        },
+        {.num_processes = 1, .use_port = 29556, .rdzv_endpoint = endpoint, .rdzv_id = "night"});
+    std::ifstream in(file);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  EXPECT_EQ(found("localhost:29556"), "localhost:29556 night");
+  EXPECT_EQ(found("localhost"), "localhost:29556 night");
+}
+
 TEST(LaunchFunction, Restarts) {
   const std::string file = support::scratch_dir() + "/restarts";
   const auto count = [&] {
@@ -724,6 +783,14 @@ TEST(LaunchFunction, ImpossibleOptions) {
   EXPECT_THAT(error({.num_nodes = 2}), HasSubstr("need master_addr and use_port"));
   EXPECT_THAT(error({.num_nodes = 2, .node_rank = 2}), HasSubstr("expected 0 to num_nodes - 1"));
   EXPECT_THAT(error({.mixed_precision = "bf61"}), HasSubstr("Did you mean 'bf16'?"));
+  EXPECT_THAT(error({.rdzv_endpoint = "node0:1x"}), HasSubstr("rdzv_endpoint is 'node0:1x', expected a port"));
+  EXPECT_THAT(error({.rdzv_endpoint = ":29500"}), HasSubstr("expected host or host:port"));
+  EXPECT_THAT(error({.use_port = 29501, .rdzv_endpoint = "node0:29500"}), HasSubstr("use_port is 29501"));
+  EXPECT_THAT(error({.master_addr = "node1", .rdzv_endpoint = "node0:29500"}), HasSubstr("master_addr is 'node1'"));
+  EXPECT_THAT(error({.monitor_interval = std::chrono::milliseconds(-1)}), HasSubstr("monitor_interval"));
+  EXPECT_THAT(error({.rdzv_backend = "c10d"}), HasSubstr("`accelerate launch --rdzv_backend c10d`"));
+  EXPECT_THAT(error({.rdzv_conf = {{"timeout", "3"}}}), HasSubstr("rdzv_conf sets 'timeout'"));
+  EXPECT_THAT(error({.log_line_prefix_template = "[${rank}]: "}), HasSubstr("ACCELERATE_LOG_RANK=true"));
   std::mutex mutex;
   mutex.lock();
   std::thread thread([&] { std::lock_guard guard(mutex); });

@@ -29,6 +29,7 @@ class Signals {
   int fd() const { return fd_.get(); }
   const sigset_t& caller_mask() const { return mask_; }
   const struct sigaction& caller_sigpipe() const { return sigpipe_; }
+  const struct sigaction& caller_sigchld() const { return sigchld_; }
 
  private:
   sigset_t mask_{};
