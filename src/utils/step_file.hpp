@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace accelerate {
@@ -18,6 +19,17 @@ struct StepRecord {
   bool operator==(const StepRecord&) const = default;
 };
 static_assert(sizeof(StepRecord) == 48);
+
+/// A number that the program has logged, by its name. A second file has kMostLogged of them: the path of the first with
+/// kLoggedFile behind it.
+struct LoggedRecord {
+  uint64_t count = 0;  ///< how many numbers of this name; 0: a free place. Written last
+  double value = 0;    ///< the last of them
+  char name[48] = {};  ///< UTF-8, zeros behind it
+};
+static_assert(sizeof(LoggedRecord) == 64);
+inline constexpr size_t kMostLogged = 16;
+inline constexpr const char* kLoggedFile = ".logged";
 
 /// The variable in which a rank finds the file's path; unset when nobody monitors.
 inline constexpr const char* kStepFileVariable = "ACCELERATE_MONITOR_FILE";

@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <mutex>
+#include <string>
 
 #include "accelerate/utils/monitor.hpp"
 #include "utils/counts.hpp"
@@ -19,24 +21,30 @@
 namespace accelerate {
 namespace {
 
-/// The file of kStepFileVariable, or null. A file that is gone or not one of ours costs the view a column, and must not
-/// cost the training.
-StepRecord* mapped_record() {
+/// The file of kStepFileVariable, or the one beside it, of so many records, or null. A file that is gone or not one of
+/// ours costs the view a column, and must not cost the training.
+template <class Record> Record* mapped(const char* beside, size_t count) {
   const char* path = std::getenv(kStepFileVariable);
   if (!path || !*path) return nullptr;
-  const int fd = ::open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  const int fd = ::open((std::string(path) + beside).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return nullptr;
+  const size_t bytes = sizeof(Record) * count;
   struct stat status {};
   void* address = MAP_FAILED;
-  if (::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == sizeof(StepRecord))
-    address = ::mmap(nullptr, sizeof(StepRecord), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (::fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == static_cast<off_t>(bytes))
+    address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   ::close(fd);
-  return address == MAP_FAILED ? nullptr : static_cast<StepRecord*>(address);
+  return address == MAP_FAILED ? nullptr : static_cast<Record*>(address);
 }
 
 StepRecord* record() {
-  static StepRecord* const mapped = mapped_record();
-  return mapped;
+  static auto* const file = mapped<StepRecord>("", 1);
+  return file;
+}
+
+LoggedRecord* logged() {
+  static auto* const file = mapped<LoggedRecord>(kLoggedFile, kMostLogged);
+  return file;
 }
 
 /// What this process has said so far. Locked for the few stores of a step, by whoever reports it.
@@ -111,6 +119,21 @@ void report_optimizer_step(int64_t steps, const void* optimizer) {
 }
 
 bool is_monitored() { return record() != nullptr; }
+
+void report_logged(std::string_view name, double value) {
+  LoggedRecord* const all = logged();
+  name = name.substr(0, std::min(name.find('\0'), sizeof(LoggedRecord::name)));
+  if (!all || name.empty()) return;
+  const std::lock_guard lock(figures().mutex);
+  for (size_t i = 0; i < kMostLogged; ++i) {
+    auto& place = all[i];
+    if (place.count == 0) name.copy(place.name, sizeof(place.name));
+    if (std::string_view(place.name, ::strnlen(place.name, sizeof(place.name))) != name) continue;
+    store(place.value, value);
+    std::atomic_ref(place.count).fetch_add(1, std::memory_order_release);
+    return;
+  }
+}
 
 void count_flops_per_token(double forward, double backward) {
   const std::lock_guard lock(figures().mutex);

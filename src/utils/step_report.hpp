@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 namespace accelerate {
 
@@ -10,6 +11,8 @@ void report_optimizer_step(int64_t steps, const void* optimizer);
 
 /// Whether somebody watches.
 bool is_monitored();
+/// The program has logged a number. Of more than kMostLogged names the first ones count. Nothing when nobody watches.
+void report_logged(std::string_view name, double value);
 /// A model is used from now on: floating-point operations that each token takes in the forward, and in the backward.
 /// What models take adds up.
 void count_flops_per_token(double forward, double backward);

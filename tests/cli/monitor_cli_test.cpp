@@ -162,9 +162,9 @@ TEST(MonitorPage, RefusesWhatItShould) {
     EXPECT_THAT(slow.rest(), StartsWith("HTTP/1.1 200 "));
   }
   {
-    // Clients that say nothing take all places; they are shown the door after five seconds.
+    // Clients that say nothing give way to those that ask.
     std::vector<std::unique_ptr<Connection>> silent;
-    for (int i = 0; i < 40; ++i) silent.push_back(std::make_unique<Connection>(url));
+    for (int i = 0; i < 128; ++i) silent.push_back(std::make_unique<Connection>(url));
     EXPECT_THAT(request(url, "GET /state.json HTTP/1.1\r\nHost: localhost\r\n\r\n"), StartsWith("HTTP/1.1 200 "));
   }
   program.signal(SIGTERM);
@@ -309,6 +309,9 @@ TEST(MonitorSteps, PreparedOptimizersReportThem) {
       EXPECT_GT(rank["steps_per_second"], 0);
       EXPECT_LT(rank["steps_per_second"], 21);
       EXPECT_EQ(rank["steps"].get<int64_t>() / 1000, by_itself ? 1 : 0);
+      EXPECT_EQ(rank["logged"]["epoch"], 1) << rank;  // by accelerator.log, though there is no tracker
+      EXPECT_TRUE(rank["logged"]["loss"].is_number()) << rank;
+      EXPECT_FALSE(rank["logged"].contains("note")) << rank;
     }
     program.signal(SIGTERM);
     program.wait();
@@ -727,6 +730,28 @@ TEST(MonitorBrowser, ShowsFiguresThatAProgramSays) {
         browser.evaluate("document.querySelector('#plot-" + name + " figcaption').textContent").get<std::string>(),
         testing::ContainsRegex(text));
   }
+  EXPECT_THAT(browser.complaints(), testing::IsEmpty());
+  program.signal(SIGTERM);
+  program.wait();
+}
+
+TEST(MonitorBrowser, ShowsTheCurveOfWhatIsLogged) {
+  ASSERT_NE(Browser::program(), "")
+      << "no browser: this test needs chromium (Debian: chromium), which scripts/test.sh installs";
+  Program program(launching({"--monitor_port", "0", "--monitor_seconds", "0.2"}, {bin("monitor_training")}));
+  Browser browser;
+  browser.open(url_of(program));
+  const std::string plot = "document.getElementById('plot-logged/loss')";
+  EXPECT_TRUE(browser.wait_until(plot + "?.querySelector('.mean')?.points.length > 3"));
+  EXPECT_THAT(browser.evaluate(plot + ".querySelector('figcaption').textContent").get<std::string>(),
+              testing::ContainsRegex("^loss -?[0-9.]+$"));
+  // It falls, below zero at last, and takes all of its plot's height.
+  EXPECT_EQ(browser.evaluate("[...document.querySelectorAll('#plots figure')].slice(0, 2).map(f => f.id).join()"),
+            "plot-logged/epoch,plot-logged/loss");
+  EXPECT_TRUE(browser
+                  .evaluate("(points => points[0].y < 13 && points[points.length - 1].y > 67)([..." + plot +
+                            ".querySelector('.mean').points])")
+                  .get<bool>());
   EXPECT_THAT(browser.complaints(), testing::IsEmpty());
   program.signal(SIGTERM);
   program.wait();

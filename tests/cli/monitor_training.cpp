@@ -25,7 +25,9 @@ void steps(bool by_itself) {
   torch::optim::SGD often(model->parameters(), 0.01), seldom(other->parameters(), 0.01);
   auto [m, o, first, second] = accelerator.prepare(model, other, often, seldom);
   for (int i = 0; i < 200; ++i) {
-    accelerator.backward((m(torch::ones({4, 2})) + o(torch::ones({4, 2}))).sum());
+    const auto loss = (m(torch::ones({4, 2})) + o(torch::ones({4, 2}))).sum();
+    accelerator.backward(loss);
+    accelerator.log({{"loss", loss.item<double>()}, {"note", "no number"}, {"epoch", 1}});
     first.step();
     if (i % 2) second.step();
     first.zero_grad();

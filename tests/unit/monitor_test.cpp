@@ -1,15 +1,22 @@
 // The parts of `accelerate launch --monitor`: text, table, rates, processes, HTTP. The whole is in
 // tests/cli/monitor_cli_test.cpp.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <cmath>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
@@ -234,6 +241,36 @@ TEST(OverTime, IsLeastMeanAndMostOverTheRanks) {
   EXPECT_EQ(figure(history, "gpu_bytes")["mean"], ordered_json({nullptr, nullptr, 1000}));
 }
 
+TEST(OverTime, WhatIsLoggedComesFirst) {
+  History history(4);
+  auto s = job_of(2);
+  s.ranks[0].steps_per_second = 1;
+  for (int second = 1; second <= 20; ++second) {
+    s.seconds = second;
+    if (second > 10) s.ranks[0].logged = {{"loss", 20.0 - second}, {"bad", NAN}};
+    if (second > 10) s.ranks[1].logged = {{"loss", 22.0 - second}};
+    history.add(s);
+  }
+  const auto json = history.json();
+  EXPECT_EQ(json["figures"][0]["name"], "logged/loss");
+  EXPECT_EQ(json["figures"][0]["title"], "loss");
+  EXPECT_EQ(json["figures"][0]["unit"], "value");
+  EXPECT_EQ(json["figures"][1]["name"], "steps_per_second");
+  const auto loss = figure(history, "logged/loss");
+  EXPECT_TRUE(loss["mean"][0].is_null());
+  EXPECT_EQ(loss["least"].back(), 0);
+  EXPECT_EQ(loss["most"].size(), json["seconds"].size());
+  EXPECT_TRUE(figure(history, "logged/bad").is_null());
+  // No more than there is room for.
+  for (int i = 0; i < 100; ++i) {
+    s.ranks[0].logged = {{"name " + std::to_string(i), 1}};
+    history.add(s);
+  }
+  size_t names = 0;
+  for (const auto& one : history.json()["figures"]) names += one["unit"] == "value";
+  EXPECT_LE(names, History::kMostLogged);
+}
+
 TEST(OverTime, ALongRunTakesAsMuchAsAShortOne) {
   History history(4);
   auto s = job_of(1);
@@ -281,6 +318,31 @@ TEST(Steps, RateComesFromTheTimesOfTheSteps) {
   counter.add({2, 140 * kSecond});
   EXPECT_EQ(counter.steps(), 2);
   EXPECT_FALSE(counter.per_second(140 * kSecond));
+}
+
+/// What the fake rank writes; names may be anything.
+TEST(Steps, LoggedNumbersAreReadByName) {
+  const std::string path = support::scratch_dir() + "/counted";
+  StepCounter counter(path);
+  counter.look();
+  EXPECT_THAT(counter.logged(), testing::IsEmpty());
+  std::array<LoggedRecord, kMostLogged> all{};
+  all[0] = {.count = 3, .value = 0.5, .name = "loss"};
+  all[2] = {.count = 1, .value = -2, .name = "\033[31mred"};
+  all[3].count = 1;
+  std::fill(std::begin(all[3].name), std::end(all[3].name), 'x');  // no zero behind it
+  std::ofstream(path + kLoggedFile, std::ios::binary).write(reinterpret_cast<const char*>(&all), sizeof(all));
+  counter.look();
+  EXPECT_THAT(counter.logged(),
+              ElementsAre(std::pair<std::string, double>("loss", 0.5), std::pair<std::string, double>("red", -2.0),
+                          std::pair<std::string, double>(std::string(48, 'x'), 0.0)));
+  // A restart begins without them; a file that is too short says nothing.
+  StepCounter next(path);
+  next.look();
+  EXPECT_THAT(next.logged(), testing::IsEmpty());
+  std::ofstream(path + kLoggedFile) << "short";
+  counter.look();
+  EXPECT_EQ(counter.logged().size(), 3u);
 }
 
 TEST(Steps, SlowStepsHaveARateToo) {
@@ -452,6 +514,52 @@ TEST(Http, AnswersTwoAddresses) {
   EXPECT_THAT(answer(get("/etc/passwd")), StartsWith("HTTP/1.1 404 "));
   EXPECT_THAT(answer("POST / HTTP/1.1\r\nHost: localhost\r\n"),
               testing::AllOf(StartsWith("HTTP/1.1 405 "), HasSubstr("Allow: GET, HEAD")));
+}
+
+/// A connection to the page on this machine, which does not block once it is there.
+struct Client {
+  explicit Client(const std::string& url) : fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(std::stoi(url.substr(url.rfind(':') + 1))));
+    EXPECT_EQ(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    ::fcntl(fd.get(), F_SETFL, O_NONBLOCK);
+  }
+  void say(const std::string& text) const { ::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL); }
+  std::string heard() const {
+    char bytes[4096];
+    const ssize_t got = ::recv(fd.get(), bytes, sizeof(bytes), 0);
+    return got > 0 ? std::string(bytes, static_cast<size_t>(got)) : "";
+  }
+  Fd fd;
+};
+
+// Whoever holds all places and says nothing, or little, does not keep others out: no waiting until it is shown the
+// door.
+TEST(Http, SlowConnectionsGiveWay) {
+  WebPage page("127.0.0.1", 0);
+  const WebPage::Data data{.state = [] { return std::string("{}"); }, .history = [] { return std::string("[]"); }};
+  const auto serve = [&] {
+    std::vector<pollfd> fds;
+    page.add_to(fds);
+    ::poll(fds.data(), fds.size(), 10);
+    page.serve(fds, data);
+  };
+  std::vector<std::unique_ptr<Client>> slow;
+  for (int i = 0; i < 200; ++i) {
+    slow.push_back(std::make_unique<Client>(page.url()));
+    if (i % 2 == 0) slow.back()->say("GET /state.json HTTP/1.1\r\n");
+    serve();
+  }
+  const Client good(page.url());
+  good.say(get("/state.json") + "\r\n");
+  std::string heard;
+  for (int passes = 0; passes < 20 && heard.empty(); ++passes) {
+    serve();
+    heard = good.heard();
+  }
+  EXPECT_THAT(heard, StartsWith("HTTP/1.1 200 "));
 }
 
 TEST(Http, OnlyUnderThisMachinesNames) {

@@ -1,6 +1,7 @@
 #include "launch/monitor/history.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -44,32 +45,42 @@ double rounded(double value) {
 
 History::Point History::merged(const Point& a, const Point& b) {
   Point both{.seconds = b.seconds, .looks = a.looks + b.looks, .figures = {}};
-  for (size_t i = 0; i < kFigures; ++i) {
-    const auto &x = a.figures[i], &y = b.figures[i];
-    if (!x || !y) both.figures[i] = x ? x : y;
+  for (size_t i = 0; i < std::max(a.figures.size(), b.figures.size()); ++i) {
+    const auto x = a.at(i), y = b.at(i);
+    if (!x || !y) both.figures.push_back(x ? x : y);
     else
-      both.figures[i] = {std::min(x->least, y->least),
-                         (x->mean * static_cast<double>(a.looks) + y->mean * static_cast<double>(b.looks)) /
-                             static_cast<double>(both.looks),
-                         std::max(x->most, y->most)};
+      both.figures.push_back(Range{std::min(x->least, y->least),
+                                   (x->mean * static_cast<double>(a.looks) + y->mean * static_cast<double>(b.looks)) /
+                                       static_cast<double>(both.looks),
+                                   std::max(x->most, y->most)});
   }
   return both;
 }
 
+std::optional<size_t> History::figure_of(const std::string& name) {
+  const auto known = std::find(logged_.begin(), logged_.end(), name);
+  if (known == logged_.end() && logged_.size() == kMostLogged) return std::nullopt;
+  const auto place = static_cast<size_t>(known - logged_.begin());
+  if (known == logged_.end()) logged_.push_back(name);
+  return kFigures + place;
+}
+
 void History::add(const Snapshot& snapshot) {
   Point now{.seconds = snapshot.seconds, .looks = 1, .figures = {}};
-  for (size_t i = 0; i < kFigures; ++i) {
-    double sum = 0;
-    int64_t known = 0;
-    for (const auto& rank : snapshot.ranks) {
-      const auto value = kAll[i].of(rank);
-      if (!value || !std::isfinite(*value)) continue;
-      auto& range = now.figures[i];
-      if (!range) range = Range{*value, 0, *value};
-      range->least = std::min(range->least, *value), range->most = std::max(range->most, *value);
-      sum += *value, ++known;
-    }
-    if (known > 0) now.figures[i]->mean = sum / static_cast<double>(known);
+  std::vector<double> known(kFigures);
+  now.figures.resize(kFigures);
+  const auto take = [&](size_t figure, const std::optional<double>& value) {
+    if (!value || !std::isfinite(*value)) return;
+    if (figure >= known.size()) known.resize(figure + 1), now.figures.resize(figure + 1);
+    auto& range = now.figures[figure];
+    if (!range) range = Range{*value, 0, *value};
+    range->least = std::min(range->least, *value), range->most = std::max(range->most, *value);
+    range->mean += (*value - range->mean) / ++known[figure];
+  };
+  for (const auto& rank : snapshot.ranks) {
+    for (size_t i = 0; i < kFigures; ++i) take(i, kAll[i].of(rank));
+    for (const auto& [name, value] : rank.logged)
+      if (const auto figure = figure_of(name)) take(*figure, value);
   }
   if (!all_.empty() && all_.back().looks < looks_per_point_) all_.back() = merged(all_.back(), now);
   else all_.push_back(now);
@@ -83,23 +94,20 @@ nlohmann::ordered_json History::json() const {
   using json = nlohmann::ordered_json;
   json result{{"seconds", json::array()}, {"figures", json::array()}};
   for (const auto& point : all_) result["seconds"].push_back(rounded(point.seconds));
-  for (size_t i = 0; i < kFigures; ++i) {
-    if (std::none_of(all_.begin(), all_.end(), [&](const Point& point) { return point.figures[i].has_value(); }))
-      continue;
+  const auto add = [&](size_t i, const std::string& name, const std::string& title, const char* unit) {
+    if (std::none_of(all_.begin(), all_.end(), [&](const Point& point) { return point.at(i).has_value(); })) return;
     json least = json::array(), mean = json::array(), most = json::array();
     for (const auto& point : all_) {
-      const auto& range = point.figures[i];
+      const auto range = point.at(i);
       least.push_back(range ? json(rounded(range->least)) : json());
       mean.push_back(range ? json(rounded(range->mean)) : json());
       most.push_back(range ? json(rounded(range->most)) : json());
     }
-    result["figures"].push_back({{"name", kAll[i].name},
-                                 {"title", kAll[i].title},
-                                 {"unit", kAll[i].unit},
-                                 {"least", least},
-                                 {"mean", mean},
-                                 {"most", most}});
-  }
+    result["figures"].push_back(
+        {{"name", name}, {"title", title}, {"unit", unit}, {"least", least}, {"mean", mean}, {"most", most}});
+  };
+  for (size_t i = 0; i < logged_.size(); ++i) add(kFigures + i, "logged/" + logged_[i], logged_[i], "value");
+  for (size_t i = 0; i < kFigures; ++i) add(i, kAll[i].name, kAll[i].title, kAll[i].unit);
   return result;
 }
 

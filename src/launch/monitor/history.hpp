@@ -1,9 +1,9 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "launch/monitor/snapshot.hpp"
@@ -17,10 +17,12 @@ class History {
   explicit History(size_t points = 120) : points_(points) {}
   void add(const Snapshot& snapshot);
   /// {"seconds": [...], "figures": [{"name", "title", "unit", "least": [...], "mean": [...], "most": [...]}]}: null
-  /// where nobody knew, and only figures that somebody has ever known. Unit: "", "/s", "FLOP/s", "%" or "bytes".
+  /// where nobody knew, and only figures that somebody has ever known; first those that the program logs, "logged/" and
+  /// its name for each. Unit: "/s", "FLOP/s", "%", "bytes", or "value" of what is logged.
   nlohmann::ordered_json json() const;
 
   static constexpr size_t kFigures = 9;
+  static constexpr size_t kMostLogged = 16;  ///< names; later ones are left out
 
  private:
   struct Range {
@@ -30,12 +32,17 @@ class History {
   struct Point {
     double seconds = 0;
     size_t looks = 0;
-    std::array<std::optional<Range>, kFigures> figures;
+    /// kFigures, and those that had been logged by then.
+    std::vector<std::optional<Range>> figures;
+    std::optional<Range> at(size_t figure) const { return figure < figures.size() ? figures[figure] : std::nullopt; }
   };
   static Point merged(const Point& a, const Point& b);
+  /// Of a name that has been logged; nothing when there is no place for it.
+  std::optional<size_t> figure_of(const std::string& name);
 
   size_t points_, looks_per_point_ = 1;
   std::vector<Point> all_;
+  std::vector<std::string> logged_;  ///< names
 };
 
 }  // namespace accelerate::launcher

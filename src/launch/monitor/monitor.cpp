@@ -102,6 +102,7 @@ void Monitor::update(Clock::time_point now, const std::vector<Status>& ranks) {
       steps_[i].look();
       view.steps = steps_[i].steps();
       view.tokens = steps_[i].tokens();
+      view.logged = steps_[i].logged();
       if (!record.end) {
         const uint64_t now_ns = monotonic_ns();
         view.steps_per_second = steps_[i].per_second(now_ns);

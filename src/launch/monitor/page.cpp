@@ -110,13 +110,15 @@ function shape(kind, attributes, text) {
   if (text !== undefined) element.textContent = text;
   return element;
 }
-const formats = {bytes: bytes, "%": n => n.toFixed(n < 9.95 ? 1 : 0) + " %", "/s": n => prefixed(n) + "/s", "FLOP/s": n => prefixed(n).replace(/([a-zA-Z]?)$/, " $1FLOP/s")};
+const formats = {bytes: bytes, "%": n => n.toFixed(n < 9.95 ? 1 : 0) + " %", "/s": n => prefixed(n) + "/s", "FLOP/s": n => prefixed(n).replace(/([a-zA-Z]?)$/, " $1FLOP/s"), value: n => String(Number(n.toPrecision(4)))};
 // The mean over ranks as a line, from least to most as an area; gaps where nobody knew.
 function plot(seconds, figure) {
   const width = 260, top = 12, bottom = 68, from = seconds[0], long = Math.max(seconds[seconds.length - 1] - from, 1e-9);
   const format = formats[figure.unit] || prefixed;
-  const most = figure.most.reduce((a, b) => Math.max(a, b ?? 0), 0) || 1;
-  const x = i => (width * (seconds[i] - from) / long).toFixed(1), y = value => (bottom - (bottom - top) * value / most).toFixed(1);
+  // What a program logs may be below zero, or far from it; all else begins there.
+  const logged = figure.unit === "value", low = logged ? Math.min(...figure.least.filter(value => value !== null)) : 0;
+  const most = Math.max(low, ...figure.most.filter(value => value !== null)) || (logged ? 0 : 1), span = most - low || 1;
+  const x = i => (width * (seconds[i] - from) / long).toFixed(1), y = value => (bottom - (bottom - top) * (value - low) / span).toFixed(1);
   const runs = [];
   figure.mean.forEach((value, i) => {
     if (value === null) return;
@@ -131,6 +133,7 @@ function plot(seconds, figure) {
     picture.append(shape("polyline", {class: "mean", points: run.map(i => x(i) + "," + y(figure.mean[i])).join(" ")}));
   }
   picture.append(shape("text", {x: 0, y: top - 3}, format(most)), shape("text", {x: 0, y: bottom + 12}, clock(from)), shape("text", {x: width, y: bottom + 12, "text-anchor": "end"}, clock(from + long)));
+  if (logged) picture.append(shape("text", {x: 0, y: bottom - 3}, format(low)));
   const place = document.createElement("figure"), caption = document.createElement("figcaption"), now = document.createElement("b");
   place.id = "plot-" + figure.name;
   now.textContent = format(last);

@@ -161,6 +161,8 @@ nlohmann::ordered_json to_json(const Snapshot& s) {
              {"busy_percent", maybe(rank.gpu->busy_percent)},
              {"used_bytes", rank.gpu->used_bytes},
              {"total_bytes", rank.gpu->total_bytes}};
+    json logged = json::object();
+    for (const auto& [name, value] : rank.logged) logged[name] = value;
     ranks.push_back({{"name", rank.name},
                      {"local_rank", rank.local_rank},
                      {"pid", rank.pid},
@@ -179,7 +181,8 @@ nlohmann::ordered_json to_json(const Snapshot& s) {
                      {"utilisation", maybe(utilisation(rank))},
                      {"comm_share", maybe(rank.comm_share)},
                      {"data_share", maybe(rank.data_share)},
-                     {"last_line", rank.last_line}});
+                     {"last_line", rank.last_line},
+                     {"logged", logged}});
   }
   return {{"program", plain_text(s.program)},
           {"summary", summary(s)},

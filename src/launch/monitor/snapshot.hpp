@@ -6,6 +6,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace accelerate::launcher {
@@ -32,11 +33,12 @@ struct RankView {
   std::optional<GpuUse> gpu;
   std::optional<int64_t> tokens;
   std::optional<double> tokens_per_second;
-  std::optional<double> flops_per_second;  ///< of the model
-  std::optional<double> peak_flops;        ///< that its device could do in a second
-  std::optional<double> comm_share;        ///< of its time that it waits for other ranks, 0 to 1
-  std::optional<double> data_share;        ///< and for batches
-  std::string last_line;                   ///< plain text
+  std::optional<double> flops_per_second;              ///< of the model
+  std::optional<double> peak_flops;                    ///< that its device could do in a second
+  std::optional<double> comm_share;                    ///< of its time that it waits for other ranks, 0 to 1
+  std::optional<double> data_share;                    ///< and for batches
+  std::string last_line;                               ///< plain text
+  std::vector<std::pair<std::string, double>> logged;  ///< what its program has logged last, by name
 };
 
 /// Model FLOPs utilisation: the share of what the device could do that the model's operations are.

@@ -4,26 +4,47 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
 
 #include "launch/system/process.hpp"
+#include "utils/plain_text.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::launcher {
 
-StepCounter::StepCounter(std::filesystem::path file) : file_(std::move(file)) {
-  ::unlink(file_.c_str());  // a rank of an earlier attempt may still have the old one mapped
-  Fd fd(::open(file_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  const StepRecord nothing{};
+namespace {
+
+void make(const std::filesystem::path& file, size_t bytes) {
+  ::unlink(file.c_str());  // a rank of an earlier attempt may still have the old one mapped
+  Fd fd(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  const std::string nothing(bytes, '\0');
   // Written, not only made longer: a store into a mapped hole could fail later, when the disk is full, and would kill
   // the rank.
-  if (!fd || ::write(fd.get(), &nothing, sizeof(nothing)) != sizeof(nothing))
-    raise<LaunchError>("--monitor: the file {} can't be written: {}", file_.string(), std::strerror(errno));
+  if (!fd || ::write(fd.get(), nothing.data(), bytes) != static_cast<ssize_t>(bytes))
+    raise<LaunchError>("--monitor: the file {} can't be written: {}", file.string(), std::strerror(errno));
+}
+
+}  // namespace
+
+StepCounter::StepCounter(std::filesystem::path file) : file_(std::move(file)) {
+  make(file_, sizeof(StepRecord));
+  make(file_.string() + kLoggedFile, kMostLogged * sizeof(LoggedRecord));
+}
+
+void StepCounter::look_at_logged() {
+  std::array<LoggedRecord, kMostLogged> all{};
+  Fd fd(::open((file_.string() + kLoggedFile).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd || ::pread(fd.get(), all.data(), sizeof(all), 0) != sizeof(all)) return;
+  logged_.clear();
+  for (const auto& one : all)
+    if (one.count > 0) logged_.emplace_back(plain_text({one.name, ::strnlen(one.name, sizeof(one.name))}), one.value);
 }
 
 void StepCounter::look() {
+  look_at_logged();
   Fd fd(::open(file_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a FIFO in its place would keep us waiting
   StepRecord record{};
   if (fd && ::pread(fd.get(), &record, sizeof(record), 0) == sizeof(record)) add(record);

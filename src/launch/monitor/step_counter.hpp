@@ -4,15 +4,18 @@
 #include <deque>
 #include <filesystem>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "utils/step_file.hpp"
 
 namespace accelerate::launcher {
 
-/// How fast one rank steps, from the file in which it counts (utils/step_file.hpp).
+/// How fast one rank steps and what it has logged, from the files in which it says so (utils/step_file.hpp).
 class StepCounter {
  public:
-  /// Makes the file, with zeros. @throws LaunchError when it can't be written.
+  /// Makes the files, with zeros. @throws LaunchError when it can't be written.
   explicit StepCounter(std::filesystem::path file);
   void look();
   /// Nothing before the first step.
@@ -32,12 +35,17 @@ class StepCounter {
   std::optional<double> comm_share() const;
   std::optional<double> data_share() const;
 
+  /// Its latest numbers by their names, plain text, in the order in which these came.
+  const std::vector<std::pair<std::string, double>>& logged() const { return logged_; }
+
  private:
+  void look_at_logged();
   std::optional<double> over_window(double first, double last, uint64_t now_ns) const;
   std::optional<double> share(uint64_t first_ns, uint64_t last_ns) const;
 
   std::filesystem::path file_;
   std::deque<StepRecord> seen_;  ///< different ones, the oldest first
+  std::vector<std::pair<std::string, double>> logged_;
 };
 
 }  // namespace accelerate::launcher

@@ -19,8 +19,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kConnections = 32;           // a browser opens up to six
-constexpr size_t kRequestBytes = 16 << 10;    // cookies of other programs on this address come along
+constexpr size_t kConnections = 64;         // a browser opens up to six; whoever comes then takes an older one's place
+constexpr size_t kRequestBytes = 16 << 10;  // cookies of other programs on this address come along
 constexpr std::chrono::seconds kPatience{5};  // from the connection to the end of the answer
 
 std::string lower(std::string_view text) {
@@ -141,7 +141,7 @@ WebPage::WebPage(const std::string& host, int64_t port) : host_(host) {
 }
 
 void WebPage::add_to(std::vector<pollfd>& fds) const {
-  fds.push_back({connections_.size() < kConnections && Clock::now() >= pause_until_ ? listener_.get() : -1, POLLIN, 0});
+  fds.push_back({Clock::now() >= pause_until_ ? listener_.get() : -1, POLLIN, 0});
   for (const auto& connection : connections_)
     fds.push_back(
         {connection.fd.get(), static_cast<short>(connection.sent < connection.response.size() ? POLLOUT : POLLIN), 0});
@@ -155,14 +155,23 @@ void WebPage::serve(std::span<const pollfd> polled, const WebPage::Data& data) {
     connection = connection->over || now > connection->until ? connections_.erase(connection) : std::next(connection);
   }
   if (!polled[0].revents) return;
-  while (connections_.size() < kConnections) {
+  for (size_t taken = 0; taken < kConnections; ++taken) {
     Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) {
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) pause_until_ = now + std::chrono::seconds(1);
       break;
     }
+    if (connections_.size() == kConnections) connections_.erase(slowest());
     connections_.push_back({.fd = std::move(fd), .until = now + kPatience, .request = {}, .response = {}});
+    go_on(connections_.back(), data);  // before the next one could take its place
+    if (connections_.back().over) connections_.pop_back();
   }
+}
+
+std::list<WebPage::Connection>::iterator WebPage::slowest() {
+  const auto silent = std::find_if(connections_.begin(), connections_.end(),
+                                   [](const Connection& connection) { return connection.response.empty(); });
+  return silent == connections_.end() ? connections_.begin() : silent;
 }
 
 void WebPage::go_on(Connection& c, const WebPage::Data& data) const {

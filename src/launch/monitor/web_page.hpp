@@ -47,6 +47,8 @@ class WebPage {
     bool over = false;
   };
   void go_on(Connection& connection, const Data& data) const;
+  /// The oldest one that has not asked yet, else the oldest.
+  std::list<Connection>::iterator slowest();
 
   std::string host_, url_;
   bool open_to_others_ = false;
