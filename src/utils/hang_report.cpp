@@ -5,6 +5,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <thread>
 #include <utility>
@@ -60,6 +62,37 @@ std::string text_of(const thread_stacks::ThreadStack& stack, Symbols& symbols) {
   return text;
 }
 
+/// Where threads of services wait until there is something to do: of libtorch, gloo and this library.
+constexpr std::array kWaitForWork = {"c10::ThreadPool::main_loop",
+                                     "torch::autograd::ReadyQueue::pop",
+                                     "c10d::ProcessGroupGloo::runLoop",
+                                     "gloo::transport::tcp::Loop",
+                                     "uv__io_poll",
+                                     "c10d::TCPStore",
+                                     "c10d::detail::TCPStore",
+                                     "c10d::ProcessGroupNCCL::Watchdog",
+                                     "c10d::ProcessGroupNCCL::HeartbeatMonitor",
+                                     "accelerate::Relay::Relay",
+                                     "accelerate::comm::Watchdog::Watchdog",
+                                     "accelerate::TrackerQueue::run"};
+
+/// Whether it sleeps in one of these functions itself. One that works, or waits for something in a task of its own, has
+/// other functions of the library or of the program within.
+bool waits_for_work(const thread_stacks::ThreadStack& stack, Symbols& symbols) {
+  if (stack.state != 'S' || stack.thread == ::getpid()) return false;
+  for (size_t i = 0; i < stack.frames.size(); ++i) {
+    const auto place = symbols.find(stack.frames[i], /*returns_to=*/i > 0);
+    if (!place) return false;
+    const auto is_in = [&](const char* library) { return place->file.starts_with(library); };
+    if (is_in("libc.so") || is_in("libc-") || is_in("libpthread") || is_in("libstdc++")) continue;
+    if (is_in("libgomp") || is_in("libiomp")) return true;
+    const std::string function = symbols.describe(stack.frames[i], /*returns_to=*/i > 0);
+    return std::any_of(kWaitForWork.begin(), kWaitForWork.end(),
+                       [&](const char* known) { return function.find(known) != std::string::npos; });
+  }
+  return false;
+}
+
 void report() {
   int64_t rank = 0;
   std::function<std::string()> activity;
@@ -73,7 +106,12 @@ void report() {
   // Apart from it: finding names takes the dynamic loader's lock, which a thread that hangs may hold.
   Symbols symbols;
   std::vector<std::pair<std::string, std::string>> by_stack;  // threads of a pool hang alike
+  std::string idle;
   for (const auto& stack : thread_stacks::take(kSignal)) {
+    if (waits_for_work(stack, symbols)) {
+      idle += (idle.empty() ? "" : ", ") + std::to_string(stack.thread) + " (" + stack.name + ")";
+      continue;
+    }
     const std::string text = text_of(stack, symbols);
     const std::string thread = std::to_string(stack.thread) + " (" + stack.name + ", " + stack.state +
                                (stack.thread == ::getpid() ? ", the main thread)" : ")");
@@ -84,6 +122,7 @@ void report() {
   }
   std::string text = "stacks of " + process;
   for (const auto& [threads, stack] : by_stack) text += "\nthread " + threads + stack;
+  if (!idle.empty()) text += "\nleft out, since they wait for work: " + idle;
   // Once more: on a terminal the stacks have moved it out of sight.
   if (!does.empty()) text += "\nwhat " + process + " does:\n" + does;
   say(rank, text);

@@ -1,4 +1,5 @@
 // What helps to find out what a process does: memory, environment, what is available, and the hang report.
+#include <c10/core/thread_pool.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -284,6 +285,29 @@ TEST(HangReport, HasTheStacksOfAllThreadsAlsoOfBlockedOnes) {
   EXPECT_TRUE(
       texts[1].ends_with("\nrank 0: what process " + std::to_string(::getpid()) + " does:\nrank 0: waits for a gate"))
       << texts[1];
+  hang_report::forget_activity();
+}
+
+TEST(HangReport, ThreadsThatWaitForWorkAreLeftOut) {
+  const PartialState state;
+  hang_report::answer(0, [] { return std::string("waits for a gate"); });
+  Reports reports;
+  std::unique_lock lock(gate);
+  c10::ThreadPool idle(1), busy(1);
+  busy.run(a_function_that_waits_for_the_gate);
+  while (busy.numAvailable() > 0) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  ::kill(::getpid(), SIGUSR2);
+  const auto texts = reports.wait_for(2);
+  lock.unlock();
+  busy.waitWorkComplete();
+  ASSERT_EQ(texts.size(), 2u);
+  EXPECT_THAT(texts[1], HasSubstr("rank 0: left out, since they wait for work: "));
+  // The one that works is there, with the loop that called it; the idle one's is not there besides.
+  EXPECT_THAT(texts[1], HasSubstr("a_function_that_waits_for_the_gate+0x"));
+  const auto loop = texts[1].find("c10::ThreadPool::main_loop");
+  ASSERT_NE(loop, std::string::npos) << texts[1];
+  EXPECT_EQ(texts[1].find("c10::ThreadPool::main_loop", loop + 1), std::string::npos) << texts[1];
   hang_report::forget_activity();
 }
 
