@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <map>
 
 #include "timeline/report.hpp"
 #include "utils/raise.hpp"
@@ -32,6 +34,33 @@ Totals totals(const Report& report, std::initializer_list<const char*> kinds) {
   return result;
 }
 
+/// Exchanges that are neither an engine's nor, as those that only a transport or a device names, anybody's.
+struct Results {
+  int64_t exposed = 0;
+  std::string name;  ///< the two for which ranks wait the longest
+};
+Results results_of(const Report& report) {
+  std::map<std::string, int64_t> by_kind;
+  for (const auto& rank : report.ranks)
+    for (const auto& exchange : rank.exchanges) {
+      constexpr std::array kEngine = {"unit_gather", "unit_wait", "gradient_reduce", "comm_wait"};
+      const bool other = std::find(kEngine.begin(), kEngine.end(), exchange.kind) != kEngine.end() ||
+                         exchange.kind.find(':') != std::string::npos ||
+                         exchange.kind.find("nccl") != std::string::npos;
+      if (!other && exchange.exposed > 0) by_kind[exchange.kind] += exchange.exposed;
+    }
+  std::vector<std::pair<int64_t, std::string>> longest;
+  Results results;
+  for (const auto& [kind, time] : by_kind) {
+    results.exposed += time;
+    longest.emplace_back(-time, kind);
+  }
+  std::sort(longest.begin(), longest.end());
+  for (size_t i = 0; i < std::min<size_t>(longest.size(), 2); ++i)
+    results.name += (i > 0 ? " and " : "") + longest[i].second;
+  return results;
+}
+
 std::string percent(double value) { return fmt::format("{:.0f} %", 100 * value); }
 
 }  // namespace
@@ -51,8 +80,16 @@ std::vector<Advice> advise(const Report& report) {
 
   const double exposed = share(all.exposed, all.total);
   const auto gathers = totals(report, {"unit_gather"}), reduces = totals(report, {"gradient_reduce"});
+  const auto results = results_of(report);
+  const double of_results = share(results.exposed, all.total);
+  const auto engine = totals(report, {"unit_gather", "unit_wait", "gradient_reduce", "comm_wait"});
   std::string remedy;
-  if (gathers.count > 0)
+  if (results.exposed > engine.exposed)
+    remedy = fmt::format(
+        "Most of it ({}) is {}, which the program calls for values of its own: gather losses and metrics every few "
+        "steps, several of them at once, or add them up on each rank and reduce the sum at the end.",
+        percent(of_results), results.name);
+  else if (gathers.count > 0)
     remedy =
         "For sharded models: forward_prefetch = true and backward_prefetch = backward_pre start gathers earlier, "
         "reshard_after_forward = false saves those of the backward where memory allows it, larger units "
@@ -67,7 +104,7 @@ std::vector<Advice> advise(const Report& report) {
        percent(exposed) + " of the time waits for other ranks while nothing computes. " + remedy);
 
   const auto messages = totals(report, {"unit_gather", "gradient_reduce"});
-  if (messages.count > 0 && exposed >= kExposed && messages.bytes > 0) {
+  if (messages.count > 0 && exposed - of_results >= kExposed && messages.bytes > 0) {
     const double mean = static_cast<double>(messages.bytes) / static_cast<double>(messages.count);
     // The rule holds below its threshold, so both sides change their sign.
     rule("small_messages", -mean, -kSmallMessage,

@@ -8,7 +8,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr size_t kMostStepLines = 20;
+constexpr size_t kMostStepLines = 20;  // of all ranks
 
 double us(int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1000; }
 
@@ -88,12 +88,6 @@ std::string to_text(const Report& report) {
                 static_cast<int64_t>(rank.steps.size()));
     steps = std::max(steps, rank.steps.size());
   }
-  if (steps > 1)
-    for (size_t i = 0; i < std::min(steps, kMostStepLines); ++i)
-      for (const auto& rank : report.ranks)
-        if (i < rank.steps.size())
-          text += row(fmt::format("step {} of rank {}", rank.steps[i].number, rank.head.rank), rank.steps[i], 1);
-  if (steps > kMostStepLines) text += fmt::format("… and {} steps more (--json has all)\n", steps - kMostStepLines);
   if (report.slowest)
     text += fmt::format(
         "\nThe slowest rank is {}: {:.3f} ms per step more than the others, the slowest in {} of {} steps.\n",
@@ -102,6 +96,13 @@ std::string to_text(const Report& report) {
   for (const auto& advice : report.advice) text += "- " + advice.text + "\n";
   if (!report.notes.empty()) text += "\nNote:\n";
   for (const auto& note : report.notes) text += "- " + note + "\n";
+  const size_t shown = std::min(steps, std::max<size_t>(1, kMostStepLines / std::max<size_t>(1, report.ranks.size())));
+  if (steps > 1) text += "\nStep by step:\n";
+  for (size_t i = 0; steps > 1 && i < shown; ++i)
+    for (const auto& rank : report.ranks)
+      if (i < rank.steps.size())
+        text += row(fmt::format("step {} of rank {}", rank.steps[i].number, rank.head.rank), rank.steps[i], 1);
+  if (steps > shown) text += fmt::format("… and {} steps more (--json has all)\n", steps - shown);
   return text;
 }
 

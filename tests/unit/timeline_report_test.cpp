@@ -158,6 +158,15 @@ TEST(TimelineAdvice, EachRuleHasItsThreshold) {
       trace.ours("gradient_reduce", begin + 50, begin + 100, 8 << 20, "bucket0", 9);
     });
   };
+  // Results that the program gathers, and gradients beside them, for which it waits less.
+  const auto values = [](double results, double gradients) {
+    return steps(4, [=](Trace& trace, double begin) {
+      const double end = begin + 100 - results;
+      trace.op("mm", begin, end - gradients).ours("comm_wait", end - gradients, end);
+      trace.ours("gradient_reduce", begin + 50, end, 1 << 10, "bucket0", 9);
+      trace.ours("collective", end, begin + 100, 8, "gather_for_metrics");
+    });
+  };
   const auto fetches = [](int64_t count) {
     return steps(4, [=](Trace& trace, double begin) {
       trace.op("mm", begin, begin + 100);
@@ -180,6 +189,7 @@ TEST(TimelineAdvice, EachRuleHasItsThreshold) {
       {"exposed_communication", "LocalSGD", {waiting("comm_wait", 10)}, {waiting("comm_wait", 9.9)}},
       {"exposed_communication", "backward_prefetch", {gathers(10, 8 << 20)}, {gathers(9.9, 8 << 20)}},
       {"exposed_communication", "communication hook", {reduces(10)}, {reduces(9.9)}},
+      {"exposed_communication", "(10 %) is gather_for_metrics,", {values(10, 2)}, {values(9.9, 0)}},
       {"small_messages", "min_num_params", {gathers(10, 1 << 20)}, {gathers(10, (1 << 20) + 1)}},
       {"slowest_rank",
        "wait for rank 1",
@@ -202,6 +212,12 @@ TEST(TimelineAdvice, EachRuleHasItsThreshold) {
     EXPECT_THAT(rules_of(report_on(missed)), testing::Not(testing::Contains(rule))) << text;
   }
   EXPECT_THAT(rules_of(report_on({waiting("comm_wait", 5), waiting("comm_wait", 5)})), IsEmpty());
+  // Nobody waits for gradients: neither hooks nor larger buckets would help.
+  const auto advice = report_on({values(20, 2)}).advice;
+  ASSERT_EQ(advice.size(), 1u);
+  EXPECT_THAT(advice[0].text, testing::Not(testing::AnyOf(HasSubstr("hook"), HasSubstr("bucket"))));
+  // Where they wait for both, what is longer is spoken of.
+  EXPECT_THAT(report_on({values(20, 30)}).advice.at(0).text, HasSubstr("communication hook"));
 }
 
 TEST(TimelineMerge, PutsRanksOnOneClock) {
@@ -298,9 +314,11 @@ TEST(TimelineReport, AsJsonAndText) {
     }
   const auto text = to_text(report);
   EXPECT_THAT(text, HasSubstr("rank 0 (30 steps)           0.100          0.020      0.080      0.020"));
-  EXPECT_THAT(text, HasSubstr("step 19 of rank 1"));
-  EXPECT_THAT(text, testing::Not(HasSubstr("step 20 of rank")));
-  EXPECT_THAT(text, HasSubstr("and 10 steps more"));
+  EXPECT_THAT(text, HasSubstr("step 9 of rank 1"));
+  EXPECT_THAT(text, testing::Not(HasSubstr("step 10 of rank")));
+  EXPECT_THAT(text, HasSubstr("and 20 steps more"));
+  // What to do comes before them.
+  EXPECT_LT(text.find("What to do:"), text.find("step 0 of rank 0"));
   EXPECT_THAT(text,
               HasSubstr("The slowest rank is 1: 0.020 ms per step more than the others, the slowest in 30 of 30"));
 }
