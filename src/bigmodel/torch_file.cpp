@@ -25,8 +25,14 @@ class TorchFile {
       container_.fail(
           "it holds {}, expected tensors by their names or a TorchScript module. Save the model's state_dict().",
           formats::to_string(root.kind));
+    std::map<std::string, Kind> kinds;  // of keys: a number and its digits name one tensor
     for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
-      const auto name = pickle_.text(pickle_[root.items[i]], "the name of a tensor");
+      const auto& key = pickle_[root.items[i]];
+      const auto name =
+          key.kind == Kind::integer ? std::to_string(key.integer) : pickle_.text(key, "the name of a tensor");
+      if (kinds.try_emplace(name, key.kind).first->second != key.kind)
+        container_.fail("it has the key {0} as a number and as the text '{0}'. Save the model's state_dict() alone.",
+                        name);
       auto tensor = spec_of(pickle_[root.items[i + 1]]);
       if (!tensor)
         container_.fail("under '{}' is {}, expected a tensor. Save the model's state_dict() alone.", name,

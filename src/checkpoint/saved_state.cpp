@@ -196,13 +196,15 @@ StoredTensors open_archive(const std::filesystem::path& file) {
   const Archive archive(file);
   StoredTensors tensors;
   for (const auto& entry : archive.dict(archive.value, "a dict of tensors")) {
-    if (!entry.key().isString())
+    const auto name = formats::tensor_name(entry.key());
+    if (!name)
       archive.fail("found a dict whose keys are of the kind {}, not names, expected tensors by their names",
                    entry.key().tagKind());
     if (!entry.value().isTensor())
       archive.fail("found {} under '{}', expected tensors by their names", entry.value().tagKind(),
-                   entry.key().toStringRef().substr(0, 200));
-    tensors[entry.key().toStringRef()] = archive.stored(entry.value().toTensor());
+                   name->substr(0, 200));
+    if (!tensors.emplace(*name, archive.stored(entry.value().toTensor())).second)
+      archive.fail("found the key {0} as a number and as the text '{0}', expected tensors by their names", *name);
   }
   return tensors;
 }

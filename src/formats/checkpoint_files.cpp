@@ -71,6 +71,11 @@ bool has_pickled_shards(const fs::path& index) {
 
 }  // namespace
 
+std::optional<std::string> formats::tensor_name(const c10::IValue& key) {
+  if (key.isString()) return key.toStringRef();
+  return key.isInt() ? std::optional(std::to_string(key.toInt())) : std::nullopt;
+}
+
 std::map<std::string, at::Tensor> formats::load_archive(const fs::path& path) {
   const auto file = std::make_shared<formats::InputFile>(path);
   const auto value = TorchArchive(file, 0, file->size(), "load '" + path.string() + "'").value();
@@ -81,10 +86,11 @@ std::map<std::string, at::Tensor> formats::load_archive(const fs::path& path) {
   if (!value.isGenericDict()) refuse(value.tagKind());
   std::map<std::string, at::Tensor> tensors;
   for (const auto& item : value.toGenericDict()) {
-    if (!item.key().isString())
-      refuse(fmt::format("a dict whose keys are of the kind {}, not names", item.key().tagKind()));
-    if (!item.value().isTensor()) refuse(item.value().tagKind() + " under '" + item.key().toStringRef() + "'");
-    tensors.emplace(item.key().toStringRef(), item.value().toTensor());
+    const auto name = tensor_name(item.key());
+    if (!name) refuse(fmt::format("a dict whose keys are of the kind {}, not names", item.key().tagKind()));
+    if (!item.value().isTensor()) refuse(item.value().tagKind() + " under '" + *name + "'");
+    if (!tensors.emplace(*name, item.value().toTensor()).second)
+      refuse(fmt::format("the key {0} as a number and as the text '{0}'", *name));
   }
   return tensors;
 }

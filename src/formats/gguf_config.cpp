@@ -47,10 +47,18 @@ double llama3_factor(int64_t i, double factor, double theta, int64_t head_size) 
 // -------------------------------------------------------------------------------------------------------------------
 
 int64_t vocabulary_size(const GgufHeader& header, const GgufFields& fields) {
-  if (const auto* embeddings = fields.tensor("token_embd.weight"); embeddings && embeddings->shape.size() == 2)
-    return embeddings->shape[0];
   const auto tokens = std::ranges::find(header.entries, "tokenizer.ggml.tokens", &GgufEntry::key);
-  return tokens != header.entries.end() ? tokens->elements : fields.need_integer("vocab_size");
+  const bool has_tokens = tokens != header.entries.end();
+  if (const auto* embeddings = fields.tensor("token_embd.weight"); embeddings && embeddings->shape.size() == 2) {
+    const int64_t rows = embeddings->shape[0];
+    if (has_tokens && tokens->elements > rows)
+      fields.fail(
+          "its vocabulary has {} tokens, and its embeddings {} rows, expected one for each token. Is the "
+          "vocabulary of another model?",
+          tokens->elements, rows);
+    return rows;
+  }
+  return has_tokens ? tokens->elements : fields.need_integer("vocab_size");
 }
 
 void add_special_tokens(ordered_json& config, const GgufHeader& header) {

@@ -83,6 +83,12 @@ json read_tokenizer_object(const fs::path& path) {
   return value;
 }
 
+/// Two tokens with one space between them; spaces within tokens are written as another letter.
+bool is_merge(std::string_view line) {
+  return std::ranges::count(line, ' ') == 1 && line.front() != ' ' && line.back() != ' ';
+}
+constexpr const char* kNoMerge = "the merge '{}' is not of two tokens with one space between them. It is damaged.";
+
 constexpr const char* kOtherwise =
     "Convert the model with llama.cpp's convert_hf_to_gguf.py and quantize its result, or choose nf4, fp4 or int8, "
     "which keep the folder's files";
@@ -211,8 +217,7 @@ class VocabularyOfFolder {
       lines.push_back(merge.is_array() ? merge.at(0).get<std::string>() + " " + merge.at(1).get<std::string>()
                                        : merge.get<std::string>());
     for (const auto& line : lines)
-      if (std::ranges::count(line, ' ') != 1)
-        fail("the merge '{}' is not of two tokens with one space between them. It is damaged.", line.substr(0, 100));
+      if (!is_merge(line)) fail(kNoMerge, line.substr(0, 100));
     return lines;
   }
 
@@ -322,6 +327,8 @@ class VocabularyOfGguf {
   json tokenizer(const std::vector<std::string>& tokens, const std::vector<std::string>& merges,
                  const GgufPreTokenizer& cuts) const {
     const auto* kinds = metadata_.find_as<std::vector<int64_t>>("tokenizer.ggml.token_type");
+    for (const auto& merge : merges)
+      if (!is_merge(merge)) fail(kNoMerge, merge.substr(0, 100));
     json vocab = json::object(), added = json::array();
     for (size_t i = 0; i < tokens.size(); ++i) {
       const auto kind =

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -52,6 +53,10 @@ class TorchArchive {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// The name that a dict of tensors gives by a key: whole numbers count as their digits, as the indices of a list do.
+/// Unset for keys that are neither text nor whole numbers.
+std::optional<std::string> tensor_name(const c10::IValue& key);
 
 /// A dict of tensors by torch.save, in memory. @throws CheckpointError for anything else
 std::map<std::string, at::Tensor> load_archive(const std::filesystem::path& path);

@@ -14,6 +14,7 @@
 #include "accelerate/models/auto_model.hpp"
 #include "accelerate/utils/error.hpp"
 #include "formats/gguf_header.hpp"
+#include "formats/gguf_vocabulary.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
@@ -286,6 +287,40 @@ TEST(Gguf, NumbersThatDivideAreAboveZero) {
     EXPECT_THAT(error_with(wrong, 10000), HasSubstr("'llama.attention.layer_norm_rms_epsilon' is")) << wrong;
     EXPECT_THAT(error_with(1e-5F, wrong), HasSubstr("'llama.rope.freq_base' is")) << wrong;
   }
+}
+
+/// A vocabulary of byte-level BPE, and embeddings with a row of 32 for each of so many tokens.
+Writer vocabulary(const std::vector<std::string>& tokens, const std::vector<std::string>& merges, uint64_t rows) {
+  Writer file;
+  file.head(1, 12).text("general.architecture").number(kText).text("llama");
+  for (const char* key :
+       {"context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count"})
+    file.text(std::string("llama.") + key).number(kU32).number<uint32_t>(8);
+  file.text("llama.attention.layer_norm_rms_epsilon").number(kF32Value).number(1e-5F);
+  file.text("tokenizer.ggml.model").number(kText).text("gpt2").text("tokenizer.ggml.pre").number(kText).text("gpt-2");
+  for (const auto& [key, list] : {std::pair("tokens", tokens), {"merges", merges}}) {
+    file.text(std::string("tokenizer.ggml.") + key).number(kArray).number(kText).number<uint64_t>(list.size());
+    for (const auto& one : list) file.text(one);
+  }
+  file.text("llama.rope.freq_base").number(kF32Value).number(1e4F);
+  return file.tensor("token_embd.weight", {32, rows}, kF32, 0).data(32 * 4 * rows);
+}
+
+TEST(Gguf, TokensHaveRowsAndMergesTwoParts) {
+  const auto of_file = [](const std::vector<std::string>& merges, uint64_t rows) {
+    const GgufFile file(save("tokens.gguf", vocabulary({"a", "b", "ab"}, merges, rows).bytes));
+    file.config_json();
+    return accelerate::formats::tokenizer_files(file.metadata(), "tokens.gguf");
+  };
+  EXPECT_TRUE(of_file({"a b"}, 3).contains("tokenizer.json"));
+  EXPECT_TRUE(of_file({"a b"}, 4).contains("tokenizer.json")) << "rows for tokens to come";
+  EXPECT_THAT(support::message_of<CheckpointError>([&] { of_file({"a b"}, 2); }),
+              AllOf(HasSubstr("has 3 tokens, and its embeddings 2 rows"), HasSubstr("of another model?")));
+  for (const std::string bad : {"ab", "a b c", " ab", "ab ", ""})
+    EXPECT_THAT(support::message_of<CheckpointError>([&] {
+                  of_file({"a b", bad}, 3);
+                }),
+                HasSubstr("the merge '" + bad + "' is not of two tokens"));
 }
 
 TEST(Gguf, NoiseIsAnErrorOrAFileButNothingElse) {

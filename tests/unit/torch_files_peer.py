@@ -48,7 +48,9 @@ torch.save(expanded, folder / "expanded.bin")
 torch.save(expanded, folder / "expanded-stream.bin", _use_new_zipfile_serialization=False)
 save_file({name: tensor.contiguous() for name, tensor in expanded.items()}, folder / "expanded.safetensors")
 torch.save({"mask": torch.ones(1).expand(1 << 14, 1 << 12)}, folder / "too-much.bin")
-torch.save({0: torch.ones(2)}, folder / "numbered.bin")
+torch.save({0: torch.ones(2), 11: torch.zeros(3)}, folder / "numbered.bin")
+torch.save({0: torch.ones(2), "0": torch.zeros(2)}, folder / "twice.bin")
+torch.save({0.5: torch.ones(2)}, folder / "fractions.bin")
 
 
 class Storage:

@@ -164,16 +164,39 @@ TEST_F(TorchFiles, ExpandedTensorsAndThoseOfOldVersionsLoad) {
   EXPECT_TRUE(of_old.at("weight").equal(torch::arange(6.0).view({2, 3})));
 }
 
+// As torch.save({0: tensor, 11: tensor}) has them: a dict by place.
+TEST_F(TorchFiles, WholeNumbersAreNames) {
+  struct Net : torch::nn::Module {
+    Net() : first(register_parameter("0", torch::zeros({2}))), last(register_parameter("11", torch::ones({3}))) {}
+    torch::Tensor first, last;
+  };
+  const auto net = std::make_shared<Net>();
+  accelerate::load_checkpoint_in_model(net, folder / "numbered.bin");
+  EXPECT_TRUE(net->first.equal(torch::ones({2})));
+  EXPECT_TRUE(net->last.equal(torch::zeros({3})));
+  const auto tensors = tensors_of(folder / "numbered.bin");
+  EXPECT_EQ(tensors.size(), 2u);
+  EXPECT_TRUE(tensors.at("11").equal(torch::zeros({3})));
+  EXPECT_EQ(accelerate::find_model((folder / "numbered.bin").string()).tree.numel(), 5);
+}
+
 TEST_F(TorchFiles, WhatTheyDoNotHoldIsNamed) {
   const auto error = [&](const char* name) {
     return support::message_of<accelerate::CheckpointError>([&] { tensors_of(folder / name); });
   };
   EXPECT_THAT(error("too-much.bin"),
               AllOf(HasSubstr("an expanded tensor of size [16384, 4096]"), HasSubstr("contiguous()")));
-  EXPECT_THAT(error("numbered.bin"), HasSubstr("a dict whose keys are of the kind Int, not names"));
-  EXPECT_THAT(support::message_of<accelerate::CheckpointError>(
-                  [&] { accelerate::load_checkpoint_in_model(torch::nn::Linear(2, 2), folder / "numbered.bin"); }),
-              HasSubstr("a dict whose keys are of the kind Int, not names"));
+  const auto error_of_loading = [&](const char* name) {
+    return support::message_of<accelerate::CheckpointError>(
+        [&] { accelerate::load_checkpoint_in_model(torch::nn::Linear(2, 2), folder / name); });
+  };
+  for (const auto& text : {error("fractions.bin"), error_of_loading("fractions.bin")})
+    EXPECT_THAT(text, HasSubstr("a dict whose keys are of the kind Double, not names"));
+  for (const auto& text :
+       {error("twice.bin"), error_of_loading("twice.bin"), support::message_of<accelerate::CheckpointError>([&] {
+          accelerate::find_model((folder / "twice.bin").string());
+        })})
+    EXPECT_THAT(text, HasSubstr("the key 0 as a number and as the text '0'"));
 }
 
 /// What `git clone` leaves where Git LFS is not installed.
