@@ -252,6 +252,8 @@ void ask_fsdp(Questions& q, Value& config) {
     section["fsdp_sync_module_states"] =
         section["fsdp_cpu_ram_efficient_loading"] == true ? Value(true) : q.setting("fsdp_sync_module_states");
   section["fsdp_activation_checkpointing"] = q.setting("fsdp_activation_checkpointing");
+  if (version == 2 && section["fsdp_activation_checkpointing"] == true)
+    section["fsdp_activation_checkpointing_offload"] = q.setting("fsdp_activation_checkpointing_offload");
   if (version == 1 || !q.yes("Should several kinds of parallelism be combined?", false)) return;
   Value& parallelism = config["parallelism_config"];
   for (const char* name : {"dp_replicate_size", "dp_shard_size", "tp_size", "cp_size"})

@@ -5,7 +5,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <random>
+#include <set>
 #include <sstream>
 
 #include "program.hpp"
@@ -230,6 +232,7 @@ TEST_F(Commands, QuestionsInLines) {
       "<\nno\n"      // ... no, back: no
       "0\nno\nBertLayer\n"
       "\n\nyes\n"  // state dict, RAM, checkpointing
+      "yes\n"      // with inputs on the host
       "no\n"       // parallelism
       "4\n"        // processes
       "2\n";       // bf16
@@ -239,7 +242,8 @@ TEST_F(Commands, QuestionsInLines) {
   const std::string expected =
       "compute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: FSDP\ndowncast_bf16: "
       "'no'\nenable_cpu_affinity: false\nfsdp_config:\n  fsdp_activation_checkpointing: true\n"
-      "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_cpu_ram_efficient_loading: true\n  fsdp_offload_params: "
+      "  fsdp_activation_checkpointing_offload: true\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  "
+      "fsdp_cpu_ram_efficient_loading: true\n  fsdp_offload_params: "
       "false\n  fsdp_reshard_after_forward: true\n"
       "  fsdp_state_dict_type: SHARDED_STATE_DICT\n  fsdp_transformer_layer_cls_to_wrap: BertLayer\n  fsdp_version: "
       "2\nmachine_rank: 0\nmain_training_function: main\nmixed_precision: bf16\n"
@@ -251,6 +255,32 @@ TEST_F(Commands, QuestionsInLines) {
     EXPECT_THAT(python_reads({folder / "asked.yaml"}),
                 AllOf(HasSubstr("\"fsdp_version\": 2"), HasSubstr("\"distributed_type\": \"FSDP\"")));
   }
+}
+
+/// Those of examples/config_yaml_templates: each is read without a remark, and does what its comment says.
+TEST_F(Commands, TemplatesOfConfigFilesAct) {
+  const std::map<std::string, std::vector<std::string>> acts = {
+      {"cpu.yaml", {"processes  2 of 2", "ACCELERATE_USE_CPU=True"}},
+      {"single_gpu.yaml", {"processes  1 of 1", "CUDA_VISIBLE_DEVICES=0", "ACCELERATE_MIXED_PRECISION=bf16"}},
+      {"multi_gpu.yaml", {"processes  8 of 8", "ACCELERATE_LAUNCHED_FOR=cuda", "ACCELERATE_CPU_AFFINITY=1"}},
+      {"multi_node.yaml", {"processes  8 of 16 on machine 0 of 2", "meeting at 192.168.0.1:29500"}},
+      {"fsdp.yaml", {"FSDP_VERSION=2", "FSDP_AUTO_WRAP_POLICY=TRANSFORMER_BASED_WRAP", "ACCELERATE_USE_FSDP=true"}},
+      {"hybrid_fsdp.yaml",
+       {"processes  8 of 16", "PARALLELISM_CONFIG_DP_REPLICATE_SIZE=2", "PARALLELISM_CONFIG_DP_SHARD_SIZE=8"}},
+      {"fp8.yaml", {"ACCELERATE_MIXED_PRECISION=fp8", "ACCELERATE_FP8_BACKEND=AO", "ACCELERATE_USE_FSDP=true"}}};
+  std::set<std::string> there, known;
+  const auto templates = fs::path(ACCELERATE_SOURCE_DIR) / "examples" / "config_yaml_templates";
+  for (const auto& entry : fs::directory_iterator(templates))
+    if (entry.path().extension() == ".yaml") there.insert(entry.path().filename());
+  for (const auto& [name, lines] : acts) {
+    known.insert(name);
+    const auto result =
+        run({"launch", "--config_file", templates / name, "--dry_run", "/bin/true"}, "", {"CUDA_VISIBLE_DEVICES="});
+    EXPECT_EQ(result.exit_code, 0) << name;
+    EXPECT_EQ(result.err, "") << name;
+    for (const auto& line : lines) EXPECT_THAT(result.out, HasSubstr(line)) << name;
+  }
+  EXPECT_EQ(there, known);
 }
 
 /// Answers for every kind of training, up to the end; what the file must hold.
