@@ -7,7 +7,9 @@
 
 namespace accelerate {
 
-void SpillFile::take(const TrackerQueue::Entry* entry, const std::string& reason) {
+void SpillFile::take(const TrackerQueue::Entry* entry, const std::string& given_reason) {
+  // It stands in a sentence, and may be one.
+  const std::string reason = given_reason.substr(0, given_reason.size() - given_reason.ends_with('.'));
   MutexLock lock(mutex_);
   if (entry && !queue_ && !lost_) {
     auto file = std::make_shared<JsonLinesTracker>(

@@ -95,9 +95,10 @@ void TrackerSet::open(const Run& run) {
                            .init_kwargs = given == run.init_kwargs.end() ? TrackerValues{} : given->second});
     if (tracker->main_process_only() && run.process_index != 0) continue;
     tracker->start();
-    const auto unsent = std::filesystem::absolute(logging_dir_.empty() ? "." : logging_dir_) / "unsent" /
-                        fmt::format("{}-{}-rank{}-{}.jsonl", file_part(run.project_name), file_part(choice.name()),
-                                    run.process_index, ::getpid());
+    const auto unsent = (std::filesystem::absolute(logging_dir_.empty() ? "." : logging_dir_) / "unsent" /
+                         fmt::format("{}-{}-rank{}-{}.jsonl", file_part(run.project_name), file_part(choice.name()),
+                                     run.process_index, ::getpid()))
+                            .lexically_normal();
     opened.push_back(std::make_shared<QueuedTracker>(
         std::move(tracker),
         SpillFile::Options{.tracker = choice.name(), .project_name = run.project_name, .path = unsent},

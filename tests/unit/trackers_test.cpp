@@ -286,6 +286,24 @@ TEST(Trackers, ImagesAndTheirKinGoToThoseThatTakeThem) {
   EXPECT_EQ(plain->logged, 0);
 }
 
+TEST(Trackers, WhereUnsentRecordsGoAndWhyIsSaidPlainly) {
+  const auto before = std::filesystem::current_path();
+  const auto folder = support::scratch("unsent_here");
+  std::filesystem::create_directories(folder);
+  std::filesystem::current_path(folder);
+  const auto stubborn = std::make_shared<StubbornTracker>();
+  stubborn->refuses = "full stops.";
+  const auto text = support::warnings_of([&] {
+    Accelerator accelerator({.log_with = {stubborn}, .project_dir = "."});
+    accelerator.init_trackers("p");
+    accelerator.log({{"full stops.", 1}});
+    accelerator.end_training();
+  });
+  std::filesystem::current_path(before);
+  EXPECT_THAT(text, HasSubstr("does not like full stops. The training"));
+  EXPECT_THAT(text, HasSubstr("records go to " + (folder / "unsent" / "p-stubborn").string()));
+}
+
 TEST(Trackers, OnesOfYourOwnHaveNamesAndAllAreThoseThatWork) {
   TrackerSetup seen;
   std::shared_ptr<StubbornTracker> made;
