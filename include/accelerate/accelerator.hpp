@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -113,6 +114,20 @@ struct BackwardOptions {
   bool create_graph = false;
 };
 
+/// Whether each object that prepare() gets comes to this process's device, in their order:
+/// `prepare(DevicePlacement{true, false}, model, loader)`. Instead of AcceleratorOptions::device_placement; nothing
+/// moves a schedule.
+struct DevicePlacement {
+  DevicePlacement(std::initializer_list<bool> values) : objects(values) {}
+  std::vector<bool> objects;
+};
+
+struct LoadStateOptions {
+  /// Models: false takes the weights that model and checkpoint both have, and a warning names the others, which are let
+  /// be. Shapes must be right in any case. All else that was prepared is read whole.
+  bool strict = true;
+};
+
 /// RAII scopes that the facade hands out. Leaving one never communicates.
 class [[nodiscard]] Scope {
  public:
@@ -215,6 +230,8 @@ class ACCELERATE_API Accelerator {
   int64_t save_iteration() const { return project_configuration().iteration; }
   bool split_batches() const { return options().dataloader_config.split_batches; }
   bool even_batches() const { return options().dataloader_config.even_batches; }
+  /// For loaders that are prepared from now on.
+  void set_even_batches(bool value);
   std::optional<bool> dispatch_batches() const { return options().dataloader_config.dispatch_batches; }
   bool use_seedable_sampler() const { return options().dataloader_config.use_seedable_sampler; }
   bool non_blocking() const { return options().dataloader_config.non_blocking; }
@@ -257,33 +274,42 @@ class ACCELERATE_API Accelerator {
   /// use. Optimizers and schedules given as lvalues stay yours: keep them alive. Collective when models are among them.
   /// @throws ConfigError also for an optimizer of all that is left of a model whose weights are in few bits, without an
   /// adapter
-  template <class... Objects> auto prepare(Objects&&... objects) {
-    // Schedules need their prepared optimizers, wherever those stand in the list.
-    // Braces, because they evaluate from left to right: the order is that of the files of a checkpoint.
-    auto first = std::tuple<decltype(prepare_one(std::forward<Objects>(objects)))...>{
-        prepare_one(std::forward<Objects>(objects))...};
-    give_pieces_to_optimizers();
-    auto prepared = std::apply([&](auto&... items) { return std::make_tuple(finish_one(items)...); }, first);
-    if constexpr (sizeof...(Objects) == 1) return std::get<0>(std::move(prepared));
-    else return prepared;
+  template <class... Objects>
+  requires(!(std::same_as<std::remove_cvref_t<Objects>, DevicePlacement> || ...)) auto prepare(Objects&&... objects) {
+    return prepare_placed(std::vector<std::optional<bool>>(sizeof...(Objects)), std::forward<Objects>(objects)...);
+  }
+  /// @throws ConfigError for another number of values than objects, and for a model that is to stay where it is
+  /// although an engine that cuts it (FSDP) says where its shards lie.
+  template <class... Objects> auto prepare(const DevicePlacement& device_placement, Objects&&... objects) {
+    return prepare_placed(checked_placement(device_placement, sizeof...(Objects)), std::forward<Objects>(objects)...);
   }
 
-  /// `evaluation_mode`: no gradient averaging. Collective otherwise.
-  template <ModelLike Model> Prepared<Model> prepare_model(Model model, bool evaluation_mode = false) {
-    Prepared<Model> prepared(model, prepare_core(model, evaluation_mode));
+  // `device_placement` of the following: instead of AcceleratorOptions::device_placement.
+
+  /// `evaluation_mode`: no gradient averaging. Collective otherwise. @throws ConfigError as prepare()
+  template <ModelLike Model>
+  Prepared<Model> prepare_model(Model model, bool evaluation_mode = false,
+                                std::optional<bool> device_placement = std::nullopt) {
+    Prepared<Model> prepared(model, prepare_core(model, evaluation_mode, device_placement));
     give_pieces_to_optimizers();
     return prepared;
   }
   /// `fused`: see AcceleratedOptimizerOptions.
   template <class Optimizer>
-  AcceleratedOptimizer prepare_optimizer(Optimizer&& optimizer, const AcceleratedOptimizerOptions& options = {}) {
-    auto prepared = register_optimizer(
-        AcceleratedOptimizer(std::forward<Optimizer>(optimizer), this->options().device_placement, scaler(), options));
+  AcceleratedOptimizer prepare_optimizer(Optimizer&& optimizer, const AcceleratedOptimizerOptions& options = {},
+                                         std::optional<bool> device_placement = std::nullopt) {
+    auto prepared = register_optimizer(AcceleratedOptimizer(std::forward<Optimizer>(optimizer),
+                                                            device_placement.value_or(this->options().device_placement),
+                                                            scaler(), options));
     give_pieces_to_optimizers();
     return prepared;
   }
-  template <class Batch> data::PreparedDataLoader<Batch> prepare_data_loader(const data::DataLoader<Batch>& loader) {
-    auto prepared = detail::prepare_loader(loader, loader_options());
+  /// @param slice_fn_for_dispatch  see data::SliceFunction. @throws ConfigError as data::prepare_data_loader()
+  template <class Batch>
+  data::PreparedDataLoader<Batch> prepare_data_loader(
+      const data::DataLoader<Batch>& loader, std::optional<bool> device_placement = std::nullopt,
+      std::type_identity_t<data::SliceFunction<Batch>> slice_fn_for_dispatch = {}) {
+    auto prepared = detail::prepare_loader(loader, *loader_options(device_placement), std::move(slice_fn_for_dispatch));
     register_loader(prepared.status());
     return prepared;
   }
@@ -415,7 +441,7 @@ class ACCELERATE_API Accelerator {
   /// saved with, or with as many batches of one rank in the whole group.
   /// @throws CheckpointError on all ranks, and leaves all as it was, if a file is missing or does not fit on any of
   /// them, or if the run can't go on with these ranks: then with the numbers.
-  void load_state(const std::filesystem::path& input_dir = {});
+  void load_state(const std::filesystem::path& input_dir = {}, const LoadStateOptions& options = {});
   /// Your own objects: anything with `c10::IValue state_dict()` and `load_state_dict(const c10::IValue&)`, or any value
   /// that an archive takes (numbers, strings, containers, structs with ACCELERATE_FIELDS). Kept by reference.
   template <class... Objects> void register_for_checkpointing(Objects&... objects) {
@@ -464,7 +490,7 @@ class ACCELERATE_API Accelerator {
   ///                     log_with does not name, and for names that the tracker does not know
   void init_trackers(const std::string& project_name, const TrackerValues& config = {},
                      const TrackerKwargs& init_kwargs = {});
-  /// Sends values to all trackers.
+  /// Sends values to all trackers, and numbers to the monitor's page, also where there are no trackers.
   /// @param log_kwargs  by tracker, as in the reference. @throws ConfigError for one that log_with does not name
   void log(TrackerValues values, std::optional<int64_t> step = std::nullopt, const TrackerKwargs& log_kwargs = {});
   template <class T>
@@ -510,13 +536,26 @@ class ACCELERATE_API Accelerator {
   struct Impl;
   friend class LocalSGD;  // accelerator/local_sgd.hpp
 
-  template <class T> auto prepare_one(T&& object) {
+  /// @param placement  by object; unset: as the options say
+  template <class... Objects>
+  auto prepare_placed(const std::vector<std::optional<bool>>& placement, Objects&&... objects) {
+    [[maybe_unused]] auto placed = placement.begin();
+    // Schedules need their prepared optimizers, wherever those stand in the list.
+    // Braces, because they evaluate from left to right: the order is that of the files of a checkpoint.
+    auto first = std::tuple<decltype(prepare_one(std::forward<Objects>(objects), *placed))...>{
+        prepare_one(std::forward<Objects>(objects), *placed++)...};
+    give_pieces_to_optimizers();
+    auto prepared = std::apply([&](auto&... items) { return std::make_tuple(finish_one(items)...); }, first);
+    if constexpr (sizeof...(Objects) == 1) return std::get<0>(std::move(prepared));
+    else return prepared;
+  }
+  template <class T> auto prepare_one(T&& object, std::optional<bool> placed) {
     using U = std::remove_cvref_t<T>;
-    if constexpr (ModelLike<U>) return prepare_model(object);
-    else if constexpr (detail::DispatchedObject<U>) return prepare_dispatched(object);
-    else if constexpr (detail::is_loader<U>) return prepare_data_loader(object);
-    else if constexpr (detail::OptimizerObject<T>) return prepare_optimizer(std::forward<T>(object));
-    else if constexpr (detail::OptimizerPointer<U>) return prepare_optimizer(std::forward<T>(object));
+    if constexpr (ModelLike<U>) return prepare_model(object, false, placed);
+    else if constexpr (detail::DispatchedObject<U>) return prepare_dispatched(object, placed);
+    else if constexpr (detail::is_loader<U>) return prepare_data_loader(object, placed);
+    else if constexpr (detail::OptimizerObject<T>) return prepare_optimizer(std::forward<T>(object), {}, placed);
+    else if constexpr (detail::OptimizerPointer<U>) return prepare_optimizer(std::forward<T>(object), {}, placed);
     else {
       using Target = detail::target_t<U>;
       static_assert(!detail::TorchLoader<Target>,
@@ -533,8 +572,8 @@ class ACCELERATE_API Accelerator {
     }
   }
   /// Its module, and the handle with it: it owns the weights.
-  template <class D> auto prepare_dispatched(const D& dispatched) {
-    auto prepared = prepare_model(dispatched.unwrap());
+  template <class D> auto prepare_dispatched(const D& dispatched, std::optional<bool> placed) {
+    auto prepared = prepare_model(dispatched.unwrap(), false, placed);
     prepared.core()->owner = std::make_shared<D>(dispatched);
     return prepared;
   }
@@ -544,12 +583,14 @@ class ACCELERATE_API Accelerator {
   }
 
   int64_t coordinate(const char* dim_name) const;
-  std::shared_ptr<detail::PreparedModel> prepare_core(const ModelRef& model, bool evaluation_mode);
+  std::shared_ptr<detail::PreparedModel> prepare_core(const ModelRef& model, bool evaluation_mode,
+                                                      std::optional<bool> device_placement);
   AcceleratedOptimizer register_optimizer(AcceleratedOptimizer optimizer);
   void register_loader(std::shared_ptr<data::PreparedStatus> loader);
   void give_pieces_to_optimizers();
   void register_custom(checkpointing::CustomObject object);
-  const data::PrepareDataLoaderOptions& loader_options() const;
+  std::shared_ptr<const data::PrepareDataLoaderOptions> loader_options(std::optional<bool> device_placement) const;
+  static std::vector<std::optional<bool>> checked_placement(const DevicePlacement& placement, size_t num_objects);
   Scope begin_accumulate(const parallel::Engines& models);
   Scope suspend_sync(const parallel::Engines& models);
   Scope resume_sync(const std::shared_ptr<parallel::Engine>& model);

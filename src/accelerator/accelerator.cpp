@@ -201,7 +201,8 @@ void Accelerator::Impl::set_autocast(detail::PreparedModel& core) const {
   if (core.engine && !core.engine->keeps_parameters()) core.autocast.cache_enabled = false;
 }
 
-std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(const ModelRef& model, bool evaluation_mode) {
+std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(const ModelRef& model, bool evaluation_mode,
+                                                                 std::optional<bool> device_placement) {
   // The same module again: the same preparation, not a second layer.
   if (const auto known = impl_->run.find(model); known && (known->engine || evaluation_mode || !use_distributed()))
     return known;
@@ -214,10 +215,16 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(const ModelRef&
       return core;
     }
   const auto& chosen = *impl_->engine;
+  if (chosen.places_models() && device_placement && !*device_placement)
+    raise<ConfigError>(
+        "prepare: device_placement is false for a model that is sharded, expected true because {} says where its "
+        "shards lie; leave the value out, or see the plugin's cpu_offload",
+        to_string(distributed_type()));
+  const bool placed = device_placement.value_or(impl_->options.device_placement);
   const auto fp8 = impl_->make_fp8(model);
   if (!chosen.places_models()) {
-    materialize(model, {.device = impl_->options.device_placement ? std::optional(device()) : std::nullopt});
-    if (impl_->options.device_placement) model.to(device());
+    materialize(model, {.device = placed ? std::optional(device()) : std::nullopt});
+    if (placed) model.to(device());
   }
   auto core = std::make_shared<detail::PreparedModel>(
       detail::PreparedModel{.model = model, .device_type = computing_device(device()), .autocast = {}});
@@ -233,7 +240,11 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(const ModelRef&
     core->output_dtype = core->engine->output_dtype();
   }
   impl_->set_autocast(*core);
-  impl_->run.models.push_back(core);
+  // One that was prepared for evaluation before, and is to be trained now, is still one model of the run.
+  const auto same = std::find_if(impl_->run.models.begin(), impl_->run.models.end(),
+                                 [&](const auto& known) { return known->model.identity() == model.identity(); });
+  if (same != impl_->run.models.end()) *same = core;
+  else impl_->run.models.push_back(core);
   if (is_monitored()) {
     const auto flops = flops_per_token(model);
     count_flops_per_token(flops.forward, evaluation_mode ? 0 : flops.backward);
@@ -251,7 +262,12 @@ DistributedType Accelerator::distributed_type() const {
 }
 
 AcceleratedOptimizer Accelerator::register_optimizer(AcceleratedOptimizer optimizer) {
-  impl_->run.optimizers.push_back(optimizer);
+  auto& optimizers = impl_->run.optimizers;
+  // The same optimizer again: what it was prepared with last holds, and it is saved once.
+  const auto same = std::find_if(optimizers.begin(), optimizers.end(),
+                                 [&](const auto& known) { return &known.optimizer() == &optimizer.optimizer(); });
+  if (same != optimizers.end()) *same = optimizer;
+  else optimizers.push_back(optimizer);
   return optimizer;
 }
 
@@ -270,7 +286,24 @@ void Accelerator::register_loader(std::shared_ptr<data::PreparedStatus> loader) 
   impl_->run.loaders.push_back(std::move(loader));
 }
 
-const data::PrepareDataLoaderOptions& Accelerator::loader_options() const { return impl_->loader_options; }
+std::shared_ptr<const data::PrepareDataLoaderOptions> Accelerator::loader_options(
+    std::optional<bool> device_placement) const {
+  auto options = std::make_shared<data::PrepareDataLoaderOptions>(impl_->loader_options);
+  if (device_placement) options->put_on_device = *device_placement;
+  return options;
+}
+
+std::vector<std::optional<bool>> Accelerator::checked_placement(const DevicePlacement& placement, size_t num_objects) {
+  const auto& given = placement.objects;
+  if (given.size() != num_objects)
+    raise<ConfigError>("prepare: device_placement has {} values for {} objects, expected one for each", given.size(),
+                       num_objects);
+  return {given.begin(), given.end()};
+}
+
+void Accelerator::set_even_batches(bool value) {
+  impl_->options.dataloader_config.even_batches = impl_->loader_options.config.even_batches = value;
+}
 
 void Accelerator::set_trigger() { impl_->trigger = true; }
 
@@ -293,6 +326,9 @@ void Accelerator::init_trackers(const std::string& project_name, const TrackerVa
 }
 
 void Accelerator::log(TrackerValues values, std::optional<int64_t> step, const TrackerKwargs& log_kwargs) {
+  if (is_monitored())
+    for (const auto& [name, value] : values)
+      if (const auto number = value.number()) report_logged(name, *number);
   impl_->trackers.log(std::move(values), {step, log_kwargs});
 }
 

@@ -31,26 +31,29 @@ void Accelerator::register_custom(checkpointing::CustomObject object) {
 
 namespace {
 
-template <class Hook> Scope add_hook(std::list<Hook>& hooks, Hook hook) {
+/// @param alive  of the Accelerator that has the list: a program's scope may outlive it
+template <class Hook> Scope add_hook(std::list<Hook>& hooks, Hook hook, const std::weak_ptr<void>& alive) {
   const auto position = hooks.insert(hooks.end(), std::move(hook));
-  return Scope([&hooks, position] { hooks.erase(position); });
+  return Scope([&hooks, position, alive] {
+    if (!alive.expired()) hooks.erase(position);
+  });
 }
 
 }  // namespace
 
 Scope Accelerator::register_save_state_pre_hook(StateHook hook) {
   const auto call = [hook = std::move(hook)](const auto&, auto&, const fs::path& folder) { hook(folder); };
-  return add_hook(impl_->save_hooks, Impl::OneSaveHook{call, /*wants_weights=*/false});
+  return add_hook(impl_->save_hooks, Impl::OneSaveHook{call, /*wants_weights=*/false}, impl_->alive);
 }
 Scope Accelerator::register_save_state_pre_hook(SaveStateHook hook) {
-  return add_hook(impl_->save_hooks, Impl::OneSaveHook{std::move(hook), /*wants_weights=*/true});
+  return add_hook(impl_->save_hooks, Impl::OneSaveHook{std::move(hook), /*wants_weights=*/true}, impl_->alive);
 }
 Scope Accelerator::register_load_state_pre_hook(StateHook hook) {
   return register_load_state_pre_hook(
       [hook = std::move(hook)](std::vector<ModelRef>&, const fs::path& folder) { hook(folder); });
 }
 Scope Accelerator::register_load_state_pre_hook(LoadStateHook hook) {
-  return add_hook(impl_->load_hooks, std::move(hook));
+  return add_hook(impl_->load_hooks, std::move(hook), impl_->alive);
 }
 
 namespace {
@@ -138,7 +141,7 @@ fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serializa
   return folder;
 }
 
-void Accelerator::load_state(const fs::path& input_dir) {
+void Accelerator::load_state(const fs::path& input_dir, const LoadStateOptions& options) {
   auto& project = impl_->options.project_config;
   if (input_dir.empty() && !project.automatic_checkpoint_naming)
     throw ConfigError(
@@ -152,7 +155,9 @@ void Accelerator::load_state(const fs::path& input_dir) {
   std::vector<ModelRef> models;
   for (const auto& model : impl_->run.models) models.push_back(model->model);
   for (const auto& hook : impl_->load_hooks) hook(models, folder);
-  run_state::load(impl_->run, models, folder, impl_->load_options());
+  auto how = impl_->load_options();
+  how.strict = options.strict;
+  run_state::load(impl_->run, models, folder, how);
   if (project.automatic_checkpoint_naming)
     if (const auto number = run_state::checkpoint_number(folder))
       // After those that were passed over, too; whoever asks for an older one decides by himself what comes next.

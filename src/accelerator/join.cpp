@@ -76,9 +76,15 @@ void Accelerator::join(const parallel::Engines& models, const std::function<void
   // The setting returns even when the loop throws.
   Scope restore;
   if (even_batches) {
-    bool overridden = false;
-    for (const auto& loader : impl_->run.loaders) overridden |= loader->override_even_batches(even_batches);
-    if (!overridden && use_distributed())
+    int64_t overridden = 0;
+    for (const auto& loader : impl_->run.loaders) overridden += loader->override_even_batches(even_batches);
+    const auto others = static_cast<int64_t>(impl_->run.loaders.size()) - overridden;
+    if (overridden > 0 && others > 0 && is_main_process() && use_distributed())
+      logs::warn("accelerate.accelerator",
+                 "join_uneven_inputs: even_batches was given, and {} of {} prepared loaders keep what they have: they "
+                 "read streams, or rank 0 dispatches their batches, where it does not apply",
+                 others, impl_->run.loaders.size());
+    if (overridden == 0 && use_distributed())
       throw ConfigError(
           "join_uneven_inputs: even_batches was given, but no prepared loader reads a map-style data set without "
           "dispatching, the only kind that it applies to; leave it out");

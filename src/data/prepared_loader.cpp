@@ -340,6 +340,10 @@ std::shared_ptr<PreparedStatus> prepare(const AnyDataLoader& loader, const Prepa
                                         SliceFunction<AnyBatch> slice) {
   const auto& core = loader.core();
   const PreparedSettings settings = resolve(options, *core);
+  if (slice && settings.num_processes > 1 && !settings.dispatch)
+    throw ConfigError(
+        "prepare_data_loader: found a slice_fn_for_dispatch for a loader that does not dispatch, expected one of which "
+        "rank 0 reads the batches; set DataLoaderConfiguration::dispatch_batches = true, or leave the function out");
   counts::add(counts::Count::loaders);
   return std::make_shared<PreparedLoader>(core, settings, prepared_sampler(core->batches(), settings), std::move(slice),
                                           loader.skip());

@@ -4,6 +4,7 @@
 #include <ATen/ops/equal.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <set>
 #include <unordered_map>
 
@@ -18,6 +19,7 @@
 #include "run_state/distributed_items.hpp"
 #include "run_state/own_pieces.hpp"
 #include "run_state/whole_stream.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 #include "utils/trace.hpp"
 
@@ -111,6 +113,30 @@ void save_plain_model(const ModelRef& model, const std::vector<HeldTensor>& hold
   });
 }
 
+/// Takes out what the model does not have. @return the names of which the model has more, and which may miss. Rank 0
+/// warns of both.
+std::set<std::string> leave_the_rest(const detail::PreparedModel& model, checkpointing::StoredTensors& stored,
+                                     const std::filesystem::path& file) {
+  std::set<std::string> ours, missing, unexpected;
+  for (const auto& [name, tensor] : model.model.state()) ours.insert(name);
+  for (const auto& [name, tensor] : stored)
+    if (!ours.contains(name)) unexpected.insert(name);
+  for (const auto& name : unexpected) stored.erase(name);
+  for (const auto& holding : saved_holdings(model))
+    if (std::none_of(holding.names.begin(), holding.names.end(),
+                     [&](const std::string& name) { return stored.contains(name); }))
+      missing.insert(holding.names.begin(), holding.names.end());
+  const auto list = [](const std::set<std::string>& names) {
+    return names.empty() ? "none" : fmt::format("{} ('{}')", names.size(), fmt::join(names, "', '"));
+  };
+  if (comm::rank() == 0 && !(missing.empty() && unexpected.empty()))
+    logs::warn("accelerate.run_state",
+               "load_state: strict = false leaves weights of '{}' and of the model be: the file does not have {}, the "
+               "model does not have {}",
+               file.string(), list(missing), list(unexpected));
+  return missing;
+}
+
 }  // namespace
 
 void save_model(const detail::PreparedModel& model, const StateFile& file, const Writers& writers) {
@@ -132,15 +158,22 @@ void save_tensors(const std::map<std::string, at::Tensor>& tensors, const StateF
   write_tensors(file.path, tensors, file.form == StateForm::safetensors);
 }
 
-StagedModel::StagedModel(const detail::PreparedModel& model, const StateFile& file) : engine_(model.engine.get()) {
+StagedModel::StagedModel(const detail::PreparedModel& model, const StateFile& file, bool strict)
+    : engine_(model.engine.get()) {
   trace::Span span(trace::Kind::checkpoint_read, file.path.filename().string());
-  if (file.form == StateForm::local) stage_own_pieces(saved_holdings(model), file.path);
-  else
-    stage(model,
-          file.form == StateForm::safetensors ? checkpointing::open_safetensors(file.path)
-          : file.form == StateForm::sharded   ? checkpointing::open_distributed(file.path)
-                                              : checkpointing::open_archive(file.path),
-          /*may_miss=*/{});
+  if (file.form == StateForm::local) {
+    if (!strict)
+      raise<ConfigError>(
+          "load_state: strict = false was given for '{}', expected a checkpoint of named tensors: these are this "
+          "rank's pieces, which fit the same run only. Save with state_dict_type FULL_STATE_DICT or SHARDED_STATE_DICT",
+          file.path.string());
+    stage_own_pieces(saved_holdings(model), file.path);
+  } else {
+    auto stored = file.form == StateForm::safetensors ? checkpointing::open_safetensors(file.path)
+                  : file.form == StateForm::sharded   ? checkpointing::open_distributed(file.path)
+                                                      : checkpointing::open_archive(file.path);
+    stage(model, stored, strict ? std::set<std::string>() : leave_the_rest(model, stored, file.path));
+  }
   int64_t bytes = 0;
   for (const auto& [target, value] : copies_) bytes += static_cast<int64_t>(value.nbytes());
   span.set_bytes(bytes);

@@ -25,8 +25,10 @@ void save_tensors(const std::map<std::string, at::Tensor>& tensors, const StateF
 /// model. Not collective but for apply().
 class StagedModel {
  public:
+  /// @param strict  false: what only one of both has is let be, with a warning. ConfigError for pieces of this rank
+  /// alone, which fit the same run only
   /// @throws CheckpointError listing every missing, unexpected and misshapen tensor.
-  StagedModel(const detail::PreparedModel& model, const StateFile& file);
+  StagedModel(const detail::PreparedModel& model, const StateFile& file, bool strict);
   /// @param may_miss  names that need not be there; those tensors stay as they are
   StagedModel(const detail::PreparedModel& model, const checkpointing::StoredTensors& stored,
               const std::set<std::string>& may_miss = {});

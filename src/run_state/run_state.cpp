@@ -242,7 +242,8 @@ void load(RunState& run, const std::vector<ModelRef>& models, const fs::path& fo
     using checkpointing::load_object;
     for (size_t i = 0; i < models.size(); ++i)
       staged.emplace_back(prepared_of(run, models[i]),
-                          find_state(model_files(folder, i), options.preferred, fmt::format("prepared model {}", i)));
+                          find_state(model_files(folder, i), options.preferred, fmt::format("prepared model {}", i)),
+                          options.strict);
     for (size_t i = 0; i < run.optimizers.size(); ++i) {
       const auto file =
           find_state(optimizer_files(folder, i), options.preferred, fmt::format("prepared optimizer {}", i));

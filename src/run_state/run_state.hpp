@@ -73,6 +73,7 @@ void save(const RunState& run, const std::filesystem::path& folder, const SaveOp
 struct LoadOptions {
   StateForm preferred = StateForm::safetensors;  ///< if a model or an optimizer is there in several
   bool loaders = false;
+  bool strict = true;     ///< models must have all weights of their files, and the other way round
   int64_t num_steps = 1;  ///< of an accumulation group
   GradientAverage average = GradientAverage::steps;
   at::Device device = at::kCPU;

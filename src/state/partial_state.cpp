@@ -25,10 +25,26 @@ struct PartialState::Shared {
   int64_t num_processes = 1, process_index = 0, local_process_index = 0, num_local_processes = 1;
   bool cpu = false, debug = false;
   std::string backend;
+  InitProcessGroupKwargs asked;
   std::shared_ptr<comm::Group> group;
 };
 
 namespace {
+
+/// The group is made once. @param backend  of the group; empty: there is none, and nothing to be different
+void warn_of_another_group(const InitProcessGroupKwargs& wanted, const InitProcessGroupKwargs& first,
+                           const std::string& backend) {
+  if (backend.empty()) return;
+  std::string differs;
+  if (!wanted.backend.empty() && wanted.backend != backend) differs = "backend";
+  else if (!wanted.init_method.empty() && wanted.init_method != first.init_method) differs = "init_method";
+  else if (wanted.timeout && wanted.timeout != first.timeout) differs = "timeout";
+  if (differs.empty()) return;
+  logs::warn("accelerate.state",
+             "InitProcessGroupKwargs: this {} has no effect, since the process group is there already, with the first "
+             "Accelerator's or PartialState's. Give it to that one, or call AcceleratorState::reset(true) before",
+             differs);
+}
 
 struct Identity {
   int64_t rank, world_size, local_rank, local_world_size;
@@ -181,6 +197,7 @@ PartialState::PartialState(const PartialStateOptions& options) {
           "PartialState: cpu is {}, but this process has already started with {}; pass it to the first Accelerator or "
           "PartialState only, or call PartialState::reset() before",
           *options.cpu, state->cpu);
+    warn_of_another_group(options.process_group, state->asked, state->backend);
     shared_ = state;
     return;
   }
@@ -230,6 +247,7 @@ PartialState::PartialState(const PartialStateOptions& options) {
          .local_world_size = id.local_world_size});
     comm::set_world_group(fresh->group);
   }
+  fresh->asked = options.process_group;
   logs::set_rank(id.rank);
   hang_report::answer(id.rank, fresh->group ? fresh->group->activity() : nullptr);
   shared_ = state = fresh;

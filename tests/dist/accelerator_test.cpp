@@ -547,6 +547,99 @@ RANKS_TEST(AcceleratorRanks, SplitBatchesHasAShorthand, 2) {
   }
 }
 
+RANKS_TEST(AcceleratorRanks, EvenBatchesAreSetForLoadersToCome, 2) {
+  Accelerator accelerator;
+  const data::DataLoader loader(samples(3), {.batch_size = 1});
+  auto before = accelerator.prepare(loader);
+  accelerator.set_even_batches(false);
+  EXPECT_FALSE(accelerator.even_batches());
+  auto after = accelerator.prepare(loader);
+  EXPECT_EQ(before.size(), 2);
+  EXPECT_EQ(after.size(), 2 - rank());
+}
+
+namespace {
+
+struct Countdown {
+  std::optional<torch::Tensor> next() { return left-- > 0 ? std::optional(torch::tensor(left)) : std::nullopt; }
+  void reset() { left = 4; }
+  int64_t left = 4;
+};
+
+}  // namespace
+
+RANKS_TEST(AcceleratorRanks, LoadersThatKeepTheirEvenBatchesAreSpokenOf, 2) {
+  Accelerator accelerator;
+  const data::DataLoader map(samples(4), {.batch_size = 1});
+  auto [model, even] = accelerator.prepare(torch::nn::Linear(4, 1), map);
+  const auto warnings = [&, &model = model] {
+    return support::warnings_of([&] {
+      accelerator.join_uneven_inputs(
+          model, [] {}, /*even_batches=*/false);
+    });
+  };
+  EXPECT_EQ(warnings(), "");
+  auto stream = accelerator.prepare(data::DataLoader(std::make_shared<Countdown>(), {.batch_size = 1}));
+  EXPECT_THAT(warnings(), rank() == 0 ? HasSubstr("1 of 2 prepared loaders keep what they have") : HasSubstr(""));
+}
+
+RANKS_TEST(AcceleratorRanks, ALaterProcessGroupIsSpokenOf, 1, 2) {
+  const InitProcessGroupKwargs first{.timeout = std::chrono::seconds(100)}, other{.timeout = std::chrono::seconds(50)};
+  const Accelerator accelerator({.kwargs_handlers = {first}});
+  const auto said = [](const InitProcessGroupKwargs& kwargs) {
+    return support::warnings_of([&] { const Accelerator later({.kwargs_handlers = {kwargs}}); });
+  };
+  EXPECT_EQ(said(first), "");
+  EXPECT_EQ(said({}), "");
+  EXPECT_EQ(said({.backend = "gloo"}), "") << "which it has";
+  const auto is_said = [](const std::string& what) {
+    return world_size() > 1 ? HasSubstr("this " + what + " has no effect") : HasSubstr("");
+  };
+  EXPECT_THAT(said(other), is_said("timeout"));
+  EXPECT_THAT(said({.backend = "mpi"}), is_said("backend"));
+  EXPECT_THAT(said({.init_method = "tcp://localhost:1"}), is_said("init_method"));
+}
+
+// Files of a checkpoint, and what is clipped and stepped, are counted by modules and optimizers, not by calls.
+RANKS_TEST(AcceleratorRanks, WhatIsPreparedTwiceIsOneOfTheRun, 1, 2) {
+  Accelerator accelerator;
+  torch::nn::Linear net(4, 1);
+  auto looked_at = accelerator.prepare_model(net, /*evaluation_mode=*/true);
+  auto trained = accelerator.prepare(net);
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  auto once = accelerator.prepare(sgd), twice = accelerator.prepare(sgd);
+  accelerator.backward(trained(torch::full({1, 4}, 1.0 + static_cast<double>(rank()))).sum());
+  twice.step();
+  EXPECT_TRUE(looked_at(torch::ones({1, 4})).equal(trained(torch::ones({1, 4}))));
+  const std::filesystem::path folder = support::scratch_dir() + "/twice";
+  accelerator.save_state(folder);
+  EXPECT_TRUE(std::filesystem::exists(folder / "model.safetensors"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "model_1.safetensors"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "optimizer.bin"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "optimizer_1.bin"));
+  const auto weights = accelerator.gather(net->weight.detach());
+  EXPECT_TRUE(weights.eq(weights[0]).all().item<bool>()) << "gradients are averaged: " << weights;
+}
+
+RANKS_TEST(AcceleratorRanks, DispatchedBatchesAreCutAsTheProgramSays, 2) {
+  const auto every_other = [](const torch::Tensor& batch, int64_t, int64_t, int64_t rank, int64_t ranks) {
+    return batch.slice(0, rank, std::nullopt, ranks);
+  };
+  std::vector<torch::Tensor> numbers;
+  for (int64_t i = 0; i < 4; ++i) numbers.push_back(torch::tensor(i));
+  const data::DataLoader loader(numbers, {.batch_size = 2});
+  Accelerator accelerator({.dataloader_config = {.dispatch_batches = true}});
+  int64_t batches = 0;
+  for (auto& batch : accelerator.prepare_data_loader(loader, std::nullopt, every_other)) {
+    EXPECT_TRUE(batch.equal(torch::tensor({rank(), rank() + 2}))) << batch;
+    ++batches;
+  }
+  EXPECT_EQ(batches, 1);
+  // Nobody would call it.
+  EXPECT_THAT(message_of<ConfigError>([&] { Accelerator().prepare_data_loader(loader, std::nullopt, every_other); }),
+              HasSubstr("dispatch_batches = true"));
+}
+
 RANKS_TEST(AcceleratorRanks, GatherForMetricsDropsTheRepeatedTail, 2, 3) {
   Accelerator accelerator;
   const int64_t count = 17;

@@ -695,6 +695,66 @@ TEST_F(CheckpointTest, HooksChangeWhatIsSavedAndLoaded) {
   EXPECT_TRUE(fs::exists(folder / "saved" / "model_1.safetensors"));
 }
 
+TEST_F(CheckpointTest, AHooksScopeMayOutliveTheAccelerator) {
+  Scope save_hook, load_hook;
+  {
+    Accelerator accelerator;
+    save_hook = accelerator.register_save_state_pre_hook([](const fs::path&) {});
+    load_hook = accelerator.register_load_state_pre_hook([](const fs::path&) {});
+  }
+  save_hook = Scope();  // which would take it out of a list that is gone
+  load_hook = Scope();
+}
+
+namespace {
+
+torch::nn::Sequential layers(int64_t count, int64_t inputs, double value) {
+  torch::nn::Sequential net;
+  for (int64_t i = 0; i < count; ++i) net->push_back(torch::nn::Linear(i == 0 ? inputs : 3, 3));
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : net->parameters()) parameter.fill_(value);
+  return net;
+}
+
+/// A checkpoint of `saved` layers of ones, loaded without strict into `here` layers of twos: what they have in common
+/// is taken, and the rest stays.
+void load_in_part(int64_t saved, int64_t here, const std::string& said, const AcceleratorOptions& options) {
+  const fs::path folder = fs::path(support::scratch_dir()) / (std::to_string(saved) + "_" + std::to_string(here));
+  {
+    Accelerator accelerator(options);
+    const auto model = accelerator.prepare(layers(saved, 4, 1));
+    accelerator.save_state(folder);
+  }
+  Accelerator accelerator(options);
+  const auto model = accelerator.prepare(layers(here, 4, 2));
+  EXPECT_THROW(accelerator.load_state(folder), CheckpointError);
+  const auto warned = support::warnings_of([&] { accelerator.load_state(folder, {.strict = false}); });
+  EXPECT_THAT(warned, HasSubstr(rank() == 0 ? said : ""));
+  EXPECT_EQ(warned.find("strict") != std::string::npos, rank() == 0) << warned;
+  const auto state = accelerator.get_state_dict(model);
+  for (const auto& [name, value] : state)
+    EXPECT_TRUE(value.eq(name.starts_with("0.") ? 1 : 2).all().item<bool>()) << name << value;
+  EXPECT_EQ(state.empty(), options.fsdp_plugin && rank() != 0);
+
+  Accelerator third(options);
+  const auto other = third.prepare(layers(1, 5, 2));
+  EXPECT_THAT(message_of<CheckpointError>([&] { third.load_state(folder, {.strict = false}); }),
+              HasSubstr("'0.weight': the file has [3, 4], the model [3, 5]"));
+}
+
+}  // namespace
+
+RANKS_TEST(CheckpointRanks, NotStrictLoadsWhatBothHave, 1, 2) {
+  load_in_part(1, 2, "the file does not have 2 ('1.bias', '1.weight'), the model does not have none", {});
+  load_in_part(2, 1, "the file does not have none, the model does not have 2 ('1.bias', '1.weight')", {});
+}
+
+RANKS_TEST(CheckpointRanks, NotStrictLoadsWhatBothHaveInPieces, 2) {
+  AcceleratorOptions options{.fsdp_plugin =
+                                 FullyShardedDataParallelPlugin{.state_dict_type = StateDictType::sharded_state_dict}};
+  load_in_part(1, 2, "the file does not have 2 ('1.bias', '1.weight')", options);
+}
+
 TEST_F(CheckpointTest, WhatDoesNotFitChangesNothing) {
   const auto prepared = [&](Accelerator& accelerator, torch::nn::Sequential& net, torch::optim::Optimizer& optimizer,
                             Counter& counter) {

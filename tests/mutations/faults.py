@@ -41,8 +41,20 @@ F("AcceleratorOptions::split_batches", file,
   r + "SplitBatchesHasAShorthand")
 F("AcceleratorOptions::device_placement of batches", file, ".put_on_device = «options.device_placement»", "true",
   t + "BatchesStayWhereTheyAreWithoutDevicePlacement")
-F("AcceleratorOptions::device_placement of models", file, "if («impl_->options.device_placement») model.to(device());",
+F("AcceleratorOptions::device_placement of models", file, "if («placed») model.to(device());",
   "true", o + "ModelsStayWhereTheyAreWithoutDevicePlacement")
+F("prepare device_placement of models", file, "placed = «device_placement.value_or(impl_->options.device_placement)»;",
+  "impl_->options.device_placement", o + "EachObjectIsPlacedOrLeft")
+F("prepare device_placement of batches", file, "«if (device_placement) options->put_on_device = *device_placement;»", "",
+  o + "EachObjectIsPlacedOrLeft")
+F("numbers that are logged reach the monitor", file, "if («is_monitored()») for (", "false",
+  "monitor_cli_tests MonitorSteps.PreparedOptimizersReportThem")
+F("an optimizer is saved once", file, "if («same != optimizers.end()») *same = optimizer;", "false",
+  r + "WhatIsPreparedTwiceIsOneOfTheRun")
+F("a model is saved once", file, "if («same != impl_->run.models.end()») *same = core;", "false",
+  r + "WhatIsPreparedTwiceIsOneOfTheRun")
+F("set_even_batches", file, "= impl_->loader_options.config.even_batches = «value»;", "even_batches()",
+  r + "EvenBatchesAreSetForLoadersToCome")
 F("AcceleratorOptions::mixed_precision", file, ".mixed_precision = «options.mixed_precision»",
   "std::optional<std::string>()", t + "Bf16RunsLinearLayersInBf16AndGivesFp32")
 F("AcceleratorOptions::gradient_accumulation_steps", file, ".value_or(«options.gradient_accumulation_steps»)", "1",
@@ -795,6 +807,10 @@ F("tensors of a .gguf file have bytes of their own", "src/formats/gguf_header.cp
   "«tensor.begin < before.begin + before.bytes»", "false", g + ".SaysWhatIsWrongWithAFile")
 F("what a .gguf file divides by is above 0", "src/formats/gguf_fields.hpp",
   "if (value && «!(*value > 0 && std::isfinite(*value))»)", "false", g + ".NumbersThatDivideAreAboveZero")
+F("a .gguf file has rows for its tokens", "src/formats/gguf_config.cpp", "if (has_tokens && «tokens->elements > rows»)",
+  "false", g + ".TokensHaveRowsAndMergesTwoParts")
+F("merges of a .gguf file have two parts", "src/formats/gguf_vocabulary.cpp",
+  "for (const auto& merge : merges) if («!is_merge(merge)») fail(", "false", g + ".TokensHaveRowsAndMergesTwoParts")
 F("whole numbers of a .gguf file stay", "src/bigmodel/quantize_to_gguf.cpp",
   'if (tensor.kept.empty() && «is_of_whole_numbers(*stored.encoding)») tensor.kept', "false",
   "quantize_files_tests QuantizeFiles.WholeNumbersStay")
@@ -919,6 +935,16 @@ F("FunctionLaunchOptions::master_addr", file, '{"MASTER_ADDR", «o.master_addr»
   n + "TwoMachinesWithRestarts")
 F("FunctionLaunchOptions::use_port", file, "«options.use_port.value_or(0) > 0 ? *options.use_port : choose_port()»",
   "choose_port()", n + "TwoMachinesWithRestarts")
+F("FunctionLaunchOptions::rdzv_endpoint", file, "if («o.rdzv_endpoint.empty()») return o;", "true",
+  n + "AnEndpointIsShortForAddressAndPort")
+F("FunctionLaunchOptions::rdzv_id", file, '{"TORCHELASTIC_RUN_ID", «o.rdzv_id»}', 'std::string("none")',
+  n + "AnEndpointIsShortForAddressAndPort")
+F("FunctionLaunchOptions::monitor_interval", file, "clock_(«o.monitor_interval», ", "std::chrono::milliseconds(100)",
+  n + "OthersMayFailByThemselvesFirst")
+F("FunctionLaunchOptions::rdzv_backend", file, "require(«o.rdzv_backend == \"static\"»,", "true", n + "ImpossibleOptions")
+F("FunctionLaunchOptions::rdzv_conf", file, "require(«o.rdzv_conf.empty()»,", "true", n + "ImpossibleOptions")
+F("FunctionLaunchOptions::log_line_prefix_template", file, "require(«o.log_line_prefix_template.empty()»,", "true",
+  n + "ImpossibleOptions")
 F("set_numa_affinity", file, "if («::sched_setaffinity(0, sizeof(cpus), &cpus) != 0»)", "false",
   n + "NumaAffinityBindsProcessesToSharesOfTheCores")
 request = ("module", "no_python", "num_processes", "num_machines", "machine_rank", "main_process_port", "cpu",
@@ -1308,7 +1334,7 @@ F("ranks without data are not asked for overflows", file, "«scaler->set_agreeme
 F("ranks without data have no tokens", file, "if («tokens && averages») items_of_all_ranks", "false",
   h + "RanksThatEndedEarlyHaveNoTokens")
 joined = "ddp_tests Ddp.JoinWithUnevenBatchesOfALoader"
-F("join_uneven_inputs even_batches", file, "overridden |= loader->override_even_batches(«even_batches»);",
+F("join_uneven_inputs even_batches", file, "overridden += loader->override_even_batches(«even_batches»);",
   "std::optional<bool>(true)", joined)
 F("join_uneven_inputs puts even_batches back", file, "«loader->override_even_batches(std::nullopt);»", "", joined)
 file = "src/accelerator/belonging.cpp"
@@ -1404,6 +1430,8 @@ F("tensorboard log_kwargs dataformats", file, "images_as_nhwc(tag, image, «log_
 file = "src/accelerator/accelerator.cpp"
 t = "accelerator_tests AcceleratorTest."
 file = "src/accelerator/checkpointing.cpp"
+F("LoadStateOptions::strict", file, "how.strict = «options.strict»;", "true",
+  c + "CheckpointRanks.NotStrictLoadsWhatBothHave")
 F("save_state safe_serialization", file, "form_of_state(*impl_->engine, «safe_serialization»);", "true",
   c + "CheckpointTest.ResumedRunIsTheUninterruptedOneBitByBit")
 F("save_model max_shard_size", file, "const int64_t bytes = «checkpointing::parse_size(max_shard_size)»;",

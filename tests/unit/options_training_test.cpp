@@ -99,6 +99,49 @@ TEST_F(OptionsOfTraining, ModelsStayWhereTheyAreWithoutDevicePlacement) {
   EXPECT_ANY_THROW(prepare(true));
 }
 
+TEST_F(OptionsOfTraining, EachObjectIsPlacedOrLeft) {
+  const data::DataLoader loader(std::vector<torch::Tensor>(4, torch::empty({2}, torch::kMeta)), {.batch_size = 2});
+  Accelerator placing({.cpu = true}), leaving({.device_placement = false, .cpu = true});
+  const auto batches_are_meta = [](auto loader) {
+    for (auto& batch : loader) EXPECT_TRUE(batch.is_meta());
+  };
+  {
+    auto [model, kept] = placing.prepare(DevicePlacement{false, false}, Hollow(), loader);
+    EXPECT_TRUE(model->weight.is_meta());
+    batches_are_meta(kept);
+  }
+  EXPECT_ANY_THROW(placing.prepare(DevicePlacement{true, false}, Hollow(), loader));
+  auto placed = std::get<1>(leaving.prepare(DevicePlacement{false, true}, Hollow(), loader));
+  EXPECT_ANY_THROW(for (auto& batch : placed)(void) batch);
+  EXPECT_TRUE(placing.prepare_model(Hollow(), /*evaluation_mode=*/false, /*device_placement=*/false)->weight.is_meta());
+  batches_are_meta(placing.prepare_data_loader(loader, /*device_placement=*/false));
+  EXPECT_THAT(support::message_of<ConfigError>([&] { placing.prepare(DevicePlacement{true}, Hollow(), loader); }),
+              testing::HasSubstr("1 values for 2 objects"));
+}
+
+TEST_F(OptionsOfTraining, AShardedModelCantStayWhereItIs) {
+  Accelerator accelerator({.cpu = true, .fsdp_plugin = FullyShardedDataParallelPlugin{}});
+  EXPECT_THAT(
+      support::message_of<ConfigError>([&] { accelerator.prepare(DevicePlacement{false}, torch::nn::Linear(2, 2)); }),
+      testing::HasSubstr("expected true because FSDP says where its shards lie"));
+}
+
+/// States that an optimizer has already are moved only where that is asked for.
+TEST_F(OptionsOfTraining, StatesOfAnOptimizerArePlacedOrLeft) {
+  for (const bool placed : {true, false}) {
+    auto weight = torch::ones({2}, torch::requires_grad());
+    torch::optim::SGD optimizer({weight}, torch::optim::SGDOptions(1).momentum(0.5));
+    weight.mutable_grad() = torch::ones({2});
+    optimizer.step();
+    auto& state = static_cast<torch::optim::SGDParamState&>(*optimizer.state().begin()->second);
+    state.momentum_buffer(torch::empty({2}, torch::kMeta));
+    Accelerator accelerator({.cpu = true});
+    // A tensor without values can't come to the host.
+    if (placed) EXPECT_ANY_THROW(accelerator.prepare_optimizer(optimizer, {}, placed));
+    else EXPECT_NO_THROW(accelerator.prepare_optimizer(optimizer, {}, placed));
+  }
+}
+
 /// A tensor without values can't come to the host.
 TEST_F(OptionsOfTraining, BatchesArePutOnTheDeviceOrLeft) {
   const data::DataLoader loader(std::vector<torch::Tensor>(4, torch::empty({2}, torch::kMeta)), {.batch_size = 2});

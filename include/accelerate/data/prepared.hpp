@@ -7,14 +7,15 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
-#include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "accelerate/data/batch_iterator.hpp"
+#include "accelerate/data/forward.hpp"
 #include "accelerate/data/loader.hpp"
 #include "accelerate/data/prepared_status.hpp"
 #include "accelerate/data/random.hpp"
@@ -81,12 +82,6 @@ struct PrepareDataLoaderOptions {
   std::vector<RNGType> rng_types = {RNGType::generator};
 };
 
-/// How rows of a dispatched batch are cut out for a rank. The default takes rows [begin, end) of tensors and of lists
-/// without tensors.
-template <class Batch>
-using SliceFunction =
-    std::function<Batch(const Batch& batch, int64_t begin, int64_t end, int64_t process_index, int64_t num_processes)>;
-
 namespace detail {
 ACCELERATE_API std::shared_ptr<PreparedStatus> prepare(const AnyDataLoader& loader,
                                                        const PrepareDataLoaderOptions& options,
@@ -101,7 +96,7 @@ ACCELERATE_API std::shared_ptr<PreparedStatus> prepare(const AnyDataLoader& load
 template <class Batch>
 PreparedDataLoader<Batch> prepare_data_loader(const DataLoader<Batch>& loader,
                                               const PrepareDataLoaderOptions& options = {},
-                                              SliceFunction<Batch> slice_fn_for_dispatch = {}) {
+                                              std::type_identity_t<SliceFunction<Batch>> slice_fn_for_dispatch = {}) {
   SliceFunction<detail::AnyBatch> slice;
   if (slice_fn_for_dispatch)
     slice = [slice = std::move(slice_fn_for_dispatch)](const detail::AnyBatch& batch, auto... rows_and_ranks) {
