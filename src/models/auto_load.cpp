@@ -172,8 +172,9 @@ AutoLoadPlan plan_auto_load(const fs::path& checkpoint, const AutoLoadOptions& o
   if (options.quantization) {
     if (its_own || (is_gguf(checkpoint) && has_blocks(GgufFile(checkpoint))))
       raise<ConfigError>(
-          "from_pretrained: quantization was asked for, and '{}' has its weights in few bits already, which are used "
-          "as they are; leave it out",
+          "from_pretrained: quantization was asked for (--load_in_4bit, --load_in_8bit), and '{}' has its weights in "
+          "few "
+          "bits already, which are used as they are; leave it out",
           checkpoint.string());
     plan.quantization = options.quantization;
   }

@@ -87,7 +87,7 @@ TEST(Quantize, TheFolderOfAFileHasAllThatGenerateNeeds) {
 TEST(Quantize, GenerateComputesInTheBitsThatWereAskedFor) {
   SKIP_WITHOUT_DATA();
   EXPECT_THAT(run({"generate", smollm2(), "--prompt", "x", "--load_in_8bit"}).err,
-              HasSubstr("in blocks of few bits already"));
+              testing::AllOf(HasSubstr("in few bits already"), HasSubstr("--load_in_8bit")));
   EXPECT_THAT(run({"generate", smollm2(), "--prompt", "x", "--bnb_4bit_quant_type", "fp4"}).err,
               HasSubstr("without --load_in_4bit"));
   write_tiny_model(scratch("numbers"));

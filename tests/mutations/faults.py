@@ -1846,8 +1846,8 @@ F("AutoLoadOptions::exact_products of encoded weights", file, "«config.exact_pr
   a + "PutsWeightsWhereTheyAreWanted")
 F("folders in few bits are loaded as such", file, "plan.quantization = «own_quantization(checkpoint)»;", "std::nullopt",
   a + "ReadsWhatQuantizeWrites")
-F("a loaded model owns its codes", file, "«if (model.causal) model.causal = placed(std::move(model.causal), dispatched);»", "",
-  a + "ReadsWhatQuantizeWrites")
+F("a loaded model looks whether its weights lie where they were put", file,
+  "«if (model.causal) model.causal = placed(std::move(model.causal), dispatched);»", "", a + "PutsWeightsWhereTheyAreWanted")
 file = "src/accelerator/belonging.cpp"
 m = "quantized_models_tests QuantizedModels.AreTrainedWithAnAdapterOrInAPart"
 F("training around weights in few bits is refused", "src/accelerator/accelerator.cpp",

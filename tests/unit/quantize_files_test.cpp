@@ -481,10 +481,13 @@ TEST(AutoLoad, PutsWeightsWhereTheyAreWanted) {
   const accelerate::BnbQuantizationConfig nf4{
       .load_in_4bit = true, .bnb_4bit_quant_type = "nf4", .bnb_4bit_compute_dtype = at::kFloat};
   const auto small = load("model", {.quantization = nf4, .exact_products = true});
+  ASSERT_TRUE(small.dispatched());
   EXPECT_GT(small.dispatched()->code_bytes(), 0);
   EXPECT_GT(difference(small), 1e-3);
   const auto rounded = load("model", {.quantization = nf4});
   EXPECT_FALSE(torch::equal(small(input), rounded(input))) << "activations in 8 bits";
+  rounded.module()->to(torch::kDouble);
+  EXPECT_THAT(message_of([&] { rounded(input); }), HasSubstr("was moved or replaced after the model was dispatched"));
   const fs::path room = root / "room";
   fs::create_directories(room);
   const auto before = std::getenv("TMPDIR") ? std::optional<std::string>(std::getenv("TMPDIR")) : std::nullopt;
