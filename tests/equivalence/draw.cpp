@@ -95,6 +95,7 @@ class Author {
           add("no_sync");
           forward();
           backward();
+          if (!plain_ && random_.chance(0.15)) add("read_grad");
           if (!plain_ && random_.chance(0.15)) step();
           add("end");
         }
@@ -264,7 +265,7 @@ Case draw(uint64_t seed, const Wish& wish) {
     if (layout.name.starts_with(random.chance(0.5) ? "fsdp" : "ddp") || layout.name == "one")
       names.push_back(layout.name);
   const std::string any = random.of(names);
-  choose("layout", random.chance(0.4) ? random.of({"ddp", "fsdp2"}) : any);
+  choose("layout", random.chance(0.25) ? random.of({"ddp", "fsdp2"}) : any);
   const auto& possible = layout_named(s["layout"]).ranks;
   const int64_t common = random.chance(0.6) ? random.between(2, 3) : random.of(possible);
   const bool fits = std::find(possible.begin(), possible.end(), common) != possible.end();

@@ -70,7 +70,8 @@ class Flow {
     if (verb == "add_group") return std::exchange(withheld_, false) && !unprepared_;
     if (kOnGradients.contains(verb)) {
       // LibTorch's own names know nothing of gradients that are to be averaged later, nor of scales.
-      if (unsynchronised_ || scaled_ || forwards_ > 0) return false;
+      const bool own_ones_show = verb == "read_grad" && !sharded_;
+      if ((unsynchronised_ && !own_ones_show) || scaled_ || forwards_ > 0) return false;
       // Nothing shows a step of LibTorch's SGD on gradients that were stepped on, or of which the program has cleared
       // what it sees, see docs/fsdp.md.
       if (verb == "bare_step" && ((rounds_ && stepped_on_) || (sharded_ && cleared_))) return false;
