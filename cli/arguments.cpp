@@ -67,12 +67,14 @@ class Reader {
   }
 
  private:
-  /// `text` may be in other letters, capital or small, as in config files and variables.
+  /// `text` may be a back end of fp8 in capitals, as its enumeration and files have it. All else is as the reference
+  /// takes it, to the letter.
   static void take_choice(const Option& option, std::string& text, const std::string& name) {
     const auto choices = option.choice_list();
     if (choices.empty() || std::find(choices.begin(), choices.end(), text) != choices.end()) return;
     for (const auto& choice : choices)
-      if (std::equal(choice.begin(), choice.end(), text.begin(), text.end(),
+      if (option.name == std::string_view("fp8_backend") &&
+          std::equal(choice.begin(), choice.end(), text.begin(), text.end(),
                      [](unsigned char a, unsigned char b) { return std::tolower(a) == std::tolower(b); }))
         return void(text = choice);
     const auto nearest = accelerate::nearest_name(text, choices);

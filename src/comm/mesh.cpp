@@ -86,6 +86,7 @@ int64_t Mesh::place(Axes axes, int64_t rank) const {
 }
 
 std::shared_ptr<Group> Mesh::along(Axes axes) const {
+  if (all_ && size(axes) == all_->world_size()) return all_;  // also a group of one, where somebody has made it
   if (size(axes) == 1) return nullptr;
   auto& group = groups_[axes];
   if (group) return group;

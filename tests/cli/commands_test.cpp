@@ -557,7 +557,7 @@ TEST_F(Commands, WhatTheDocumentationCallsSettingsIsRead) {
   EXPECT_THAT(margin.err, AllOf(HasSubstr("--fp8_margin has no effect with --fp8_backend ao, but with te"),
                                 Not(HasSubstr("--fp8_pad_inner_dim"))));
   EXPECT_THAT(margin.out, HasSubstr("ACCELERATE_FP8_MARGIN=1\n"));
-  EXPECT_THAT(run({"launch", "--mixed_precision", "FP8", "--fp8_backend", "TE", "--dry_run", "/bin/true"}).out,
+  EXPECT_THAT(run({"launch", "--mixed_precision", "fp8", "--fp8_backend", "TE", "--dry_run", "/bin/true"}).out,
               AllOf(HasSubstr("ACCELERATE_MIXED_PRECISION=fp8\n"), HasSubstr("ACCELERATE_FP8_BACKEND=te\n")))
       << "letters as in files and variables, values as ever";
   EXPECT_THAT(run({"launch", "--use_fsdp", "--fsdp_backward_prefetch_policy", "BACKWARD_POST", "--num_processes", "2",

@@ -67,7 +67,7 @@ ShardGroups make_shard_groups(const FullyShardedDataParallelPlugin& plugin, cons
   const comm::Mesh mesh(all, axes_of(plugin, all->world_size(), all->local_world_size()));
   const int64_t size = mesh.size({comm::Axis::dp_shard});
   groups.shard = size > 1 ? mesh.along({comm::Axis::dp_shard}) : all->split("shard", [](int64_t rank) { return rank; });
-  groups.replicate = mesh.along({comm::Axis::dp_replicate});
+  if (mesh.size({comm::Axis::dp_replicate}) > 1) groups.replicate = mesh.along({comm::Axis::dp_replicate});
   const auto* near = plugin.reshard_after_forward ? std::get_if<int64_t>(&*plugin.reshard_after_forward) : nullptr;
   if (near && *near > 1) {
     if (size % *near != 0)
