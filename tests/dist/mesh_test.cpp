@@ -91,8 +91,10 @@ RANKS_TEST(Mesh, IsTheFirstAcceleratorsLayout, 4) {
     EXPECT_THAT(comm::mesh().sizes(), ElementsAre(comm::AxisSize{Axis::dp_replicate, 4}));
   }
   AcceleratorState::reset();
-  const Accelerator accelerator(
-      {.cpu = true, .parallelism_config = ParallelismConfig{.dp_replicate_size = 2, .dp_shard_size = 2}});
+  FullyShardedDataParallelPlugin pairs;
+  pairs.fsdp_version = 2;
+  pairs.dp_replicate_size = 2;
+  const Accelerator accelerator({.cpu = true, .fsdp_plugin = pairs});
   EXPECT_THAT(comm::mesh().sizes(),
               ElementsAre(comm::AxisSize{Axis::dp_replicate, 2}, comm::AxisSize{Axis::dp_shard, 2}));
   const Accelerator second({.cpu = true, .fsdp_plugin = FullyShardedDataParallelPlugin{}});
