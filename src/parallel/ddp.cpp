@@ -462,6 +462,11 @@ struct DistributedDataParallel::Impl {
     if (kwargs.broadcast_buffers && forward_sync && !buffers.empty()) sync_buffers(last_candidate(*group, false));
     forward_sync = averaging > 0;
     if (averaging == 0 || !reducer) return;
+    if (kwargs.static_graph && !delayed)
+      throw ConfigError(
+          "join_uneven_inputs: this rank's data ended before its first averaging backward, from which a static_graph "
+          "is "
+          "learned, expected one step at least on each rank; leave static_graph out, or give every rank a batch");
     std::vector<c10::intrusive_ptr<c10::ivalue::Future>> futures;
     for (auto& bucket : reducer->get_grad_buckets(/*return_zero_tensors=*/true))
       futures.push_back(reducer->run_comm_hook(bucket));
