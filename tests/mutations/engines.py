@@ -77,6 +77,7 @@ F("frozen layers within a group make others unused", file, "«count_gradients_as
 F("unused parameters of the last of several forwards", file, "«forwards > 1» && searches_unused()", "false")
 F("a static graph learns what is not averaged", file,
   "if («ddp.graph_is_static && !ddp.delayed») {", "false")
+F("a static graph needs a step of each rank", file, "if («kwargs.static_graph && !delayed»)\n      throw", "false")
 F("a forward within no_sync takes back what was announced", file, "«ddp.reducer->expect_nothing();»", "")
 file = "src/parallel/replica_average.cpp"
 F("parameters of replicas are summed", file, "«sum.div_(group.world_size());»", "")
@@ -89,6 +90,8 @@ F("masters come back as their images", file, "{ «image.copy_(kept);» }", "")
 F("masters take what was left alone, too", file, "at::where(«at::eq(mine, before)», kept.to(mine.device())",
   "at::eq(mine, before).logical_and(at::eq(mine, mine + 1))")
 file = "src/residency/homes/shard.cpp"
+F("gathers say of which unit they are", file,
+  "group->all_gather_async(flat.view(at::kByte), sent.view(at::kByte), «of_»);", "uint64_t{0}")
 F("a rank's piece of a write is not kept", file,
   "void take(int64_t begin, const at::Tensor& values) override {\n    forget();\n    «kept_.take(begin, values);»", "")
 file = "src/parallel/fsdp/shard_store.cpp"

@@ -1569,8 +1569,6 @@ F("what a backward left out is named before the step", file,
 F("layers that are thawed are averaged", file, "if («same») {", "true", h + "LayersAreThawedAndFrozenAfterPrepare")
 F("data that ends within a group is named", file, "if («0 < averaging && averaging < training»)", "false",
   h + "DataThatEndsWithinAGroupIsNamedOnAllRanks")
-F("a static graph needs a step of each rank", file, "if («kwargs.static_graph && !delayed»)\n      throw", "false",
-  "equivalence fuzzer")
 F("joined ranks end with the last one's parameters", file,
   "«broadcast_in_place(*impl_->group, tensors_of(impl_->parameters), source);»", "", "ddp_tests Ddp.JoinUnevenInputs")
 file = "src/parallel/gradients.cpp"
