@@ -2,8 +2,11 @@
 
 #include <algorithm>
 
+#include "accelerate/utils/archive.hpp"
 #include "accelerator/accelerator_impl.hpp"
 #include "accelerator/join.hpp"
+#include "comm/group.hpp"
+#include "comm/mesh.hpp"
 #include "parallel/join.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
@@ -21,25 +24,31 @@ double items_of_all_ranks(double items, const at::Device& device) {
 
 namespace {
 
+/// Everyone in the group gets the list of its rank `source`.
+void broadcast_list(comm::Group& group, std::vector<c10::IValue>& list, int64_t source) {
+  list = from_bytes<std::vector<c10::IValue>>(comm::broadcast_bytes(group, to_bytes(list), source));
+}
+
 /// Of another rank, on the host: devices have other numbers there. Nothing where the class has no such state.
-std::optional<c10::IValue> state_of(const AcceleratedOptimizer& optimizer, int64_t source) {
+std::optional<c10::IValue> state_of(const AcceleratedOptimizer& optimizer, comm::Group& group, int64_t source) {
   std::vector<c10::IValue> state(1);
   try {
-    if (comm::rank() == source) state[0] = optimizer.state_dict().deepcopy(at::kCPU);
+    if (group.rank() == source) state[0] = optimizer.state_dict().deepcopy(at::kCPU);
   } catch (const ConfigError&) {
     // The others learn of it by getting none.
   }
-  broadcast_object_list(state, source);
+  broadcast_list(group, state, source);
   return state[0].isNone() ? std::nullopt : std::optional(state[0]);
 }
 
 /// Ranks that ended early stood still while others went on: they take what those have become, so that all step alike
 /// from here on. Parameters and buffers have been taken by the engines.
-void take_over_run(run_state::RunState& run, int64_t source) {
-  const bool ours = comm::rank() == source;
+/// @param source  a rank of the group
+void take_over_run(run_state::RunState& run, comm::Group& group, int64_t source) {
+  const bool ours = group.rank() == source;
   for (size_t i = 0; i < run.optimizers.size(); ++i) {
     const auto& optimizer = run.optimizers[i];
-    if (const auto state = state_of(optimizer, source)) {
+    if (const auto state = state_of(optimizer, group, source)) {
       if (!ours) optimizer.load_state_dict(*state);
     } else if (ours) {
       logs::warn("accelerate.accelerator",
@@ -53,7 +62,7 @@ void take_over_run(run_state::RunState& run, int64_t source) {
   for (const auto& schedule : run.schedulers) rest.push_back(schedule.state_dict());
   if (run.scaler) rest.push_back(run.scaler->state_dict());
   rest.emplace_back(run.step);
-  broadcast_object_list(rest, source);
+  broadcast_list(group, rest, source);
   if (ours) return;
   size_t next = 0;
   for (const auto& schedule : run.schedulers) schedule.load_state_dict(rest[next++]);
@@ -109,7 +118,7 @@ void Accelerator::join(const parallel::Engines& models, const std::function<void
   const auto source = parallel::join(models, loop, [&](bool averages) {
     if (tokens && averages) items_of_all_ranks(0, device());
   });
-  if (source) take_over_run(impl_->run, *source);
+  if (source) take_over_run(impl_->run, *comm::mesh().along(comm::kTokens), *source);
 }
 
 }  // namespace accelerate
