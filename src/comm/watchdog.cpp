@@ -37,6 +37,8 @@ struct Watchdog::Talk {
   const std::chrono::milliseconds period;
   std::atomic<bool> failed{false};  ///< and the peers have been told
   std::atomic<bool> silent{false};  ///< the store has not answered in time
+  Mutex telling;
+  bool told_all ACCELERATE_GUARDED_BY(telling) = false;
   Mutex mutex;
   std::condition_variable changed;
   bool stop ACCELERATE_GUARDED_BY(mutex) = false;
@@ -54,7 +56,14 @@ struct Watchdog::Talk {
           key, error.what());
     }
   }
-  void publish(const RankStatus& status) { store->set(status_key(rank), bytes_of(to_bytes(status))); }
+  /// Once this rank has said that it leaves or failed it says nothing else: an answer that was under way must not hide
+  /// that.
+  void publish(const RankStatus& status) {
+    const MutexLock lock(telling);
+    if (told_all) return;
+    told_all = !status.note.empty();
+    store->set(status_key(rank), bytes_of(to_bytes(status)));
+  }
 
   void watch() {
     constexpr int64_t kLooks = 4;  // to one comparison

@@ -650,6 +650,31 @@ TEST(Comm, AWordInTheStoreThatNoRankWroteIsReported) {
   EXPECT_THAT(text.get(), HasSubstr("under watch/failure can't be read"));
 }
 
+// Who answers questions while it fails hides it by no answer: peers that ask when it has gone learn why.
+TEST(Comm, WhatARankSaidAsItFailedStays) {
+  c10d::TCPStoreOptions options;
+  options.isServer = true;
+  options.port = 0;
+  const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  std::atomic<int64_t> answers_begun{0};
+  comm::Watchdog failing(
+      store, 1, 2, std::chrono::seconds(5),
+      {.status = [&] { return ++answers_begun, comm::RankStatus{}; }, .on_peer_failure = [](auto) {}});
+  comm::Watchdog asking(store, 0, 2, std::chrono::seconds(5),
+                        {.status = [] { return comm::RankStatus{}; }, .on_peer_failure = [](auto) {}});
+  failing.announce_failure("the tokenizer has no vocabulary");
+  const int64_t announced = answers_begun;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (answers_begun == announced && std::chrono::steady_clock::now() < end)  // it answers to its own word
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  ASSERT_GT(answers_begun, announced);
+  failing.leave();
+  comm::StoreState state{};
+  const auto answers = asking.ask_peers(std::chrono::milliseconds(500), state);
+  ASSERT_TRUE(answers[1]);
+  EXPECT_EQ(answers[1]->note, "failed: the tokenizer has no vocabulary");
+}
+
 // Rank 0 may fail between the ranks' meeting and the first collective.
 TEST(Comm, AStoreThatIsGoneWhenTheWatchdogStartsIsAnErrorWithItsRank) {
   c10d::TCPStoreOptions options;

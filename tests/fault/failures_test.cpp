@@ -26,8 +26,9 @@ constexpr bool kSanitized = false;
 #endif
 constexpr int kSlower = kSanitized ? 5 : 1;
 // Seconds after which a job is killed, and of the process group's timeout: of a failure that shows by itself all must
-// have ended long before that; else ranks ask who is missing when it has passed. They must meet within it, too.
-constexpr int kDeadline = 120 * kSlower, kBySelf = 2 * kDeadline, kAsked = 10 * kSlower;
+// have ended long before that; else ranks ask who is missing when it has passed. They must meet within it, too: 18
+// processes on two cores, which idle ones do in 2.
+constexpr int kDeadline = 240 * kSlower, kBySelf = 2 * kDeadline, kAsked = 30 * kSlower;
 constexpr size_t kAtATime = 6;  ///< jobs, which mostly wait
 
 /// A sanitizer's allocator ends the process, and it must be the first library.

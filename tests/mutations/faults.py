@@ -471,6 +471,8 @@ F("writes of ranks that differ are named, where ranks share memory", "src/reside
   "|| («unit.owner().has_scribe()» && !member->is_stretch());", "false", w + "WritesThatDifferBetweenRanksAreNamed")
 F("ranks in different collectives end at once", "src/comm/watchdog.cpp",
   "if («looks % kLooks == 0») compare(seen);", "false", "comm_tests Comm.RanksInDifferentCollectivesEndAtOnce")
+F("what a rank said as it failed stays", "src/comm/watchdog.cpp", "if («told_all») return;", "false",
+  "comm_tests Comm.WhatARankSaidAsItFailedStays")
 F("who is late is waited for", "src/comm/faults.cpp", "|| «my->history == its->history») continue;", "false",
   "comm_tests Comm.WhoIsLateIsWaitedFor")
 F("FindBatchSizeOptions::all_ranks", "src/accelerator/live_runs.cpp",
