@@ -22,7 +22,7 @@ Tensors trained_together() {
       if (!model->engine) continue;
       for (const auto& [name, parameter] : model->model.parameters())
         if (model->engine->averages(parameter)) trained.insert(parameter.unsafeGetTensorImpl());
-      for (const auto& holding : model->engine->pieces()) trained.insert(holding.held().unsafeGetTensorImpl());
+      for (const auto& holding : model->engine->pieces()) trained.insert(holding.value.unsafeGetTensorImpl());
     }
   return trained;
 }
@@ -55,7 +55,7 @@ Tensors prepared_parameters(const run_state::RunState& run) {
   for (const auto& model : run.models) {
     for (const auto& [name, parameter] : model->model.parameters()) prepared.insert(parameter.unsafeGetTensorImpl());
     if (!model->engine) continue;
-    for (const auto& holding : model->engine->pieces()) prepared.insert(holding.held().unsafeGetTensorImpl());
+    for (const auto& holding : model->engine->pieces()) prepared.insert(holding.value.unsafeGetTensorImpl());
   }
   return prepared;
 }
@@ -104,7 +104,7 @@ void refuse_training_around_codes(const run_state::RunState& run) {
     auto trained = held;
     if (model->engine)
       for (const auto& holding : model->engine->pieces())
-        if (held.contains(holding.held().unsafeGetTensorImpl())) trained.insert(holding.tensor.unsafeGetTensorImpl());
+        if (held.contains(holding.value.unsafeGetTensorImpl())) trained.insert(holding.whole.unsafeGetTensorImpl());
     std::string in_few_bits;
     int64_t count = 0;
     bool any = false, all_else = true;

@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using detail::PreparedModel;
-using run_state::HeldTensor;
+using parallel::Held;
 
 /// Bytes that come and go are not there to be written or read as a whole.
 void refuse_absent(const std::string& name, const at::Tensor& tensor) {
@@ -175,7 +175,7 @@ std::pair<StateDict, StateDict> get_state_dict(const AnyModel& model, const Opti
 namespace {
 
 /// Parameters of several optimizers, one behind the other, by group.
-using Groups = std::vector<std::vector<HeldTensor>>;
+using Groups = std::vector<std::vector<Held>>;
 
 /// The nested form of a flat dict. The names decide where a key's parameter ends, which may have dots in it.
 StateDict nested(const StateDict& flat, const Groups& groups) {
@@ -288,16 +288,16 @@ std::vector<c10::IValue> stage_optimizers(const run_state::PreparedModels& model
 
 /// What a rank keeps of rank 0's tensors: its pieces of those that lie in pieces. `name_at`: which step of a value's
 /// path is the parameter's name.
-StateDict from_rank0(const StateDict& state, const std::vector<HeldTensor>& holdings, size_t name_at) {
-  std::map<std::string, const HeldTensor*> by_name;
+StateDict from_rank0(const StateDict& state, const std::vector<Held>& holdings, size_t name_at) {
+  std::map<std::string, const Held*> by_name;
   for (const auto& holding : holdings)
     for (const auto& name : holding.names) by_name.emplace(name, &holding);
   const auto take = [&](const formats::DcpPath& path, const at::Tensor& whole) -> Value {
     const auto* name = path.size() > name_at ? std::get_if<std::string>(&path[name_at]) : nullptr;
     const auto found = name ? by_name.find(*name) : by_name.end();
-    if (found == by_name.end() || !found->second->in_pieces() || found->second->tensor.sizes() != whole.sizes())
+    if (found == by_name.end() || !found->second->in_pieces() || found->second->whole.sizes() != whole.sizes())
       return whole;
-    return run_state::sharded(*found->second, parallel::piece_of(*found->second, whole));
+    return run_state::sharded(*found->second, parallel::slice_of(*found->second, whole));
   };
   return run_state::broadcast_state(state, PartialState().device(), take);
 }
@@ -322,7 +322,7 @@ IncompatibleKeys set(const AnyModel& model, const Optimizers& optimizers, const 
   });
   if (options.broadcast_from_rank0) {
     if (model_state) model_state = &(model_share = from_rank0(*model_state, run_state::holdings_of(core), 0));
-    std::vector<HeldTensor> all;
+    std::vector<Held> all;
     for (const auto& group : groups) all.insert(all.end(), group.begin(), group.end());
     if (optim_state) optim_state = &(optim_share = from_rank0(*optim_state, all, 1));
   }

@@ -21,8 +21,8 @@ std::vector<at::Tensor> trained_of(const detail::PreparedModel& model) {
   std::vector<at::Tensor> trained;
   std::unordered_set<const at::TensorImpl*> in_pieces;
   for (const auto& holding : model.engine->pieces()) {
-    in_pieces.insert(holding.tensor.unsafeGetTensorImpl());
-    if (holding.tensor.requires_grad()) trained.push_back(holding.held().detach());
+    in_pieces.insert(holding.whole.unsafeGetTensorImpl());
+    if (holding.whole.requires_grad()) trained.push_back(holding.value.detach());
   }
   for (const auto& [name, parameter] : model.model.parameters())
     if (parameter.requires_grad() && !in_pieces.contains(parameter.unsafeGetTensorImpl()))

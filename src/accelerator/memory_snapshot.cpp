@@ -69,9 +69,9 @@ MemorySnapshot memory() {
                      .host_available = bytes_in_proc("/proc/meminfo", "MemAvailable")};
   const auto units = residency::stats();
   now.gathered = units.resident_bytes, now.peak_gathered = units.peak_resident_bytes;
-  now.offloaded_host = HeldBytes::of_process(Held::offloaded_host);
-  now.offloaded_file = HeldBytes::of_process(Held::offloaded_file);
-  now.communication = HeldBytes::of_process(Held::communication);
+  now.offloaded_host = HeldBytes::of_process(HeldFor::offloaded_host);
+  now.offloaded_file = HeldBytes::of_process(HeldFor::offloaded_file);
+  now.communication = HeldBytes::of_process(HeldFor::communication);
   for_each_device([&](const at::Device& device, c10::DeviceAllocator* allocator) {
     DeviceMemory& memory = now.devices.emplace_back();
     memory.device = device.str();
@@ -108,12 +108,12 @@ void Accelerator::Impl::for_each_held(
   for (const auto& model : run.models)
     for (const auto& holding : run_state::holdings_of(*model)) {
       if (holding.in_pieces()) {
-        f(Kind::parameter, holding.piece, true);
-        if (const auto gradient = holding.engine->gradient(holding.tensor)) f(Kind::gradient, gradient->value, true);
+        f(Kind::parameter, holding.value, true);
+        if (const auto gradient = holding.engine->gradient(holding.whole)) f(Kind::gradient, gradient->value, true);
       } else {
         // What comes and goes counts as gathered.
-        if (!residency::Member::of(holding.tensor)) f(Kind::parameter, holding.tensor, false);
-        f(Kind::gradient, holding.tensor.grad(), false);
+        if (!residency::Member::of(holding.whole)) f(Kind::parameter, holding.whole, false);
+        f(Kind::gradient, holding.whole.grad(), false);
       }
     }
   for (const auto& optimizer : run.optimizers)

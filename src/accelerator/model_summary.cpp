@@ -31,10 +31,9 @@ const residency::Home* home_of(const at::Tensor& tensor) {
 }
 
 /// Fills in where the tensor is and what this rank keeps of it.
-void find(TensorSummary& summary, const at::Tensor& tensor, const parallel::Holding* holding,
-          const FileMappings& files) {
+void find(TensorSummary& summary, const at::Tensor& tensor, const parallel::Held* holding, const FileMappings& files) {
   if (holding && holding->in_pieces()) {
-    const at::Tensor& piece = holding->piece;
+    const at::Tensor& piece = holding->value;
     summary.dtype = piece.scalar_type();
     summary.bytes = summary.numel * static_cast<int64_t>(piece.element_size());
     summary.bytes_here = piece.is_meta() ? 0 : bytes_of(piece);
@@ -70,9 +69,9 @@ template <class T> void add_once(std::vector<T>& list, const T& value) {
 using Indices = std::unordered_map<const at::TensorImpl*, size_t>;
 
 Indices summarize_tensors(const ModelRef& model, const parallel::Engine* engine, ModelSummary& summary) {
-  std::unordered_map<const at::TensorImpl*, parallel::Holding> holdings;
+  std::unordered_map<const at::TensorImpl*, parallel::Held> holdings;
   if (engine)
-    for (auto& holding : engine->pieces()) holdings.emplace(holding.tensor.unsafeGetTensorImpl(), std::move(holding));
+    for (auto& holding : engine->pieces()) holdings.emplace(holding.whole.unsafeGetTensorImpl(), std::move(holding));
   const FileMappings files;
   std::unordered_set<const at::TensorImpl*> parameters;
   for (const auto& [name, tensor] : model.parameters()) parameters.insert(tensor.unsafeGetTensorImpl());

@@ -199,7 +199,7 @@ struct DispatchedModel::Impl {
   bool moves_inputs = false;
   std::set<std::string> skip_keys;
   int64_t streamed = 0, units = 0, code_bytes = 0;
-  HeldBytes on_host{Held::offloaded_host};
+  HeldBytes on_host{HeldFor::offloaded_host};
   std::map<std::string, std::unique_ptr<residency::Residency>>
       engines;  ///< by device; "resident": what never moves of a model across devices
   std::optional<residency::ReadAhead> ahead;

@@ -1,43 +1,16 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "accelerate/comm/axes.hpp"
+
 namespace accelerate::comm {
 
 class Group;
-
-/// What a job's ranks are laid out over, outermost first.
-enum class Axis : uint8_t { pp, dp_replicate, dp_shard, cp, sp, ep, tp };
-/// "dp_shard"
-const char* name_of(Axis axis);
-
-/// A set of axes.
-class Axes {
- public:
-  constexpr Axes(std::initializer_list<Axis> axes) {
-    for (const Axis axis : axes) bits_ = static_cast<uint8_t>(bits_ | bit(axis));
-  }
-  constexpr bool has(Axis axis) const { return (bits_ & bit(axis)) != 0; }
-  constexpr Axes operator|(Axes other) const {
-    other.bits_ = static_cast<uint8_t>(other.bits_ | bits_);
-    return other;
-  }
-  constexpr auto operator<=>(const Axes&) const = default;
-
- private:
-  static constexpr uint8_t bit(Axis axis) { return static_cast<uint8_t>(1U << static_cast<unsigned>(axis)); }
-  uint8_t bits_ = 0;
-};
-
-/// Ranks that differ in these read other samples, …
-inline constexpr Axes kSamples{Axis::dp_replicate, Axis::dp_shard};
-/// … and in these other samples, or other parts of one: losses and gradients are averaged over them.
-inline constexpr Axes kTokens{Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::sp};
 
 struct AxisSize {
   Axis axis = Axis::dp_replicate;

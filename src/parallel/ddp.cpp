@@ -132,9 +132,9 @@ struct DistributedDataParallel::Impl {
   std::vector<char> trains;                         ///< which of them did when the Reducer was made
   DistributedDataParallelKwargs kwargs;
   std::shared_ptr<BucketReducer> reducer;
-  HeldBytes bucket_bytes{Held::communication};  ///< but for those that are the gradients
-  std::shared_ptr<c10d::Logger> logger;         ///< the Reducer's search for unused parameters writes to it, unasked
-  bool graph_is_static = false;                 ///< the Reducer has been told
+  HeldBytes bucket_bytes{HeldFor::communication};  ///< but for those that are the gradients
+  std::shared_ptr<c10d::Logger> logger;            ///< the Reducer's search for unused parameters writes to it, unasked
+  bool graph_is_static = false;                    ///< the Reducer has been told
   bool delayed = false;         ///< static_graph: the first backward has been told to average at its end
   bool buffers_differ = false;  ///< a forward that nobody announced may have changed them
   WeakTensor loss{at::Tensor().getIntrusivePtr()};  ///< of the backward that runs

@@ -43,14 +43,16 @@ Gradients gradients_of(const Engines& engines, const std::vector<at::Tensor>& pa
   std::unordered_set<const at::TensorImpl*> seen;
   for (const auto& parameter : parameters) {
     if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    std::optional<PieceGradient> piece;
+    std::optional<Held> piece;
     for (const auto& engine : engines)
       if (engine && (piece = engine->gradient(parameter))) break;
     if (!piece) {
       if (parameter.grad().defined()) found.whole.push_back(parameter.grad());
     } else if (piece->value.defined()) {
       found.pieces.push_back(piece->value);
-      if (piece->primary) found.counted.push_back(piece->value);
+      const bool apart = piece->engine->apart().has_value();
+      if (piece->counts(apart ? comm::Axes{comm::Axis::dp_replicate} : comm::Axes{}))
+        found.counted.push_back(piece->value);
     }
   }
   return found;
@@ -62,8 +64,8 @@ std::unordered_set<const at::TensorImpl*> stepped_for(const Engines& engines,
   for (const auto& parameter : parameters) stepped.insert(parameter.unsafeGetTensorImpl());
   for (const auto& engine : engines) {
     if (!engine) continue;
-    for (const auto& holding : engine->pieces())
-      if (stepped.contains(holding.tensor.unsafeGetTensorImpl())) stepped.insert(holding.held().unsafeGetTensorImpl());
+    for (const auto& held : engine->pieces())
+      if (stepped.contains(held.whole.unsafeGetTensorImpl())) stepped.insert(held.value.unsafeGetTensorImpl());
   }
   return stepped;
 }

@@ -27,7 +27,7 @@ class Buffers {
   static constexpr size_t kKept = 2;  ///< of each size: the unit in use and the one on its way
   using Size = std::tuple<int64_t, at::ScalarType, at::DeviceType, at::DeviceIndex>;
   std::map<Size, std::vector<at::Tensor>> free_;
-  HeldBytes kept_{Held::communication};
+  HeldBytes kept_{HeldFor::communication};
 };
 
 }  // namespace accelerate::residency

@@ -7,46 +7,57 @@
 #include <unordered_map>
 #include <utility>
 
+#include "parallel/stretch.hpp"
+
 namespace accelerate::run_state {
 
-std::vector<HeldTensor> holdings_of(const detail::PreparedModel& model) {
-  std::vector<HeldTensor> result;
+std::vector<parallel::Held> holdings_of(const detail::PreparedModel& model) {
+  std::vector<parallel::Held> result;
   std::unordered_map<const at::TensorImpl*, size_t> known;
   if (model.engine)
     for (auto& piece : model.engine->pieces()) {
-      known[piece.tensor.unsafeGetTensorImpl()] = result.size();
-      result.push_back({std::move(piece), model.engine.get()});
+      known[piece.whole.unsafeGetTensorImpl()] = result.size();
+      result.push_back(std::move(piece));
     }
   for (const auto& [name, tensor] : model.model.state()) {
     const auto [found, fresh] = known.try_emplace(tensor.unsafeGetTensorImpl(), result.size());
-    if (fresh) result.push_back({{.names = {name}, .tensor = tensor}});
+    if (fresh) result.push_back(whole_on_all_ranks({name}, tensor));
     else if (auto& names = result[found->second].names; std::find(names.begin(), names.end(), name) == names.end())
       names.push_back(name);
   }
   return result;
 }
 
-std::vector<checkpointing::StretchPart> boxes_of(const parallel::Holding& holding, const at::Tensor& values) {
-  if (holding.place.corner.empty()) return checkpointing::parts_of(holding.tensor, holding.place.begin, values);
-  if (values.numel() == 0) return {};
-  return {{.box = {holding.place.corner, values.sizes().vec()}, .values = values}};
+parallel::Held whole_on_all_ranks(std::vector<std::string> names, const at::Tensor& tensor) {
+  return {
+      .names = std::move(names), .whole = tensor, .value = tensor, .slice = parallel::Slice::all_of(tensor.sizes())};
 }
 
-distributed_checkpoint::ShardedTensor sharded(const parallel::Holding& holding, const at::Tensor& values,
+std::vector<checkpointing::StretchPart> boxes_of(const parallel::Held& holding, const at::Tensor& values) {
+  const parallel::Slice& slice = holding.slice;
+  if (values.numel() == 0) return {};
+  if (values.sizes() == slice.sizes) return {{.box = {slice.corner, slice.sizes}, .values = values}};
+  auto parts = checkpointing::parts_of(parallel::box_like(holding.whole, slice), slice.begin, values);
+  for (auto& part : parts)
+    for (size_t dim = 0; dim < slice.corner.size(); ++dim) part.box.offsets[dim] += slice.corner[dim];
+  return parts;
+}
+
+distributed_checkpoint::ShardedTensor sharded(const parallel::Held& holding, const at::Tensor& values,
                                               std::shared_ptr<parallel::Engine> engine) {
-  distributed_checkpoint::ShardedTensor result{.sizes = holding.tensor.sizes().vec(),
+  distributed_checkpoint::ShardedTensor result{.sizes = holding.whole.sizes().vec(),
                                                .dtype = values.scalar_type(),
                                                .parts = {},
-                                               .primary = holding.primary,
+                                               .primary = holding.counts(),
                                                .engine = std::move(engine)};
   for (auto& part : boxes_of(holding, values.detach()))
     result.parts.push_back({std::move(part.box.offsets), std::move(part.values)});
   return result;
 }
 
-at::Tensor read_piece(const checkpointing::StoredTensor& stored, const parallel::Holding& holding) {
+at::Tensor read_piece(const checkpointing::StoredTensor& stored, const parallel::Held& holding) {
   at::NoGradGuard no_grad;
-  const at::Tensor piece = at::empty(holding.piece.sizes(), holding.piece.options().requires_grad(false));
+  const at::Tensor piece = at::empty(holding.value.sizes(), holding.value.options().requires_grad(false));
   for (const auto& part : boxes_of(holding, piece)) stored.read(part.box, part.values);
   return piece;
 }

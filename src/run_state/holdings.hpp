@@ -12,20 +12,18 @@
 /// engine cuts tensors into pieces or leaves them whole.
 namespace accelerate::run_state {
 
-struct HeldTensor : parallel::Holding {
-  parallel::Engine* engine = nullptr;  ///< makes it whole; null: whole on all ranks
-  bool of_no_model = false;            ///< of an optimizer's parameter only
-};
-
 /// Those in pieces, in the order in which they become whole, then the rest of the model's state.
-std::vector<HeldTensor> holdings_of(const detail::PreparedModel& model);
+std::vector<parallel::Held> holdings_of(const detail::PreparedModel& model);
 
-/// The holding's piece, or `values` that lie in pieces as it does (a moment of Adam), as rectangles of the whole.
-std::vector<checkpointing::StretchPart> boxes_of(const parallel::Holding& holding, const at::Tensor& values);
+/// What all ranks have whole.
+parallel::Held whole_on_all_ranks(std::vector<std::string> names, const at::Tensor& tensor);
+
+/// `values`, which are of the slice that is held (it itself, a moment of Adam), as rectangles of the whole.
+std::vector<checkpointing::StretchPart> boxes_of(const parallel::Held& holding, const at::Tensor& values);
 /// The same in a state dict, without copies. @param engine  to be told when the values are loaded, or null
-distributed_checkpoint::ShardedTensor sharded(const parallel::Holding& holding, const at::Tensor& values,
+distributed_checkpoint::ShardedTensor sharded(const parallel::Held& holding, const at::Tensor& values,
                                               std::shared_ptr<parallel::Engine> engine = nullptr);
-/// This rank's piece of a stored tensor of the holding's sizes. @throws CheckpointError when the file is damaged.
-at::Tensor read_piece(const checkpointing::StoredTensor& stored, const parallel::Holding& holding);
+/// What this rank holds of a stored tensor of the whole's sizes. @throws CheckpointError when the file is damaged.
+at::Tensor read_piece(const checkpointing::StoredTensor& stored, const parallel::Held& holding);
 
 }  // namespace accelerate::run_state

@@ -26,22 +26,23 @@
 namespace accelerate::run_state {
 namespace {
 
-WholeStream::Wanted wanted_weight(const HeldTensor& holding) { return wanted(holding, "", holding.piece); }
+WholeStream::Wanted wanted_weight(const parallel::Held& holding) { return wanted(holding, "", holding.value); }
 
 /// The tensors in pieces among a model's, by the module's tensor.
-std::unordered_map<const at::TensorImpl*, const HeldTensor*> pieces_among(const std::vector<HeldTensor>& holdings) {
-  std::unordered_map<const at::TensorImpl*, const HeldTensor*> result;
+std::unordered_map<const at::TensorImpl*, const parallel::Held*> pieces_among(
+    const std::vector<parallel::Held>& holdings) {
+  std::unordered_map<const at::TensorImpl*, const parallel::Held*> result;
   for (const auto& holding : holdings)
-    if (holding.in_pieces()) result.emplace(holding.tensor.unsafeGetTensorImpl(), &holding);
+    if (holding.in_pieces()) result.emplace(holding.whole.unsafeGetTensorImpl(), &holding);
   return result;
 }
 
 /// Weights in few bits are frozen: checkpoints leave them to the files that the model was quantized from.
 bool is_left_out(const at::Tensor& tensor) { return residency::encoded_weight(tensor) != nullptr; }
 
-std::vector<HeldTensor> saved_holdings(const detail::PreparedModel& model) {
+std::vector<parallel::Held> saved_holdings(const detail::PreparedModel& model) {
   auto holdings = holdings_of(model);
-  std::erase_if(holdings, [](const HeldTensor& holding) { return is_left_out(holding.tensor); });
+  std::erase_if(holdings, [](const parallel::Held& holding) { return is_left_out(holding.whole); });
   return holdings;
 }
 
@@ -64,14 +65,14 @@ void write_tensors(const std::filesystem::path& file, const std::map<std::string
   else checkpointing::save_object(checkpointing::to_dict(tensors), file);
 }
 
-void save_own_model(const std::vector<HeldTensor>& holdings, const std::filesystem::path& file) {
+void save_own_model(const std::vector<parallel::Held>& holdings, const std::filesystem::path& file) {
   std::map<std::string, at::Tensor> own;
-  for (const auto& holding : holdings) own[holding.names.front()] = holding.held().detach();
+  for (const auto& holding : holdings) own[holding.names.front()] = holding.value.detach();
   on_all_ranks_or_throw([&] { checkpointing::save_object(own_pieces(holdings, checkpointing::to_dict(own)), file); });
 }
 
 /// An archive that is written as parts become whole, every name of tied weights in it.
-void save_full_model(const std::vector<HeldTensor>& holdings, const std::filesystem::path& file) {
+void save_full_model(const std::vector<parallel::Held>& holdings, const std::filesystem::path& file) {
   std::vector<WholeStream::Wanted> weights;
   for (const auto& holding : holdings)
     if (holding.in_pieces()) weights.push_back(wanted_weight(holding));
@@ -82,10 +83,10 @@ void save_full_model(const std::vector<HeldTensor>& holdings, const std::filesys
     for (const auto& holding : holdings)
       for (const auto& name : holding.names) {
         pickle.text(name);
-        if (!holding.in_pieces()) pickle.value(holding.tensor.detach());
+        if (!holding.in_pieces()) pickle.value(holding.whole.detach());
         else
-          pickle.tensor(holding.piece.scalar_type(), holding.tensor.sizes().vec(), false,
-                        [&stream, &holding] { return stream.get(holding.tensor); });
+          pickle.tensor(holding.value.scalar_type(), holding.whole.sizes().vec(), false,
+                        [&stream, &holding] { return stream.get(holding.whole); });
       }
     pickle.set_items_to_mark();
     write_archive(file, std::move(pickle));
@@ -93,7 +94,7 @@ void save_full_model(const std::vector<HeldTensor>& holdings, const std::filesys
 }
 
 /// The file of plain training, which is written at once: tied weights once, under their first name.
-void save_plain_model(const ModelRef& model, const std::vector<HeldTensor>& holdings, const StateFile& file,
+void save_plain_model(const ModelRef& model, const std::vector<parallel::Held>& holdings, const StateFile& file,
                       const Writers& writers) {
   WholeStream::Stage weights;
   for (const auto& holding : holdings)
@@ -199,14 +200,14 @@ void StagedModel::stage(const detail::PreparedModel& model, const checkpointing:
     for (const auto& name : holding.names) {
       const auto found = stored.find(name);
       if (found == stored.end()) continue;
-      copies_.emplace_back(holding.held().detach(),
+      copies_.emplace_back(holding.value.detach(),
                            holding.in_pieces() ? read_piece(found->second, holding) : found->second.read_whole());
       break;
     }
   }
 }
 
-void StagedModel::stage_own_pieces(const std::vector<HeldTensor>& holdings, const std::filesystem::path& file) {
+void StagedModel::stage_own_pieces(const std::vector<parallel::Held>& holdings, const std::filesystem::path& file) {
   const auto state = load_own_pieces(holdings, file);
   const auto fail = [&](const std::string& what) {
     raise<CheckpointError>("load '{}': {}; the model has changed since it was saved", file.string(), what);
@@ -215,7 +216,7 @@ void StagedModel::stage_own_pieces(const std::vector<HeldTensor>& holdings, cons
   const auto pieces = state.toGenericDict();
   for (const auto& holding : holdings) {
     const auto& name = holding.names.front();
-    const auto target = holding.held().detach();
+    const auto target = holding.value.detach();
     const auto found = pieces.find(name);
     if (found == pieces.end() || !found->value().isTensor()) fail(fmt::format("found no tensor '{}'", name));
     const auto value = found->value().toTensor();
@@ -246,8 +247,8 @@ StateDict distributed_state(const detail::PreparedModel& model) {
   StateDict state;
   for (const auto& holding : saved_holdings(model))
     for (const auto& name : holding.names)
-      state.emplace(name, holding.in_pieces() ? Value(sharded(holding, holding.piece, model.engine))
-                                              : Value(holding.tensor.detach()));
+      state.emplace(name, holding.in_pieces() ? Value(sharded(holding, holding.value, model.engine))
+                                              : Value(holding.whole.detach()));
   return state;
 }
 
@@ -290,7 +291,7 @@ void save_weights(const detail::PreparedModel& model, const std::filesystem::pat
   for (const auto& [name, tensor] : model.model.state()) {
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
     const auto piece = pieces.find(tensor.unsafeGetTensorImpl());
-    const auto bytes = (piece == pieces.end() ? tensor : piece->second->piece).element_size();
+    const auto bytes = (piece == pieces.end() ? tensor : piece->second->value).element_size();
     tensors.emplace(name, tensor);
     weights.push_back({name, tensor.numel() * static_cast<int64_t>(bytes)});
   }

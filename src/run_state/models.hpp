@@ -37,7 +37,7 @@ class StagedModel {
  private:
   void stage(const detail::PreparedModel& model, const checkpointing::StoredTensors& stored,
              const std::set<std::string>& may_miss);
-  void stage_own_pieces(const std::vector<HeldTensor>& holdings, const std::filesystem::path& file);
+  void stage_own_pieces(const std::vector<parallel::Held>& holdings, const std::filesystem::path& file);
 
   parallel::Engine* engine_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;

@@ -11,6 +11,7 @@
 #include <set>
 #include <typeinfo>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/comm.hpp"
@@ -39,28 +40,24 @@ template <class Range> List make_list(const Range& values) {
 constexpr const char* kSteps = "step";  ///< the one state that is no tensor like its parameter
 
 /// An optimizer's parameters in the order of its groups.
-std::vector<HeldTensor> parameters_of(const AcceleratedOptimizer& optimizer, const PreparedModels& models) {
-  std::unordered_map<const at::TensorImpl*, std::pair<size_t, HeldTensor>> known;
+std::vector<parallel::Held> parameters_of(const AcceleratedOptimizer& optimizer, const PreparedModels& models) {
+  std::unordered_map<const at::TensorImpl*, std::pair<size_t, parallel::Held>> known;
   for (size_t i = 0; i < models.size(); ++i)
     for (auto& holding : holdings_of(*models[i])) {
       // What is not element-wise steps on whole parameters.
-      if (holding.in_pieces()) {
-        HeldTensor whole = holding;
-        whole.piece = at::Tensor();
-        known.try_emplace(holding.tensor.unsafeGetTensorImpl(), i, std::move(whole));
-      }
-      const auto* held = holding.held().unsafeGetTensorImpl();
+      if (holding.in_pieces())
+        known.try_emplace(holding.whole.unsafeGetTensorImpl(), i, whole_on_all_ranks(holding.names, holding.whole));
+      const auto* held = holding.value.unsafeGetTensorImpl();
       known.try_emplace(held, i, std::move(holding));
     }
-  std::vector<HeldTensor> result;
+  std::vector<parallel::Held> result;
   std::vector<std::optional<size_t>> model_of;
   std::set<size_t> owners;
   for (const auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params()) {
       const auto found = known.find(parameter.unsafeGetTensorImpl());
       if (found == known.end()) {
-        result.push_back({{.names = {"parameter_" + std::to_string(result.size())}, .tensor = parameter}});
-        result.back().of_no_model = true;
+        result.push_back(whole_on_all_ranks({"parameter_" + std::to_string(result.size())}, parameter));
         model_of.emplace_back();
       } else {
         result.push_back(found->second.second);
@@ -95,7 +92,7 @@ struct Field {
 
 /// An optimizer as all ranks see it: a rank that has no element of a parameter may have no state for it.
 struct OptimizerView {
-  std::vector<HeldTensor> parameters;
+  std::vector<parallel::Held> parameters;
   std::vector<std::map<std::string, at::Tensor>> state;  ///< per parameter; this rank's pieces
   std::vector<Dict> groups;                              ///< with the names as `params`
 
@@ -116,7 +113,7 @@ struct OptimizerView {
     for (const auto& field : gather_object(fields)) {
       auto& mine = state[static_cast<size_t>(field.parameter)];
       if (mine.contains(field.kind)) continue;
-      const auto& held = parameters[static_cast<size_t>(field.parameter)].held();
+      const auto& held = parameters[static_cast<size_t>(field.parameter)].value;
       mine[field.kind] = field.kind == kSteps ? at::scalar_tensor(field.steps, at::kFloat)
                                               : at::zeros(held.sizes(), held.options().requires_grad(false));
     }
@@ -183,8 +180,8 @@ void save_full_optimizer(const OptimizerView& view, const fs::path& file) {
         pickle.text(kind);
         if (kind == kSteps || !holding.in_pieces()) pickle.value(value);
         else
-          pickle.tensor(value.scalar_type(), holding.tensor.sizes().vec(), false,
-                        [&stream, &holding, kind = kind] { return stream.get(holding.tensor, kind); });
+          pickle.tensor(value.scalar_type(), holding.whole.sizes().vec(), false,
+                        [&stream, &holding, kind = kind] { return stream.get(holding.whole, kind); });
       }
       pickle.set_items_to_mark();
     }
@@ -219,7 +216,7 @@ void save_plain_optimizer(const AcceleratedOptimizer& optimizer, const PreparedM
         const auto& holding = view->parameters[i];
         Dict state = make_dict();
         for (const auto& [kind, value] : view->state[i])
-          state.insert(kind, kind == kSteps || !holding.in_pieces() ? value : stream.get(holding.tensor, kind));
+          state.insert(kind, kind == kSteps || !holding.in_pieces() ? value : stream.get(holding.whole, kind));
         whole.insert(static_cast<int64_t>(i), state);
       }
       dict.toGenericDict().insert_or_assign("state", whole);
@@ -242,7 +239,7 @@ StateDict to_state_dict(const OptimizerView& view) {
 }
 
 /// Our parameter for each key of the file's state.
-std::map<std::string, size_t> match(const StoredOptimizer& stored, const std::vector<HeldTensor>& parameters,
+std::map<std::string, size_t> match(const StoredOptimizer& stored, const std::vector<parallel::Held>& parameters,
                                     const std::vector<torch::optim::OptimizerParamGroup>& groups) {
   const auto fail = [&](const std::string& what) {
     raise<CheckpointError>("{}: {}; build the optimizer with the groups that it had when the state was saved",
@@ -299,19 +296,24 @@ StateDict distributed_state(const AcceleratedOptimizer& optimizer, const Prepare
   return to_state_dict(OptimizerView(optimizer, models, untouched));
 }
 
-std::vector<std::vector<HeldTensor>> parameters_by_group(const AcceleratedOptimizer& optimizer,
-                                                         const PreparedModels& models) {
+std::vector<std::vector<parallel::Held>> parameters_by_group(const AcceleratedOptimizer& optimizer,
+                                                             const PreparedModels& models) {
   const auto parameters = parameters_of(optimizer, models);
-  std::vector<std::vector<HeldTensor>> result;
+  std::unordered_set<const at::TensorImpl*> of_models;
+  for (const auto& model : models)
+    for (const auto& holding : holdings_of(*model))
+      of_models.insert({holding.whole.unsafeGetTensorImpl(), holding.value.unsafeGetTensorImpl()});
+  std::vector<std::vector<parallel::Held>> result;
   auto next = parameters.begin();
   for (const auto& group : optimizer.param_groups()) {
     const auto end = next + static_cast<int64_t>(group.params().size());
-    const auto stranger = std::find_if(next, end, [](const auto& holding) { return holding.of_no_model; });
+    const auto stranger = std::find_if(
+        next, end, [&](const auto& holding) { return !of_models.contains(holding.value.unsafeGetTensorImpl()); });
     if (stranger != end)
       raise<ConfigError>(
           "optimizer state: parameter {} of group {}, of size {}, is none of the model's, expected an optimizer of the "
           "parameters of the model that is given with it, both as prepare() returned them",
-          stranger - next, result.size(), stranger->tensor.sizes());
+          stranger - next, result.size(), stranger->whole.sizes());
     result.emplace_back(next, end);
     next = end;
   }
@@ -332,11 +334,11 @@ c10::IValue whole_state(const AcceleratedOptimizer& optimizer, const PreparedMod
     for (size_t i = 0; i < view.parameters.size(); ++i) {
       if (view.state[i].empty()) continue;
       const auto& holding = view.parameters[i];
-      const auto device = config.offload_to_cpu ? at::Device(at::kCPU) : holding.tensor.device();
+      const auto device = config.offload_to_cpu ? at::Device(at::kCPU) : holding.whole.device();
       Dict state = make_dict();
       for (const auto& [kind, value] : view.state[i])
         state.insert(kind, kind == kSteps        ? value.clone()
-                           : holding.in_pieces() ? stream.get(holding.tensor, kind)
+                           : holding.in_pieces() ? stream.get(holding.whole, kind)
                                                  : value.to(device, /*non_blocking=*/false, /*copy=*/true));
       states.insert(holding.names.front(), state);
     }
@@ -373,13 +375,12 @@ c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const Prepared
     const auto& holding = parameters[found->second];
     Dict state = make_dict();
     for (const auto& [kind, field] : fields) {
-      if (kind != kSteps && field.sizes != holding.tensor.sizes().vec())
+      if (kind != kSteps && field.sizes != holding.whole.sizes().vec())
         raise<CheckpointError>(
             "{}: found '{}' of '{}' of size {}, expected {} like its parameter; the state may belong to another model "
             "or "
             "to parameters in another order",
-            stored.source, kind, key, formats::to_string(field.sizes),
-            formats::to_string(holding.tensor.sizes().vec()));
+            stored.source, kind, key, formats::to_string(field.sizes), formats::to_string(holding.whole.sizes().vec()));
       state.insert(kind, kind != kSteps && holding.in_pieces() ? read_piece(field, holding) : field.read_whole());
     }
     states.insert(static_cast<int64_t>(found->second), state);

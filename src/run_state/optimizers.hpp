@@ -36,8 +36,8 @@ StateDict distributed_state(const AcceleratedOptimizer& optimizer, const Prepare
                             Untouched untouched = Untouched::left_out);
 
 /// An optimizer's parameters as the models hold them, by group. @throws ConfigError for one of none of them.
-std::vector<std::vector<HeldTensor>> parameters_by_group(const AcceleratedOptimizer& optimizer,
-                                                         const PreparedModels& models);
+std::vector<std::vector<parallel::Held>> parameters_by_group(const AcceleratedOptimizer& optimizer,
+                                                             const PreparedModels& models);
 
 /// The state for optimizer.load_state_dict(), with this rank's pieces, whoever wrote it. Not collective. @throws
 /// CheckpointError naming what is missing or has another size.

@@ -8,19 +8,29 @@
 #include "utils/raise.hpp"
 
 namespace accelerate::run_state {
+namespace {
 
-c10::IValue own_pieces(const std::vector<HeldTensor>& holdings, const c10::IValue& state) {
-  c10::impl::GenericList begins(c10::AnyType::get());
-  for (const auto& holding : holdings) begins.push_back(holding.place.begin);
+std::vector<int64_t> numbers_of(const parallel::Slice& slice) {
+  std::vector<int64_t> numbers{slice.begin, slice.numel};
+  numbers.insert(numbers.end(), slice.corner.begin(), slice.corner.end());
+  numbers.insert(numbers.end(), slice.sizes.begin(), slice.sizes.end());
+  return numbers;
+}
+
+}  // namespace
+
+c10::IValue own_pieces(const std::vector<parallel::Held>& holdings, const c10::IValue& state) {
+  c10::impl::GenericList slices(c10::AnyType::get());
+  for (const auto& holding : holdings) slices.push_back(numbers_of(holding.slice));
   c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
   dict.insert("world_size", comm::world_size());
   dict.insert("rank", comm::rank());
-  dict.insert("begins", begins);
+  dict.insert("slices", slices);
   dict.insert("state", state);
   return dict;
 }
 
-c10::IValue load_own_pieces(const std::vector<HeldTensor>& holdings, const std::filesystem::path& file) {
+c10::IValue load_own_pieces(const std::vector<parallel::Held>& holdings, const std::filesystem::path& file) {
   const auto fail = [&](const std::string& what) {
     raise<CheckpointError>(
         "load '{}': {}. LOCAL_STATE_DICT is the pieces of one run as they are; save FULL_STATE_DICT or "
@@ -30,19 +40,21 @@ c10::IValue load_own_pieces(const std::vector<HeldTensor>& holdings, const std::
   const auto object = checkpointing::load_object(file);
   if (!object.isGenericDict()) fail("found " + object.tagKind() + ", expected the pieces of a rank");
   const auto dict = object.toGenericDict();
-  for (const char* key : {"world_size", "rank", "begins", "state"})
+  const char* const slices_key = dict.contains("begins") ? "begins" : "slices";  // of stretches only, once
+  for (const char* key : {"world_size", "rank", slices_key, "state"})
     if (!dict.contains(key))
       fail(fmt::format("found a dict without '{}', expected the pieces of a rank as they are written here", key));
-  const auto world = dict.at("world_size"), begins = dict.at("begins");
-  if (!world.isInt() || world.toInt() != comm::world_size() || !begins.isList())
+  const auto world = dict.at("world_size"), slices = dict.at(slices_key);
+  if (!world.isInt() || world.toInt() != comm::world_size() || !slices.isList())
     fail(fmt::format("found the pieces of {} ranks, expected those of {}",
                      world.isInt() ? std::to_string(world.toInt()) : world.tagKind(), comm::world_size()));
-  const auto saved = begins.toListRef();
+  const auto saved = slices.toListRef();
   bool same = saved.size() == holdings.size();
   for (size_t i = 0; same && i < holdings.size(); ++i)
-    same = saved[i].isInt() && saved[i].toInt() == holdings[i].place.begin;
+    same = saved[i].isInt() ? saved[i].toInt() == holdings[i].slice.begin
+                            : saved[i].isIntList() && saved[i].toIntVector() == numbers_of(holdings[i].slice);
   if (!same)
-    fail("found pieces that begin elsewhere than this model's; the model or the plugin's wrap policy has changed");
+    fail("found pieces that lie elsewhere than this model's; the model or the plugin's wrap policy has changed");
   return dict.at("state");
 }
 

@@ -11,8 +11,8 @@
 /// same way.
 namespace accelerate::run_state {
 
-c10::IValue own_pieces(const std::vector<HeldTensor>& holdings, const c10::IValue& state);
+c10::IValue own_pieces(const std::vector<parallel::Held>& holdings, const c10::IValue& state);
 /// The `state` again. @throws CheckpointError when the file is another rank's, or a model's that is cut differently.
-c10::IValue load_own_pieces(const std::vector<HeldTensor>& holdings, const std::filesystem::path& file);
+c10::IValue load_own_pieces(const std::vector<parallel::Held>& holdings, const std::filesystem::path& file);
 
 }  // namespace accelerate::run_state

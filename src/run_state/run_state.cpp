@@ -52,7 +52,7 @@ void RunState::clear() {
 
 namespace {
 
-using PieceOfParameter = std::unordered_map<const at::TensorImpl*, parallel::Holding>;
+using PieceOfParameter = std::unordered_map<const at::TensorImpl*, parallel::Held>;
 
 void give_pieces(const PieceOfParameter& pieces, torch::optim::Optimizer& optimizer) {
   const auto& groups = optimizer.param_groups();
@@ -73,8 +73,8 @@ void give_pieces(const PieceOfParameter& pieces, torch::optim::Optimizer& optimi
   for (auto& group : optimizer.param_groups())
     for (auto& parameter : group.params())
       if (const auto found = pieces.find(parameter.unsafeGetTensorImpl()); found != pieces.end())
-        optim::move_optimizer_state(optimizer, parameter, found->second.piece,
-                                    [&](const at::Tensor& whole) { return parallel::piece_of(found->second, whole); });
+        optim::move_optimizer_state(optimizer, parameter, found->second.value,
+                                    [&](const at::Tensor& whole) { return parallel::slice_of(found->second, whole); });
   for (auto& group : optimizer.param_groups())
     for (auto& parameter : group.params()) {
       const auto found = pieces.find(parameter.unsafeGetTensorImpl());
@@ -83,7 +83,7 @@ void give_pieces(const PieceOfParameter& pieces, torch::optim::Optimizer& optimi
         throw ConfigError(
             "prepare: the optimizer holds states of parameters that are to be sharded, expected one that has not "
             "stepped; prepare it first and read its states with load_state()");
-      parameter = found->second.piece;
+      parameter = found->second.value;
     }
 }
 
@@ -111,7 +111,7 @@ void look_for_whole(parallel::Engine& engine, const std::unordered_set<const voi
   if (!optim::is_element_wise(optimizer) && !optim::has_own_state_dict(optimizer))
     return tell_of_whole_parameters(optimizer);
   PieceOfParameter pieces;
-  for (auto& holding : engine.pieces()) pieces.emplace(holding.tensor.unsafeGetTensorImpl(), holding);
+  for (auto& holding : engine.pieces()) pieces.emplace(holding.whole.unsafeGetTensorImpl(), holding);
   give_pieces(pieces, optimizer);
 }
 
@@ -123,8 +123,8 @@ void give_pieces_to_optimizers(const RunState& run) {
     const auto sharded = std::make_shared<Tensors>(), pieces = std::make_shared<Tensors>();
     if (engine->holds_pieces())
       for (const auto& holding : engine->pieces()) {
-        sharded->insert(holding.tensor.unsafeGetTensorImpl());
-        if (holding.piece.numel() != holding.tensor.numel()) pieces->insert(holding.piece.unsafeGetTensorImpl());
+        sharded->insert(holding.whole.unsafeGetTensorImpl());
+        if (holding.value.numel() != holding.whole.numel()) pieces->insert(holding.value.unsafeGetTensorImpl());
       }
     for (const auto& optimizer : run.optimizers) {
       // An optimizer does not keep the engine: its hooks on the parameters end with the prepared model.

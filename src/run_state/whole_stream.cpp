@@ -58,8 +58,8 @@ void WholeStream::advance() {
   }
 }
 
-WholeStream::Wanted wanted(const HeldTensor& holding, const std::string& kind, const at::Tensor& piece) {
-  return {holding.engine, holding.part, holding.tensor, kind, piece.detach()};
+WholeStream::Wanted wanted(const parallel::Held& holding, const std::string& kind, const at::Tensor& piece) {
+  return {holding.engine, holding.part, holding.whole, kind, piece.detach()};
 }
 
 std::vector<WholeStream::Stage> part_by_part(std::vector<WholeStream::Wanted> wanted) {

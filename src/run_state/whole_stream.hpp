@@ -57,7 +57,7 @@ class WholeStream {
   std::map<std::pair<const at::TensorImpl*, std::string>, at::Tensor> whole_;
 };
 
-WholeStream::Wanted wanted(const HeldTensor& holding, const std::string& kind, const at::Tensor& piece);
+WholeStream::Wanted wanted(const parallel::Held& holding, const std::string& kind, const at::Tensor& piece);
 
 /// A stage for each run of neighbours that belong to one part.
 std::vector<WholeStream::Stage> part_by_part(std::vector<WholeStream::Wanted> wanted);

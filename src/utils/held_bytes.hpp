@@ -9,7 +9,7 @@
 namespace accelerate {
 
 /// What bytes are held for that no tensor of the program's tells, over the whole process; memory() reads it.
-enum class Held : size_t {
+enum class HeldFor : size_t {
   offloaded_host,  ///< copies of units in the host's memory
   offloaded_file,  ///< units that are read from files
   communication,   ///< buckets of gradients, and buffers kept for the next units or gradients
@@ -19,7 +19,7 @@ enum class Held : size_t {
 /// Bytes held by its owner. One thread at a time; reading is for any.
 class HeldBytes {
  public:
-  explicit HeldBytes(Held use, int64_t bytes = 0) : use_(use) { add(bytes); }
+  explicit HeldBytes(HeldFor use, int64_t bytes = 0) : use_(use) { add(bytes); }
   HeldBytes(const HeldBytes&) = delete;
   HeldBytes& operator=(const HeldBytes&) = delete;
   ~HeldBytes() { add(-bytes_); }
@@ -30,15 +30,15 @@ class HeldBytes {
   }
   int64_t bytes() const { return bytes_; }
 
-  static int64_t of_process(Held use) { return total(use).load(std::memory_order_relaxed); }
+  static int64_t of_process(HeldFor use) { return total(use).load(std::memory_order_relaxed); }
 
  private:
-  static std::atomic<int64_t>& total(Held use) {
-    static std::array<std::atomic<int64_t>, static_cast<size_t>(Held::number_of_uses)> totals{};
+  static std::atomic<int64_t>& total(HeldFor use) {
+    static std::array<std::atomic<int64_t>, static_cast<size_t>(HeldFor::number_of_uses)> totals{};
     return totals[static_cast<size_t>(use)];
   }
 
-  Held use_;
+  HeldFor use_;
   int64_t bytes_ = 0;
 };
 

@@ -5,10 +5,16 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <random>
+
 #include "accelerate/accelerate.hpp"
+#include "accelerate/distributed_checkpoint.hpp"
+#include "comm/group.hpp"
+#include "comm/mesh.hpp"
 #include "message_of.hpp"
 #include "parallel/engines.hpp"
 #include "ranks.hpp"
+#include "run_state/holdings.hpp"
 
 using namespace accelerate;
 using support::message_of;
@@ -20,23 +26,78 @@ namespace {
 
 // ---- an engine
 
-/// Modules keep whole parameters, and each rank's optimizer holds some columns of each: a box, unlike FSDP's stretches.
-class ColumnsEngine final : public parallel::Engine {
+/// A way of cutting: which slice of the model's so-manieth parameter lies on the rank at those places.
+struct Cut {
+  std::vector<comm::AxisSize> axes;
+  comm::Axes over;
+  std::function<parallel::Slice(const at::Tensor& parameter, int64_t index, const comm::Mesh& mesh, int64_t rank)>
+      slice;
+};
+
+/// Columns of an equal number, as far as there are so many: a box.
+parallel::Slice columns_of(const at::Tensor& parameter, int64_t place, int64_t places) {
+  parallel::Slice slice = parallel::Slice::all_of(parameter.sizes());
+  const int64_t columns = parameter.size(-1), width = (columns + places - 1) / places;
+  slice.corner.back() = std::min(place * width, columns);
+  slice.sizes.back() = std::min(slice.corner.back() + width, columns) - slice.corner.back();
+  slice.numel = c10::multiply_integers(slice.sizes);
+  return slice;
+}
+
+/// Each parameter on one rank alone.
+parallel::Slice all_or_none_of(const at::Tensor& parameter, int64_t index, int64_t place, int64_t places) {
+  return index % places == place ? parallel::Slice::all_of(parameter.sizes())
+                                 : parallel::Slice::stretch(parameter.sizes(), 0, 0);
+}
+
+Cut cut_of(const std::string& name, int64_t ranks) {
+  using comm::Axis;
+  if (name.starts_with("columns"))
+    return {{{Axis::tp, ranks}},
+            {Axis::tp},
+            [back = name.ends_with("right")](const at::Tensor& parameter, int64_t, const auto& mesh, int64_t rank) {
+              const int64_t places = mesh.size({Axis::tp}), place = mesh.place({Axis::tp}, rank);
+              return columns_of(parameter, back ? places - 1 - place : place, places);
+            }};
+  if (name == "absent")
+    return {{{Axis::pp, ranks}},
+            {Axis::pp},
+            [](const at::Tensor& parameter, int64_t index, const auto& mesh, int64_t rank) {
+              return all_or_none_of(parameter, index, mesh.place({Axis::pp}, rank), mesh.size({Axis::pp}));
+            }};
+  // Stretches of columns, of which there are copies.
+  const int64_t copies = ranks % 2 == 0 ? 2 : 1, columns = ranks % 4 == 0 ? 2 : 1;
+  return {{{Axis::dp_replicate, copies}, {Axis::dp_shard, ranks / copies / columns}, {Axis::tp, columns}},
+          {Axis::dp_shard, Axis::tp},
+          [](const at::Tensor& parameter, int64_t, const auto& mesh, int64_t rank) {
+            auto slice = columns_of(parameter, mesh.place({Axis::tp}, rank), mesh.size({Axis::tp}));
+            const int64_t all = slice.numel, places = mesh.size({Axis::dp_shard});
+            const int64_t width = (all + places - 1) / places;
+            slice.begin = std::min(mesh.place({Axis::dp_shard}, rank) * width, all);
+            slice.numel = std::min(slice.begin + width, all) - slice.begin;
+            return slice;
+          }};
+}
+
+/// Modules keep whole parameters, and each rank's optimizer holds a slice of each.
+class SlicesEngine final : public parallel::Engine {
  public:
-  explicit ColumnsEngine(const ModelRef& model) {
+  SlicesEngine(const ModelRef& model, Cut cut) : cut_(std::move(cut)), mesh_(comm::world_group(), cut_.axes) {
     at::NoGradGuard no_grad;
     for (const auto& [name, parameter] : model.parameters()) {
       at::Tensor(parameter).copy_(comm::broadcast(parameter.detach(), 0));
-      const int64_t last = parameter.dim() - 1, columns = parameter.size(last);
-      const int64_t from = std::min(rank() * width(parameter), columns);
-      const int64_t to = std::min(from + width(parameter), columns);
-      std::vector<int64_t> corner(static_cast<size_t>(parameter.dim()), 0);
-      corner.back() = from;
+      const auto index = static_cast<int64_t>(held_.size());
+      const auto slice = cut_.slice(parameter, index, mesh_, rank());
+      const bool box = slice.numel == c10::multiply_integers(slice.sizes);
       held_.push_back({.names = {name},
-                       .tensor = parameter,
-                       .piece = parameter.detach().narrow(last, from, to - from).clone().requires_grad_(),
-                       .place = {.corner = std::move(corner)},
-                       .part = static_cast<int64_t>(held_.size())});
+                       .whole = parameter,
+                       .value = box ? parameter.new_empty(slice.sizes) : parameter.new_empty({slice.numel}),
+                       .slice = slice,
+                       .cut = cut_.over,
+                       .mesh = &mesh_,
+                       .part = index,
+                       .engine = this});
+      held_.back().value = parallel::slice_of(held_.back(), parameter).requires_grad_();
     }
   }
 
@@ -45,12 +106,12 @@ class ColumnsEngine final : public parallel::Engine {
   void after_backward() override {
     if (!sync_) return;
     at::NoGradGuard no_grad;
-    for (auto& holding : held_) {
-      auto& gradient = holding.tensor.mutable_grad();
+    for (auto& held : held_) {
+      auto& gradient = held.whole.mutable_grad();
       if (!gradient.defined()) continue;
-      const at::Tensor mine = parallel::piece_of(holding, comm::all_reduce(gradient, Reduction::mean, 1.0));
-      if (holding.piece.grad().defined()) holding.piece.mutable_grad().add_(mine);
-      else holding.piece.mutable_grad() = mine;
+      const at::Tensor mine = parallel::slice_of(held, comm::all_reduce(gradient, Reduction::mean, 1.0));
+      if (held.value.grad().defined()) held.value.mutable_grad().add_(mine);
+      else held.value.mutable_grad() = mine;
       gradient.reset();
     }
   }
@@ -63,56 +124,74 @@ class ColumnsEngine final : public parallel::Engine {
   void set_require_backward_grad_sync(bool value) override { sync_ = value; }
   void prepare_backward_sync() override { sync_ = true; }
 
-  std::vector<parallel::Holding> pieces() const override { return held_; }
+  std::vector<parallel::Held> pieces() const override { return held_; }
   bool holds_pieces() const override { return true; }
-  std::optional<parallel::PieceGradient> gradient(const at::Tensor& parameter) const override {
-    for (const auto& holding : held_)
-      if (holding.tensor.is_same(parameter)) return parallel::PieceGradient{.value = holding.piece.grad()};
+  std::optional<parallel::Held> gradient(const at::Tensor& parameter) const override {
+    for (parallel::Held held : held_)
+      if (held.whole.is_same(parameter)) {
+        held.value = held.value.grad();
+        return held;
+      }
     return std::nullopt;
   }
   void gather_each(const PieceOf& piece_of, const std::function<void(const Whole&)>& take,
                    bool everywhere) const override {
-    for (const auto& holding : held_) {
-      at::Tensor piece = piece_of(holding.tensor, holding.piece), whole;
+    for (const auto& held : held_) {
+      const at::Tensor piece = piece_of(held.whole, held.value);
+      at::Tensor whole;
       if (piece.defined()) {
-        // Columns as rows, as many on each rank.
-        piece = at::constant_pad_nd(piece, {0, width(holding.tensor) - piece.size(-1)}).movedim(-1, 0).contiguous();
-        whole = comm::all_gather(piece).narrow(0, 0, holding.tensor.size(-1)).movedim(0, -1).contiguous();
+        whole = at::full(held.whole.sizes(), std::nan(""), piece.options());  // each element comes from a rank
+        const auto all = comm::all_gather(at::constant_pad_nd(piece.reshape(-1), {0, whole.numel() - piece.numel()}));
+        for (int64_t from = 0; from < world_size(); ++from)
+          put(cut_.slice(held.whole, held.part, mesh_, from), all.narrow(0, from * whole.numel(), whole.numel()),
+              whole);
       }
-      if (everywhere || rank() == 0) take({holding.names.front(), holding.tensor, whole});
+      if (everywhere || rank() == 0) take({held.names.front(), held.whole, whole});
     }
   }
 
  private:
-  static int64_t width(const at::Tensor& tensor) { return (tensor.size(-1) + world_size() - 1) / world_size(); }
+  static void put(const parallel::Slice& slice, const at::Tensor& values, const at::Tensor& whole) {
+    if (slice.numel == 0) return;
+    at::Tensor box = whole;
+    for (size_t dim = 0; dim < slice.sizes.size(); ++dim)
+      box = box.narrow(static_cast<int64_t>(dim), slice.corner[dim], slice.sizes[dim]);
+    const at::Tensor in_order = box.contiguous().view(-1).clone();
+    in_order.narrow(0, slice.begin, slice.numel).copy_(values.narrow(0, 0, slice.numel));
+    box.copy_(in_order.view(box.sizes()));
+  }
 
-  std::vector<parallel::Holding> held_;
+  Cut cut_;
+  comm::Mesh mesh_;
+  std::vector<parallel::Held> held_;
   bool sync_ = true;
 };
 
-class Columns final : public parallel::ChosenEngine {
+std::string cut_wanted;
+std::optional<StateDictType> state_dict_type_wanted;
+
+class Slices final : public parallel::ChosenEngine {
  public:
+  std::optional<StateDictType> state_dict_type() const override { return state_dict_type_wanted; }
   std::shared_ptr<parallel::Engine> make(const ModelRef& model, const at::Device&, bool) const override {
-    return std::make_shared<ColumnsEngine>(model);
+    return std::make_shared<SlicesEngine>(model, cut_of(cut_wanted, world_size()));
   }
 };
 
-bool columns_wanted = false;
-
 // ---- what all must do
 
-const std::vector<std::string> kEngines = {"ddp", "fsdp", "columns"};
+const std::vector<std::string> kEngines = {"ddp", "fsdp", "columns", "absent"};
 
 AcceleratorOptions options_for(const std::string& engine, int64_t accumulation = 1) {
   [[maybe_unused]] static const bool registered = [] {
     auto& kinds = parallel::engine_kinds();
-    kinds.insert(kinds.begin(), {"columns", [](const parallel::EngineRequest&) {
-                                   return columns_wanted ? std::make_unique<Columns>() : nullptr;
+    kinds.insert(kinds.begin(), {"slices", [](const parallel::EngineRequest&) {
+                                   return cut_wanted.empty() ? nullptr : std::make_unique<Slices>();
                                  }});
     return true;
   }();
   AcceleratorState::reset();  // else it would have the engine of the first Accelerator
-  columns_wanted = engine == "columns";
+  cut_wanted = engine == "ddp" || engine == "fsdp" ? "" : engine;
   AcceleratorOptions options{.gradient_accumulation_steps = accumulation, .cpu = true};
   if (engine == "fsdp")
     options.fsdp_plugin = FullyShardedDataParallelPlugin{.auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
@@ -278,6 +357,62 @@ RANKS_TEST(Engines, SaveAndLoad, 2, 3) {
   }
 }
 
+/// Stretches of columns, which other ranks hold as well: elements count once in norms, and are written once.
+RANKS_TEST(Engines, ComposedSlices, 4, 8) {
+  const auto folder = std::filesystem::path(support::scratch_dir());
+  Weights saved, last;
+  {
+    Expected expected;
+    AcceleratorOptions options = options_for("stretches of columns");
+    Trained trained(options);
+    const auto step = [&](int64_t number) {
+      trained.backward(number);
+      const auto norm = trained.accelerator.clip_grad_norm_(trained.model->parameters(), 0.01);
+      trained.optimizer.step();
+      trained.optimizer.zero_grad();
+      return norm.item<double>();
+    };
+    for (int64_t number = 0; number < 3; ++number) {
+      expected.step(number, 1, 0.01);
+      EXPECT_NEAR(step(number), expected.norm, 1e-5 * expected.norm);
+    }
+    expect_close(trained.weights(), expected, "stretches of columns");
+    trained.accelerator.save_state(folder / "state");
+    distributed_checkpoint::save(distributed_checkpoint::get_model_state_dict(trained.model), folder / "sharded");
+    saved = trained.weights();
+    step(3);
+    last = trained.weights();
+  }
+  for (const std::string to : {"stretches of columns", "ddp", "columns"}) {
+    Trained trained(to);
+    trained.step(77);
+    trained.accelerator.load_state(folder / "state");
+    expect_equal(trained.weights(), saved, to);
+    trained.step(78);
+    auto state = distributed_checkpoint::get_model_state_dict(trained.model);
+    distributed_checkpoint::load(state, folder / "sharded");
+    distributed_checkpoint::set_model_state_dict(trained.model, state);
+    expect_equal(trained.weights(), saved, "sharded, " + to);
+  }
+}
+
+/// Each rank's pieces as they are fit the same cut alone: other columns of the same sizes are not taken.
+RANKS_TEST(Engines, OwnPiecesOfOtherBoxes, 2) {
+  const auto folder = std::filesystem::path(support::scratch_dir());
+  state_dict_type_wanted = StateDictType::local_state_dict;
+  for (const std::string cut : {"columns", "columns from the right"}) {
+    Accelerator accelerator(options_for(cut));
+    torch::nn::Linear layer(4, 4);
+    const auto model = accelerator.prepare(layer);
+    if (cut == "columns") accelerator.save_state(folder);
+    else
+      EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(folder); }),
+                  HasSubstr("found pieces that lie elsewhere than this model's"));
+    if (cut == "columns") accelerator.load_state(folder);
+  }
+  state_dict_type_wanted.reset();
+}
+
 /// Each machine has a disk of its own: what lies in pieces on all of them is made whole on each.
 RANKS_TEST(Engines, SaveOnEachMachine, 2) {
   ::setenv("LOCAL_RANK", "0", 1);
@@ -318,4 +453,49 @@ RANKS_TEST(Engines, JoinOrSayWhyNot, 2) {
       trained.step(0);  // all ranks are still in step
     }
   }
+}
+
+/// What rectangles of a file say of a slice is what slice_of() takes: whatever the order of the tensor's memory.
+TEST(Slices, LieInFilesWhereTheyLieInTensors) {
+  std::mt19937 random(7);
+  const auto any = [&](int64_t most) { return std::uniform_int_distribution<int64_t>(0, most)(random); };
+  int64_t in_parts = 0;
+  for (int round = 0; round < 400; ++round) {
+    std::vector<int64_t> sizes(static_cast<size_t>(any(4)));
+    for (auto& size : sizes) size = any(8) == 0 ? 0 : 1 + any(4);
+    at::Tensor tensor = at::arange(c10::multiply_integers(sizes)).reshape(sizes);
+    if (sizes.size() == 4 && any(1)) tensor = tensor.contiguous(at::MemoryFormat::ChannelsLast);
+    if (sizes.size() == 2 && any(1)) tensor = tensor.t().contiguous().t();
+    parallel::Held held = run_state::whole_on_all_ranks({"w"}, tensor);
+    parallel::Slice& slice = held.slice;
+    for (size_t dim = 0; dim < sizes.size() && round % 3; ++dim)
+      slice.corner[dim] = any(sizes[dim]), slice.sizes[dim] = any(sizes[dim] - slice.corner[dim]);
+    const int64_t all = c10::multiply_integers(slice.sizes);
+    const bool box = any(3) == 0;
+    slice.begin = box ? 0 : any(all), slice.numel = box ? all : any(all - slice.begin);
+    held.value = box ? at::empty(slice.sizes, at::kLong) : at::empty({slice.numel}, at::kLong);
+    const at::Tensor value = parallel::slice_of(held, tensor);
+    ASSERT_EQ(value.sizes(), held.value.sizes());
+    // Every element of the slice once, at its place.
+    at::Tensor found = at::full(sizes, -1, at::kLong);
+    int64_t count = 0;
+    const auto parts = run_state::boxes_of(held, value);
+    for (const auto& part : parts) {
+      at::Tensor there = found;
+      for (size_t dim = 0; dim < sizes.size(); ++dim)
+        there = there.narrow(static_cast<int64_t>(dim), part.box.offsets[dim], part.box.sizes[dim]);
+      EXPECT_TRUE(there.eq(-1).all().item<bool>()) << "an element twice";
+      there.copy_(part.values);
+      count += part.values.numel();
+    }
+    EXPECT_EQ(count, slice.numel);
+    EXPECT_TRUE(found.eq(-1).logical_or(found.eq(tensor)).all().item<bool>());
+    at::Tensor box_of_found = found;
+    for (size_t dim = 0; dim < sizes.size(); ++dim)
+      box_of_found = box_of_found.narrow(static_cast<int64_t>(dim), slice.corner[dim], slice.sizes[dim]);
+    box_of_found.fill_(-1);
+    EXPECT_TRUE(found.eq(-1).all().item<bool>()) << "an element outside of the box";
+    in_parts += parts.size() > 1;
+  }
+  EXPECT_GT(in_parts, 50);
 }

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "accelerate/parallel/held.hpp"
 #include "accelerate/utils/export.hpp"
 
 namespace c10 {
@@ -20,34 +21,6 @@ struct IValue;
 }
 
 namespace accelerate::parallel {
-
-/// Where a piece of a tensor lies in it.
-struct PiecePlace {
-  /// A stretch: the piece is 1-D, and these are the tensor's elements from `begin` on, in the order of its memory.
-  int64_t begin = 0;
-  /// Not empty: a box of the piece's own sizes instead, whose first element has these indices.
-  std::vector<int64_t> corner = {};
-};
-
-/// One tensor of a model as this rank holds it.
-struct Holding {
-  std::vector<std::string> names;  ///< its own, and those of weights that are tied to it
-  at::Tensor tensor;               ///< the module's, of full sizes
-  at::Tensor piece = {};           ///< what this rank holds of it and optimizers step on; undefined: whole on all ranks
-  PiecePlace place = {};           ///< the piece's
-  int64_t part = 0;                ///< pieces of one part become whole together, see Engine::gather_each()
-  bool primary = true;             ///< of the ranks that hold this very piece, this one writes and counts it
-
-  bool in_pieces() const { return piece.defined(); }
-  /// What optimizers step on.
-  const at::Tensor& held() const { return in_pieces() ? piece : tensor; }
-};
-
-/// This rank's gradient of a parameter that is held in pieces.
-struct PieceGradient {
-  at::Tensor value;  ///< the piece's; undefined where backward has not reached it
-  bool primary = true;
-};
 
 /// All members are collective, called by all ranks in the same order, unless they say otherwise. An engine that holds
 /// nothing in pieces leaves the members about pieces as they are.
@@ -122,10 +95,11 @@ class ACCELERATE_API Engine {
   // What this rank holds.
 
   /// The tensors of which it holds pieces, in the order in which gather_each() makes them whole. Not collective.
-  virtual std::vector<Holding> pieces() const { return {}; }
-  /// The gradient of a parameter among pieces(), or of such a piece; nothing for other tensors. Not collective.
-  virtual std::optional<PieceGradient> gradient(const at::Tensor& parameter) const;
-  /// Somebody has cleared the gradient of what is held of a parameter (Holding::held()). Not collective.
+  virtual std::vector<Held> pieces() const { return {}; }
+  /// The gradient of a parameter among pieces(), or of such a piece, without names; its value is undefined where
+  /// backward has not reached it. Nothing for other tensors. Not collective.
+  virtual std::optional<Held> gradient(const at::Tensor& parameter) const;
+  /// Somebody has cleared the gradient of what is held of a parameter (Held::value). Not collective.
   virtual void clear_gradient(const at::Tensor& held) { static_cast<void>(held); }
   /// Whether ranks hold different pieces at all, the same on all ranks: then norms are of all ranks' together. Not
   /// collective.
@@ -160,9 +134,5 @@ class ACCELERATE_API Engine {
 
 /// Of the models of one program; null stands for a model without an engine.
 using Engines = std::vector<std::shared_ptr<Engine>>;
-
-/// Those elements of `whole`, a tensor of `holding.tensor`'s sizes, that belong to the holding's piece: a copy of the
-/// piece's sizes. Not collective.
-ACCELERATE_API at::Tensor piece_of(const Holding& holding, const at::Tensor& whole);
 
 }  // namespace accelerate::parallel

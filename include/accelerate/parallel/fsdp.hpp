@@ -62,8 +62,8 @@ class ACCELERATE_API FullyShardedDataParallel final : public Engine {
   std::optional<int64_t> apart() const override;
   void average_replicas(const std::vector<at::Tensor>& tensors) const override;
 
-  std::vector<Holding> pieces() const override;
-  std::optional<PieceGradient> gradient(const at::Tensor& parameter) const override;
+  std::vector<Held> pieces() const override;
+  std::optional<Held> gradient(const at::Tensor& parameter) const override;
   void clear_gradient(const at::Tensor& held) override;
   bool holds_pieces() const override { return true; }
   /// Only the first replica gathers, unless `everywhere`.

@@ -39,11 +39,11 @@ at::Tensor aligned(const at::Tensor& tensor) {
 }
 
 /// A weight as kernels see it, and what holds its memory meanwhile.
-struct Held {
+struct AlignedCodes {
   Weight weight{};
   at::Tensor data, scales, absmax;
 
-  explicit Held(const Codes& codes) : data(aligned(codes.data)), scales(codes.scales) {
+  explicit AlignedCodes(const Codes& codes) : data(aligned(codes.data)), scales(codes.scales) {
     weight.data = static_cast<const unsigned char*>(data.const_data_ptr());
     weight.columns = codes.columns();
     if (is_four_bit(codes.encoding)) {
@@ -71,7 +71,7 @@ bool decode(const Codes& codes, int64_t first, const at::Tensor& indices, const 
   const bool in_units =
       columns % kUnit == 0 && std::bit_cast<uintptr_t>(values.const_data_ptr()) % 16 == 0;  // else rows of any length
   if (values.numel() == 0 || (!in_units && is_gguf(codes.encoding))) return values.numel() == 0;
-  const Held held(codes);
+  const AlignedCodes held(codes);
   Launch launch{.kernel = fmt::format("{}<{},{}>", in_units ? "decode" : "decode_any", type_of(codes.encoding),
                                       type_of(values.scalar_type())),
                 .threads = kThreads,
@@ -118,7 +118,7 @@ at::Tensor linear(const at::Tensor& x, const Codes& w, const std::optional<at::T
   sizes.back() = outputs;
   const at::Tensor y = at::empty(sizes, x.options()), inputs = aligned(x);
   const at::Tensor added = bias && bias->defined() ? bias->to(x.scalar_type()).contiguous() : at::Tensor();
-  const Held held(w);
+  const AlignedCodes held(w);
   const Launch launch{.kernel = fmt::format("product<{},{},{}>", type_of(w.encoding), type_of(x.scalar_type()), rows),
                       .blocks = pieces(outputs, outputs_of_block(static_cast<int>(rows))),
                       .threads = static_cast<unsigned>(std::min<int64_t>(kThreads, (columns / kUnit + 31) / 32 * 32)),

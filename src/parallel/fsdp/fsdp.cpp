@@ -354,6 +354,18 @@ struct FullyShardedDataParallel::Impl {
     }
   }
 
+  /// Without its names.
+  Held held(const ShardedMember& member, const Engine& engine) const {
+    return {.names = {},
+            .whole = member.tensor,
+            .value = member.shard,
+            .slice = Slice::stretch(member.tensor.sizes(), member.begin, member.shard.numel()),
+            .cut = {comm::Axis::dp_shard},
+            .mesh = &groups.mesh,
+            .part = static_cast<int64_t>(member.part),
+            .engine = &engine};
+  }
+
   ShardedMember* find(const at::Tensor& parameter) const {
     const auto found = member_of.find(parameter.unsafeGetTensorImpl());
     return found == member_of.end() ? nullptr : found->second;
@@ -598,12 +610,14 @@ at::Tensor FullyShardedDataParallel::local_shard(const at::Tensor& parameter) co
   return member ? member->shard : at::Tensor();
 }
 
-std::optional<PieceGradient> FullyShardedDataParallel::gradient(const at::Tensor& parameter) const {
+std::optional<Held> FullyShardedDataParallel::gradient(const at::Tensor& parameter) const {
   auto* const member = impl_->find_either(parameter);
   if (!member) return std::nullopt;
   if (impl_->parts[member->part].trainable)
     impl_->gradients->settle(*member, /*left=*/impl_->backward_is_due || !impl_->sync);
-  return PieceGradient{.value = member->shard.grad(), .primary = impl_->apart || replica() == 0};
+  Held gradient = impl_->held(*member, *this);
+  gradient.value = member->shard.grad();
+  return gradient;
 }
 
 void FullyShardedDataParallel::clear_gradient(const at::Tensor& held) {
@@ -681,17 +695,14 @@ void FullyShardedDataParallel::gather_each(const PieceOf& piece_of, const std::f
   }
 }
 
-std::vector<Holding> FullyShardedDataParallel::pieces() const {
-  std::vector<Holding> all;
+std::vector<Held> FullyShardedDataParallel::pieces() const {
+  std::vector<Held> all;
   for (const auto& part : impl_->parts) {
     if (part.codes) continue;
-    for (const auto& member : part.members)
-      all.push_back({.names = {member.name},
-                     .tensor = member.tensor,
-                     .piece = member.shard,
-                     .place = {.begin = member.begin},
-                     .part = static_cast<int64_t>(part.index),
-                     .primary = replica() == 0});
+    for (const auto& member : part.members) {
+      all.push_back(impl_->held(member, *this));
+      all.back().names = {member.name};
+    }
   }
   return all;
 }

@@ -64,7 +64,7 @@ ShardGroups make_shard_groups(const FullyShardedDataParallelPlugin& plugin, cons
   ShardGroups groups;
   if (!all) return groups;
   // Of its own: a second Accelerator's models may be laid out otherwise than the job's.
-  const comm::Mesh mesh(all, axes_of(plugin, all->world_size(), all->local_world_size()));
+  const comm::Mesh& mesh = groups.mesh = {all, axes_of(plugin, all->world_size(), all->local_world_size())};
   const int64_t size = mesh.size({comm::Axis::dp_shard});
   groups.shard = size > 1 ? mesh.along({comm::Axis::dp_shard}) : all->split("shard", [](int64_t rank) { return rank; });
   if (mesh.size({comm::Axis::dp_replicate}) > 1) groups.replicate = mesh.along({comm::Axis::dp_replicate});

@@ -321,7 +321,7 @@ class ReadHome final : public Home {
   std::function<std::shared_ptr<SpillFile>()> spill_;
   std::optional<c10::Stream> stream_;       ///< of copies to a device
   std::shared_ptr<const Changed> changed_;  ///< null: as in the checkpoint
-  HeldBytes held_{Held::offloaded_file};
+  HeldBytes held_{HeldFor::offloaded_file};
 };
 
 }  // namespace

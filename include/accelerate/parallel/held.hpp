@@ -1,0 +1,56 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "accelerate/comm/axes.hpp"
+#include "accelerate/utils/export.hpp"
+
+namespace accelerate::comm {
+class Mesh;
+}
+
+namespace accelerate::parallel {
+
+class Engine;
+
+/// Some elements of a tensor: a stretch of a box of it. None at all: `numel` is 0.
+struct Slice {
+  std::vector<int64_t> corner;  ///< indices of the box's first element
+  std::vector<int64_t> sizes;   ///< of the box
+  int64_t begin = 0;            ///< of the stretch, among the box's elements in the order of the tensor's memory
+  int64_t numel = 0;            ///< of the stretch
+
+  /// All of a tensor, or elements [begin, begin + numel) of it.
+  static ACCELERATE_API Slice all_of(at::IntArrayRef sizes);
+  static ACCELERATE_API Slice stretch(at::IntArrayRef sizes, int64_t begin, int64_t numel);
+  bool operator==(const Slice&) const = default;
+};
+
+/// One tensor of a model as this rank holds it.
+struct Held {
+  std::vector<std::string> names;  ///< its own, and those of weights that are tied to it
+  at::Tensor whole;                ///< the module's, of full sizes
+  /// What this rank holds of it and optimizers step on: the slice's elements, in 1-D or of its box's sizes where they
+  /// are all of it. The module's tensor itself where all ranks have it whole.
+  at::Tensor value;
+  Slice slice;
+  comm::Axes cut = {};               ///< over which ranks hold other elements; over the rest of the axes, the same
+  const comm::Mesh* mesh = nullptr;  ///< whose axes these are; null: the job's
+  int64_t part = 0;                  ///< tensors of one part become whole together, see Engine::gather_each()
+  const Engine* engine = nullptr;    ///< makes it whole; null: it is, on all ranks
+
+  bool in_pieces() const { return engine != nullptr; }
+  /// Of the ranks that hold these very elements, this one writes and counts them.
+  /// @param apart  axes over which ranks are on their own for now: each of them counts
+  ACCELERATE_API bool counts(comm::Axes apart = {}) const;
+};
+
+/// Those elements of `whole`, a tensor of the sizes of `held.whole`, that are held: a copy of the sizes of
+/// `held.value`. Not collective.
+ACCELERATE_API at::Tensor slice_of(const Held& held, const at::Tensor& whole);
+
+}  // namespace accelerate::parallel

@@ -1,0 +1,49 @@
+#include "accelerate/parallel/held.hpp"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/empty_strided.h>
+
+#include "comm/mesh.hpp"
+#include "parallel/stretch.hpp"
+
+namespace accelerate::parallel {
+
+Slice Slice::all_of(at::IntArrayRef sizes) { return stretch(sizes, 0, c10::multiply_integers(sizes)); }
+
+Slice Slice::stretch(at::IntArrayRef sizes, int64_t begin, int64_t numel) {
+  return {.corner = std::vector<int64_t>(sizes.size(), 0), .sizes = sizes.vec(), .begin = begin, .numel = numel};
+}
+
+bool Held::counts(comm::Axes apart) const {
+  return (mesh ? *mesh : comm::mesh()).place(comm::kAllAxes - cut - apart) == 0;
+}
+
+at::Tensor stretch_of(const at::Tensor& like, const at::Tensor& value, int64_t begin, int64_t numel) {
+  at::Tensor ordered = value.detach();
+  if (!like.is_non_overlapping_and_dense()) {
+    ordered = ordered.contiguous();
+  } else if (ordered.strides() != like.strides()) {
+    ordered = at::empty_strided(like.sizes(), like.strides(), value.options().requires_grad(false));
+    ordered.copy_(value);
+  }
+  return ordered.as_strided({ordered.numel()}, {1}).narrow(0, begin, numel);
+}
+
+at::Tensor box_like(const at::Tensor& whole, const Slice& slice) {
+  if (whole.sizes() == slice.sizes) return whole;
+  const auto strides = whole.is_non_overlapping_and_dense() ? at::infer_dense_strides(slice.sizes, whole.strides())
+                                                            : c10::contiguous_strides(slice.sizes);
+  return at::empty_strided(slice.sizes, strides, whole.options().device(at::kMeta).requires_grad(false));
+}
+
+at::Tensor slice_of(const Held& held, const at::Tensor& whole) {
+  const Slice& slice = held.slice;
+  if (slice.numel == 0) return whole.new_empty(held.value.sizes());
+  at::Tensor box = whole.detach();
+  for (int64_t dim = 0; dim < box.dim(); ++dim)
+    box = box.narrow(dim, slice.corner[static_cast<size_t>(dim)], slice.sizes[static_cast<size_t>(dim)]);
+  if (held.value.sizes() == slice.sizes) return box.clone(at::MemoryFormat::Contiguous);
+  return stretch_of(box_like(held.whole, slice), box, slice.begin, slice.numel).clone();
+}
+
+}  // namespace accelerate::parallel
