@@ -165,6 +165,22 @@ RANKS_TEST(LocalSgd, AccumulatesAndClipsByItself, 2) {
   EXPECT_TRUE(all[0].equal(all[1]));
 }
 
+RANKS_TEST(LocalSgd, ShardGroupsHaveNormsOfTheirOwn, 4) {
+  Accelerator accelerator({.cpu = true,
+                           .fsdp_plugin = FullyShardedDataParallelPlugin{
+                               .sharding_strategy = ShardingStrategy::hybrid_shard, .dp_shard_size = 2}});
+  auto net = net_of(), plain = net_of();
+  const int64_t first = rank() / 2 * 2;
+  for (const int64_t r : {first, first + 1}) (loss_of(plain->forward(rows(0, r))) / 2.0).backward();
+  const double expected = torch::nn::utils::clip_grad_norm_(trained(plain), 1e9);
+  auto [model, optimizer] = accelerator.prepare(net, sgd(net));
+  LocalSGD local_sgd(accelerator, model, 100);
+  accelerator.backward(loss_of(model(rows(0, rank()))));
+  EXPECT_NEAR(accelerator.clip_grad_norm_(trained(net), 1e9).item<double>(), expected, 1e-5 * expected);
+  optimizer.zero_grad();
+  local_sgd.finish();
+}
+
 RANKS_TEST(LocalSgd, OffItChangesNothing, 2) {
   Accelerator accelerator({.cpu = true});
   auto net = net_of();

@@ -1005,7 +1005,7 @@ d = "debugging_tests LogMemory"
 file = "src/accelerator/memory_snapshot.cpp"
 F("memory() counts a storage once", file, "return «seen_.insert(storage).second» ?", "true",
   d + ".SaysWhatModelsAndOptimizersHold")
-F("memory() counts pieces", file, "f(Kind::parameter, «holding.piece», true)", "holding.tensor", d + "Ranks.BucketsOfGradientsAndShards")
+F("memory() counts pieces", file, "f(Kind::parameter, «holding.value», true)", "holding.whole", d + "Ranks.BucketsOfGradientsAndShards")
 F("memory() counts buckets", "src/parallel/ddp.cpp", "if («!kwargs.gradient_as_bucket_view») bucket_bytes.add", "true",
   d + "Ranks.BucketsOfGradientsAndShards")
 F("memory() counts offloaded files", "src/residency/homes/file.cpp",
@@ -1576,8 +1576,15 @@ F("joined ranks end with the last one's parameters", file,
 file = "src/parallel/gradients.cpp"
 F("tied weights count once", file, "if («!seen.insert(parameter.unsafeGetTensorImpl()).second») continue;", "false",
   "accelerator_tests AcceleratorTest.TiedWeightsAreClippedOnce", h + "TokensOfModelsThatShareModulesCountOnce")
-F("norms count each element once", file, "if («piece->primary») found.counted", "true",
-  "fsdp_hybrid_tests FsdpHybrid.NormsCountEachElementOnce")
+F("norms count each element once", "src/parallel/held.cpp", "return «(mesh ? *mesh : comm::mesh()).place(comm::kAllAxes - cut - apart) == 0»;",
+  "true", "fsdp_hybrid_tests FsdpHybrid.NormsCountEachElementOnce", "engines_tests Engines.ComposedSlices")
+F("replicas apart count their own pieces", file, "piece->counts(«apart ? comm::Axes{comm::Axis::dp_replicate} : comm::Axes{}»)",
+  "comm::Axes{}", "communication_hooks_tests LocalSgd.ShardGroupsHaveNormsOfTheirOwn")
+F("a stretch of a box lies in the box", "src/run_state/holdings.cpp", "part.box.offsets[dim] += «slice.corner[dim]»;", "0",
+  "engines_tests Slices.LieInFilesWhereTheyLieInTensors")
+F("own pieces are compared by their boxes", "src/run_state/own_pieces.cpp",
+  "numbers.insert(numbers.end(), «slice.corner.begin()», slice.corner.end());", "slice.corner.end()",
+  "engines_tests Engines.OwnPiecesOfOtherBoxes")
 F("the largest of all pieces is the infinity norm", file, "largest ? «Reduction::max» : Reduction::sum, 1.0)",
   "Reduction::sum", "fsdp_features_tests FsdpFeatures.ClipsByTheNormOfTheWhole")
 file = "src/run_state/checkpoint_folders.cpp"
