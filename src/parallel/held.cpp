@@ -1,6 +1,7 @@
 #include "accelerate/parallel/held.hpp"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
 #include "comm/mesh.hpp"
@@ -31,9 +32,9 @@ at::Tensor stretch_of(const at::Tensor& like, const at::Tensor& value, int64_t b
 
 at::Tensor box_like(const at::Tensor& whole, const Slice& slice) {
   if (whole.sizes() == slice.sizes) return whole;
-  const auto strides = whole.is_non_overlapping_and_dense() ? at::infer_dense_strides(slice.sizes, whole.strides())
-                                                            : c10::contiguous_strides(slice.sizes);
-  return at::empty_strided(slice.sizes, strides, whole.options().device(at::kMeta).requires_grad(false));
+  const auto options = whole.options().device(at::kMeta).requires_grad(false);
+  if (!whole.is_non_overlapping_and_dense()) return at::empty(slice.sizes, options);
+  return at::empty_strided(slice.sizes, at::infer_dense_strides(slice.sizes, whole.strides()), options);
 }
 
 at::Tensor slice_of(const Held& held, const at::Tensor& whole) {

@@ -3,6 +3,8 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 
+#include <algorithm>
+
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/comm.hpp"
 #include "utils/raise.hpp"
@@ -15,6 +17,11 @@ std::vector<int64_t> numbers_of(const parallel::Slice& slice) {
   numbers.insert(numbers.end(), slice.corner.begin(), slice.corner.end());
   numbers.insert(numbers.end(), slice.sizes.begin(), slice.sizes.end());
   return numbers;
+}
+
+bool are(at::ArrayRef<c10::IValue> found, const std::vector<int64_t>& numbers) {
+  return std::equal(found.begin(), found.end(), numbers.begin(), numbers.end(),
+                    [](const c10::IValue& one, int64_t number) { return one.isInt() && one.toInt() == number; });
 }
 
 }  // namespace
@@ -52,7 +59,7 @@ c10::IValue load_own_pieces(const std::vector<parallel::Held>& holdings, const s
   bool same = saved.size() == holdings.size();
   for (size_t i = 0; same && i < holdings.size(); ++i)
     same = saved[i].isInt() ? saved[i].toInt() == holdings[i].slice.begin
-                            : saved[i].isIntList() && saved[i].toIntVector() == numbers_of(holdings[i].slice);
+                            : saved[i].isList() && are(saved[i].toListRef(), numbers_of(holdings[i].slice));
   if (!same)
     fail("found pieces that lie elsewhere than this model's; the model or the plugin's wrap policy has changed");
   return dict.at("state");

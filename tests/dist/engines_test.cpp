@@ -469,7 +469,10 @@ TEST(Slices, LieInFilesWhereTheyLieInTensors) {
     parallel::Held held = run_state::whole_on_all_ranks({"w"}, tensor);
     parallel::Slice& slice = held.slice;
     for (size_t dim = 0; dim < sizes.size() && round % 3; ++dim)
-      slice.corner[dim] = any(sizes[dim]), slice.sizes[dim] = any(sizes[dim] - slice.corner[dim]);
+      if (sizes[dim] > 0) {
+        slice.corner[dim] = any(sizes[dim] - 1);
+        slice.sizes[dim] = any(6) ? 1 + any(sizes[dim] - 1 - slice.corner[dim]) : 0;
+      }
     const int64_t all = c10::multiply_integers(slice.sizes);
     const bool box = any(3) == 0;
     slice.begin = box ? 0 : any(all), slice.numel = box ? all : any(all - slice.begin);

@@ -248,7 +248,7 @@ RANKS_TEST(FsdpHybrid, ReplicasBeginAlikeAndStayAlike, 4) {
       const auto pieces_are_equal = [&](const std::string& when) {
         for (const auto& piece : support::fsdp_of(m)->pieces()) {
           const auto all = comm::world_group()->all_gather(
-              torch::constant_pad_nd(piece.piece.detach(), {0, piece.tensor.numel() - piece.piece.numel()}));
+              torch::constant_pad_nd(piece.value.detach(), {0, piece.whole.numel() - piece.value.numel()}));
           const auto rows = all.view({2, -1});
           EXPECT_TRUE(torch::equal(rows[0], rows[1])) << store << " " << when << " " << piece.names.front();
         }

@@ -17,8 +17,10 @@ class Author {
       : random_(random), what_(what), layout_(layout_named(what["layout"])), plain_(wish.plain) {}
 
   std::vector<Operation> write() {
+    if (!plain_ && random_.chance(0.25)) begin();
     for (int64_t left = random_.between(2, 4); left > 0; --left) {
       if (!plain_ && random_.chance(0.3)) between();
+      if (!plain_ && random_.chance(0.05)) freeze_within_a_group();
       iteration();
       if (random_.chance(0.3)) look();
     }
@@ -155,6 +157,40 @@ class Author {
     }
   }
 
+  /// What a run can begin with, before an engine has seen an ordinary step.
+  void begin() {
+    switch (random_.below(4)) {
+      case 0:  // a rank of a sharded model leaves its first backward out
+        if (what_.integer("ranks") > 1 && layout_.sharded && what_["transport"] == "memory") leave_out();
+        break;
+      case 1:
+        add("no_sync");
+        forward();
+        if (random_.chance(0.7)) backward();
+        add("end");
+        if (random_.chance(0.5)) return;  // what waits goes into the first iteration
+        break;
+      default:
+        return loops();
+    }
+    forward();
+    backward();
+    step();
+  }
+  /// A layer is frozen, or comes back, while gradients wait, and a checkpoint is made of that.
+  void freeze_within_a_group() {
+    add("no_sync");
+    forward();
+    backward();
+    add("end");
+    freeze();
+    if (random_.chance(0.7)) files();
+    if (random_.chance(0.3)) freeze();
+    forward();
+    backward();
+    step();
+  }
+
   void freeze() { add(random_.of({"freeze", "unfreeze"}), {{"index", std::to_string(random_.below(4))}}); }
 
   void unusual(double probability) {
@@ -227,14 +263,17 @@ class Author {
   /// Loops that the library has a hand in.
   void loops() {
     const std::string data = std::to_string(random_.between(100, 199));
-    if (random_.chance(0.1) && what_.integer("ranks") > 1)
-      return add("leave_out", {{"data", data}, {"rank", std::to_string(random_.below(6))}});
+    if (random_.chance(0.1) && what_.integer("ranks") > 1) return leave_out();
     // Where there is one replica only, LocalSGD is refused, and so is a join where models are sharded.
     const bool refused = random_.chance(0.05), several = layout_.ranks_of_replica(2) < 2 || layout_.shard_ranks != 0;
     if (random_.chance(0.5) && (several || refused))
       return add("local_sgd",
                  {{"data", data}, {"every", random_.of({"1", "2", "3"})}, {"steps", random_.of({"3", "4", "5"})}});
-    if (!layout_.sharded || refused) add("join", {{"data", data}, {"steps", random_.of({"21", "132", "20", "333"})}});
+    if (!layout_.sharded || refused)
+      add("join", {{"data", data}, {"steps", random_.of({"21", "132", "20", "02", "333"})}});
+  }
+  void leave_out() {
+    add("leave_out", {{"data", std::to_string(random_.between(100, 199))}, {"rank", std::to_string(random_.below(6))}});
   }
 
   Random& random_;
