@@ -119,6 +119,13 @@ class BucketReducer final : public c10d::Reducer {
     auto* const counts = local_used_map_.mutable_data_ptr<int32_t>();
     for (size_t i = 0; used && i < used->size(); ++i) counts[i] = (*used)[i] != 0;
   }
+  /// What micro-steps have used and is not among these has not been used.
+  void count_only(const std::vector<char>& among) {
+    const std::lock_guard lock(mutex_);
+    if (!local_used_map_.defined()) return;
+    auto* const counts = local_used_map_.mutable_data_ptr<int32_t>();
+    for (size_t i = 0; i < among.size(); ++i) counts[i] &= among[i];
+  }
 };
 
 using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
@@ -288,7 +295,8 @@ struct DistributedDataParallel::Impl {
     } else if (const at::Tensor root(loss.lock()); forwards > 1 && searches_unused() && root.defined()) {
       expect_gradients({root});  // what the last of several forwards left out, the others may have used
     }
-    expected_after_suspended = false;
+    // Gradients of micro-steps may have been cleared since the forward.
+    if (std::exchange(expected_after_suspended, false) && searches_unused()) reducer->count_only(with_gradients());
     // The first backward of a static graph only learns which gradients come when; it averages all of them at its end,
     // which somebody inside of it must ask for.
     if (kwargs.static_graph && !std::exchange(delayed, true))

@@ -73,6 +73,8 @@ F("an announced backward that does not come", file,
 F("layers that are frozen between no_sync and the average", file,
   "if («suspended && !apart»)\n        average_what_is_left", "false")
 F("a checkpoint's gradients of frozen layers", file, "if («!of_a_checkpoint») return;", "true")
+F("gradients cleared since the forward make no use", file,
+  "if (std::exchange(expected_after_suspended, false) && searches_unused()) «reducer->count_only(with_gradients());»", "")
 F("frozen layers within a group make others unused", file, "«count_gradients_as_used();»  // by micro-steps", "")
 F("unused parameters of the last of several forwards", file, "«forwards > 1» && searches_unused()", "false")
 F("a static graph learns what is not averaged", file,
