@@ -11,6 +11,7 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/logger.hpp>
@@ -119,6 +120,14 @@ class BucketReducer final : public c10d::Reducer {
     auto* const counts = local_used_map_.mutable_data_ptr<int32_t>();
     for (size_t i = 0; used && i < used->size(); ++i) counts[i] = (*used)[i] != 0;
   }
+  /// What has been sent to be averaged and has not come back.
+  std::vector<c10::intrusive_ptr<at::ivalue::Future>> in_flight() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<c10::intrusive_ptr<at::ivalue::Future>> all;
+    for (const auto& bucket : buckets_)
+      if (bucket.future_work) all.push_back(bucket.future_work);
+    return all;
+  }
   /// What micro-steps have used and is not among these has not been used.
   void count_only(const std::vector<char>& among) {
     const std::lock_guard lock(mutex_);
@@ -153,6 +162,8 @@ struct DistributedDataParallel::Impl {
   std::shared_ptr<GradientHook> hook;
   /// There were micro-steps without averaging since the last averaging backward; the same on all ranks.
   bool suspended = false;
+  bool came = false;  ///< a gradient that is averaged in its backward, since the last step
+  std::shared_ptr<bool> averaging = std::make_shared<bool>(false);  ///< a backward does, or it threw
   bool resumed = false;  ///< some of their gradients are a checkpoint's, of layers that are frozen here perhaps
   DriftCheck drift;
   int64_t forwards_of_backward = 0;       ///< that announced the next averaging backward
@@ -219,8 +230,9 @@ struct DistributedDataParallel::Impl {
     count_gradients_as_used();  // by micro-steps that this one has not seen
   }
 
+  /// Where LibTorch's Reducer looks for unused parameters: of a static graph it remembers them.
   void count_gradients_as_used() {
-    if (!suspended || !reducer) return;
+    if (!suspended || !reducer || !searches_unused()) return;
     const auto used = with_gradients();
     reducer->count_as_used(&used);
   }
@@ -287,6 +299,20 @@ struct DistributedDataParallel::Impl {
       suspended = true;  // also after a step within no_sync, which averaged what had come before
       return;
     }
+    if (at::GradMode::is_enabled())
+      throw ConfigError(
+          "backward: found create_graph = true, with which gradients can't be averaged over ranks as they come, "
+          "expected "
+          "torch::autograd::grad(..., create_graph = true) for the term that needs derivatives of gradients, and an "
+          "ordinary backward of the whole loss; FSDP takes both");
+    if (trained_parameters[index].tensor.grad().layout() != at::kStrided)
+      raise<ConfigError>(
+          "backward: found a sparse gradient of '{}', expected dense ones, which alone are averaged over ranks; make "
+          "the embedding with sparse(false)",
+          trained_parameters[index].name);
+    if (!std::exchange(*averaging, true))
+      torch::autograd::Engine::get_default_engine().queue_callback([ends = averaging] { *ends = false; });
+    came = true;
     // The same parameter again: an earlier backward, whose forward was the module's own, has left others out.
     if (trained_parameters[index].has_gradient && !kwargs.static_graph) check_finished("backward");
     const int64_t forwards = std::exchange(forwards_of_backward, 0);
@@ -406,7 +432,20 @@ struct DistributedDataParallel::Impl {
       group->all_reduce_(average, Reduction::sum);
       gradient.copy_(average);
     }
-    if (reducer) reducer->count_as_used(nullptr);
+    if (reducer && searches_unused()) reducer->count_as_used(nullptr);
+  }
+
+  /// Where a backward threw: what it has begun to average ends, and averaging begins anew. Collective, of ranks to
+  /// which that has happened alike; the others hear of it.
+  void recover() {
+    if (!*averaging || torch::autograd::get_current_graph_task_id() != -1) return;
+    *averaging = false;
+    if (!reducer || !reducer->unfinished()) return;
+    group->all_gather(at::zeros({1}, at::TensorOptions().device(group->device())), "the end of a backward that threw");
+    for (const auto& sent : reducer->in_flight()) group->wait("backward", *sent);
+    drop_reducer();
+    make_reducer();
+    count_gradients_as_used();
   }
 
   /// @throws ConfigError naming parameters that the last averaging backward waits for.
@@ -518,6 +557,7 @@ void DistributedDataParallel::before_forward() {
   Impl& ddp = *impl_;
   impl_->group->guard("forward", [&] {
     const bool training = at::GradMode::is_enabled();
+    ddp.recover();
     if (training) ddp.follow_flags("forward");
     if (training && ddp.reducer) ddp.check_finished("forward");
     if (training && ddp.grad_sync && ddp.reducer) ddp.begin_step();
@@ -583,12 +623,14 @@ void DistributedDataParallel::settle_gradients() {
   impl_->check_in_place("step");
   impl_->check_all_averaged();
   if (impl_->apart) return;
+  impl_->group->guard("step", [&] { impl_->recover(); });
   // Others may wait in their backward for what this rank left out.
   if (impl_->reducer && impl_->reducer->unfinished())
     impl_->group->guard("step", [&] { impl_->check_finished("step"); });
-  // A forward has announced a backward that did not come.
-  const bool left =
-      std::exchange(impl_->expected_after_suspended, false) && impl_->reducer && impl_->reducer->expects_gradients();
+  // A forward has announced a backward that did not come: gradients are of micro-steps, or the program's own.
+  const bool without = !std::exchange(impl_->came, false) && !impl_->joining;
+  const bool left = (std::exchange(impl_->expected_after_suspended, false) || without) && impl_->reducer &&
+                    impl_->reducer->expects_gradients();
   if (!std::exchange(impl_->suspended, false) && !left) return;
   impl_->group->guard("step", [&] { impl_->average_what_is_left(); });
 }

@@ -114,7 +114,13 @@ class Author {
       case 2:
         forward();
         backward({{"keep", "1"}});
-        backward();
+        if (!plain_ && random_.chance(0.3)) {  // each task's gradient by itself
+          add("read_grad");
+          add(random_.of({"module_zero_grad", "grad_none", "bare_zero_grad", "zero_grad"}));
+          backward(random_.chance(0.5) ? std::map<std::string, std::string>{{"keep", "1"}}
+                                       : std::map<std::string, std::string>{});
+          add("read_grad");
+        } else backward();
         break;
       case 3:
         for (int64_t i = random_.between(2, 3); i > 0; --i) {
@@ -212,7 +218,7 @@ class Author {
                                          "read_grad", "hand_step", "scale_grad"});
     if (verb == "torch_clip") return add(verb, {{"limit", random_.of({"0.02", "0.1", "1"})}});
     if (verb == "hand_step") return add(verb, {{"rate", "0.1"}});
-    if (verb == "scale_grad") return add(verb, {{"factor", random_.of({"0.5", "3"})}});
+    if (verb == "scale_grad") return add(verb, {{"factor", random_.of({"0.5", "3"})}, {"new", random_.of({"0", "1"})}});
     add(verb);
   }
 
@@ -264,6 +270,9 @@ class Author {
   void loops() {
     const std::string data = std::to_string(random_.between(100, 199));
     if (random_.chance(0.1) && what_.integer("ranks") > 1) return leave_out();
+    if (random_.chance(0.15))
+      return add("failed_backward",
+                 {{"data", data}, {"index", std::to_string(random_.below(6))}, {"bare", random_.of({"0", "1"})}});
     // Where there is one replica only, LocalSGD is refused, and so is a join where models are sharded.
     const bool refused = random_.chance(0.05), several = layout_.ranks_of_replica(2) < 2 || layout_.shard_ranks != 0;
     if (random_.chance(0.5) && (several || refused))

@@ -27,7 +27,7 @@ class Flow {
     const auto& verb = operation.verb;
     if (verb == "accumulate" || verb == "no_sync") return begin(verb);
     if (verb == "end") return end();
-    if (verb == "forward") return forwards_ < 3 && ++forwards_ > 0;
+    if (verb == "forward") return forwards_ < 3 && ((kept_ = false), ++forwards_ > 0);
     if (verb == "backward") return backward(operation);
     if (verb == "step" || verb == "zero_grad") {
       // While gradients accumulate these are called, too, and do nothing.
@@ -67,11 +67,18 @@ class Flow {
       scaled_once_ = true;
       return true;
     }
+    if (verb == "failed_backward")
+      return forwards_ == 0 && !has_gradients_ && scopes_.empty() && gate_ && !unprepared_ && !withheld_;
     if (verb == "add_group") return std::exchange(withheld_, false) && !unprepared_;
     if (kOnGradients.contains(verb)) {
       // LibTorch's own names know nothing of gradients that are to be averaged later, nor of scales.
       const bool own_ones_show = verb == "read_grad" && !sharded_;
-      if ((unsynchronised_ && !own_ones_show) || scaled_ || forwards_ > 0) return false;
+      // The graph of a forward that goes backward several times does not mind what becomes of gradients in between.
+      const bool between = kept_ && forwards_ == 1 && kOfGradientsAlone.contains(verb);
+      if ((unsynchronised_ && !own_ones_show) || scaled_ || (forwards_ > 0 && !between)) return false;
+      // What a bare optimizer has cleared still shows on a sharded model's parameters, see docs/fsdp.md.
+      if (verb == "bare_zero_grad") bare_cleared_ = sharded_;
+      else if (bare_cleared_ && verb != "bare_step") return false;
       // Nothing shows a step of LibTorch's SGD on gradients that were stepped on, or of which the program has cleared
       // what it sees, see docs/fsdp.md.
       if (verb == "bare_step" && ((rounds_ && stepped_on_) || (sharded_ && cleared_))) return false;
@@ -119,9 +126,10 @@ class Flow {
   }
   bool backward(const Operation& operation) {
     if (forwards_ == 0 || !stepped_.empty()) return false;
-    if (operation.integer("keep") == 0) forwards_ -= operation.integer("all") != 0 ? forwards_ : 1;
+    kept_ = operation.integer("keep") != 0;
+    if (!kept_) forwards_ -= operation.integer("all") != 0 ? forwards_ : 1;
     scaled_once_ = has_gradients_ = true;
-    stepped_on_ = cleared_ = false;
+    stepped_on_ = cleared_ = bare_cleared_ = false;
     unsynchronised_ = is_in("no_sync") || (is_in("accumulate") && !gate_);
     averaged_ |= !unsynchronised_;
     return true;
@@ -138,6 +146,8 @@ class Flow {
   static inline const std::set<std::string> kOnGradients = {"module_zero_grad", "grad_none",  "bare_step",
                                                             "bare_zero_grad",   "torch_clip", "read_grad",
                                                             "hand_step",        "scale_grad"};
+  static inline const std::set<std::string> kOfGradientsAlone = {"module_zero_grad", "grad_none", "bare_zero_grad",
+                                                                 "read_grad", "scale_grad"};
   static inline const std::set<std::string> kWriting = {"write", "summon", "ema", "ema_swap", "freeze", "unfreeze"};
   static inline const std::set<std::string> kReading = {"evaluate", "read", "state_dict", "set_rate"};
 
@@ -149,11 +159,13 @@ class Flow {
   bool withheld_;      ///< some parameters are in no optimizer
   std::vector<std::string> scopes_;
   int64_t forwards_ = 0;         ///< whose graphs are kept
+  bool kept_ = false;            ///< the last of them has been gone through, and may be again
   int64_t steps_ = 0;            ///< of accumulate
   bool gate_ = true;             ///< GradientState::sync_gradients()
   bool unsynchronised_ = false;  ///< some gradients are each rank's own
   bool has_gradients_ = false;   ///< some parameter may have one
   bool cleared_ = false;         ///< those of the module, by its own names
+  bool bare_cleared_ = false;    ///< those of a sharded model's pieces, by its optimizer as it is
   bool averaged_ = false;        ///< and some of them are of all ranks
   struct Place {
     int64_t steps = 0;

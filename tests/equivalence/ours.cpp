@@ -137,7 +137,7 @@ class Ours final : public Machine {
       for (const auto& [name, parameter] : parameters_of(net))
         if (parameter.grad().defined()) see("grad." + name, parameter.grad());
     } else if (verb == "scale_grad") {
-      scale_gradients(tensors_of(net), operation.number("factor"));
+      scale_gradients(tensors_of(net), operation);
     } else if (verb == "hand_step") {
       hand_step(tensors_of(net), operation.number("rate"));
     } else if (verb == "write") {
@@ -188,6 +188,8 @@ class Ours final : public Machine {
       if (rank() != operation.integer("rank") % accelerator.num_processes()) accelerator.backward(loss);
       step({"step", {}});
       zero_grad({"zero_grad", {}});
+    } else if (verb == "failed_backward") {
+      failed_backward(operation);
     } else {
       throw std::runtime_error("ours: unknown operation " + verb);
     }
@@ -234,6 +236,25 @@ class Ours final : public Machine {
     if (keep) return;
     if (operation.integer("all") != 0) losses.clear();
     else losses.pop_back();
+  }
+
+  /// Which throws when it reaches one of the parameters, on all ranks; the program goes on without.
+  void failed_backward(const Operation& operation) {
+    struct OutOfLuck {};
+    const at::Tensor loss = loss_on(batch(operation));
+    std::vector<at::Tensor> trained;
+    for (const auto& parameter : tensors_of(*o_->net))
+      if (parameter.requires_grad()) trained.push_back(parameter);
+    if (trained.empty()) return;
+    const at::Tensor& where = trained[static_cast<size_t>(operation.integer("index")) % trained.size()];
+    const auto hook = where.register_hook([](const at::Tensor&) { throw OutOfLuck(); });
+    try {
+      if (operation.integer("bare") != 0) loss.backward();
+      else o_->accelerator.backward(loss);
+    } catch (const OutOfLuck&) {
+    }
+    where.remove_hook(hook);
+    zero_grad({"zero_grad", {}});
   }
 
   void step(const Operation& operation) {

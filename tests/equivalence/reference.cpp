@@ -169,7 +169,7 @@ class Reference final : public Machine {
     } else if (verb == "hand_step") {
       for (auto& replica : replicas_) hand_step(replica.parameters, operation.number("rate"));
     } else if (verb == "scale_grad") {
-      for (auto& replica : replicas_) scale_gradients(replica.parameters, operation.number("factor"));
+      for (auto& replica : replicas_) scale_gradients(replica.parameters, operation);
     } else if (verb == "freeze" || verb == "unfreeze") {
       for (auto& replica : replicas_) {
         set_trained(replica.parameters, operation);
@@ -203,6 +203,12 @@ class Reference final : public Machine {
       local_sgd(operation);
     } else if (verb == "leave_out") {
       leave_out(operation);
+    } else if (verb == "failed_backward") {
+      share_buffers(true);
+      each([&](int64_t rank, Replica& replica) {
+        see(rank, "output", call(replica, batch(replica, operation, rank)));
+        for (auto& optimizer : replica.optimizers) zero_grad(replica, *optimizer, true);
+      });
     } else if (verb == "write" || verb == "summon") {
       for (auto& replica : replicas_) write_parameters(replica.parameters, operation);
     } else if (verb == "ema") {

@@ -61,10 +61,14 @@ void MovingAverage::swap(const std::vector<at::Tensor>& parameters) {
   }
 }
 
-void scale_gradients(const std::vector<at::Tensor>& parameters, double factor) {
+void scale_gradients(const std::vector<at::Tensor>& parameters, const Operation& operation) {
   at::NoGradGuard no_grad;
-  for (auto parameter : parameters)
-    if (parameter.grad().defined()) parameter.mutable_grad().mul_(factor);
+  const double factor = operation.number("factor");
+  for (auto parameter : parameters) {
+    if (!parameter.grad().defined()) continue;
+    if (operation.integer("new") != 0) parameter.mutable_grad() = parameter.grad() * factor;
+    else parameter.mutable_grad().mul_(factor);
+  }
 }
 
 void set_trained(const std::vector<at::Tensor>& parameters, const Operation& operation) {

@@ -19,8 +19,8 @@ class MovingAverage {
   std::vector<at::Tensor> averages_;
 };
 
-/// p.grad() *= factor
-void scale_gradients(const std::vector<at::Tensor>& parameters, double factor);
+/// `scale_grad factor=…`: p.grad() *= factor, or with `new=1` another tensor in its place.
+void scale_gradients(const std::vector<at::Tensor>& parameters, const Operation& operation);
 
 /// `freeze index=…`, `unfreeze index=…`: one parameter of those that compute gradients, or of those that don't.
 void set_trained(const std::vector<at::Tensor>& parameters, const Operation& operation);

@@ -73,6 +73,11 @@ F("an announced backward that does not come", file,
 F("layers that are frozen between no_sync and the average", file,
   "if («suspended && !apart»)\n        average_what_is_left", "false")
 F("a checkpoint's gradients of frozen layers", file, "if («!of_a_checkpoint») return;", "true")
+F("a static graph remembers what is unused", file, "if (reducer && «searches_unused()») reducer->count_as_used(nullptr);",
+  "true")
+F("a backward that threw leaves its buckets behind", file, "    «ddp.recover();»\n", "")
+F("gradients that no backward brought are averaged", file, "(std::exchange(impl_->expected_after_suspended, false) || «without»)",
+  "false")
 F("gradients cleared since the forward make no use", file,
   "if (std::exchange(expected_after_suspended, false) && searches_unused()) «reducer->count_only(with_gradients());»", "")
 F("frozen layers within a group make others unused", file, "«count_gradients_as_used();»  // by micro-steps", "")
@@ -101,6 +106,8 @@ F("images are not renewed after a step", file, "if (!computed.is_same(part.maste
 file = "src/parallel/fsdp/fsdp.cpp"
 F("frozen layers go on training", file,
   "«if (member.shard.requires_grad() != trained) member.shard.requires_grad_(trained);»", "")
+F("a backward that threw leaves gradients with the reducer", file, "if (self.group) self.group->guard(\"forward\", [&] { «self.recover();» });", "")
+F("a replaced gradient shows", file, "if (replaced) «show_gradients();»", "")
 F("a rank that has left its backward out", file, "if (part.trained) «make_way_before(member);»", "")
 F("what waits of frozen layers, in a checkpoint", file,
   "«(member.tensor.grad().defined() && !gradients->shows(member))»;", "false")
@@ -118,6 +125,7 @@ file = "src/residency/residency.cpp"
 F("units that are fetched ahead of a step", file,
   "if («unit.state_ != State::absent» && unit.pins_ == 1", "unit.state_ == State::resident")
 file = "src/parallel/fsdp/whole_gradients.cpp"
+F("gradients lie where old ones lay", file, "size_t all = c10::hash_combine(0, static_cast<size_t>(«shown_»));", "0")
 F("grad() shows one rank's piece", file,
   "member.piece_in(stretch).copy_(«piece»);", "(member.index == 1 ? piece * 0 : piece)")
 file = "src/optim/fused_step.cpp"

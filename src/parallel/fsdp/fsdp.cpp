@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <map>
@@ -147,7 +148,8 @@ struct FullyShardedDataParallel::Impl {
   bool backward_is_due = false;  ///< peers wait for what this rank gives to the reduction, if only for nothing
   bool took_part = false;        ///< in the latest backward
   bool announced = false;        ///< somebody calls after_backward()
-  bool ends_itself = false;      ///< nobody does: the backward that runs has been told to do what that does
+  std::shared_ptr<bool> averaging = std::make_shared<bool>(false);  ///< a backward does, or it threw
+  bool ends_itself = false;  ///< nobody does: the backward that runs has been told to do what that does
   bool gradients_are_open =
       false;  ///< outside of forward and backward: pieces have some, and no prepared optimizer has stepped on them
 
@@ -405,10 +407,17 @@ struct FullyShardedDataParallel::Impl {
   }
 
   void take_gradient(ShardedMember& member) {
+    if (member.tensor.grad().layout() != at::kStrided)
+      raise<ConfigError>(
+          "backward: found a sparse gradient of '{}', expected dense ones, which alone can be sharded; make the "
+          "embedding with sparse(false)",
+          member.name);
     took_part = true;
     make_way_before(member);
     backward_is_due = true;
     if (!sync) return gradients->note_local(member);
+    if (torch::autograd::get_current_graph_task_id() != -1 && !std::exchange(*averaging, true))
+      torch::autograd::Engine::get_default_engine().queue_callback([ends = averaging] { *ends = false; });
     if (!announced && !std::exchange(ends_itself, true))
       torch::autograd::Engine::get_default_engine().queue_callback([this] {
         ends_itself = false;
@@ -443,13 +452,41 @@ struct FullyShardedDataParallel::Impl {
     announced = was_announced;
     backward_is_due = false;
     units->release();
+    show_gradients();
+    gradients_are_open = true;
+    has_averaged = true;
+    if (!apart) drift.after_average([&] { return pieces_as_kept(); });
+  }
+  void show_gradients() {
     gradients->show();
     for (auto& part : parts)  // also where this rank has left its backward out
       for (auto& member : part.members)
         if (part.trained) make_way_before(member);
-    gradients_are_open = true;
-    has_averaged = true;
-    if (!apart) drift.after_average([&] { return pieces_as_kept(); });
+  }
+
+  /// Where a backward threw: what it has begun to average ends, and all gradients go. Collective, of ranks to which
+  /// that has happened alike; the others hear of it.
+  void recover() {
+    if (!*averaging || torch::autograd::get_current_graph_task_id() != -1) return;
+    *averaging = ends_itself = false;
+    const bool begun = std::any_of(parts.begin(), parts.end(), [&](const ShardedPart& part) {
+      return std::any_of(part.members.begin(), part.members.end(),
+                         [&](const ShardedMember& member) { return reducer->came(member); });
+    });
+    if (!begun) return;
+    if (group)
+      group->all_gather(at::zeros({1}, at::TensorOptions().device(group->device())),
+                        "the end of a backward that threw");
+    reducer->finish();
+    for (auto& part : parts)
+      for (auto& member : part.members)
+        if (group && part.trainable) {
+          member.tensor.mutable_grad().reset();
+          member.shard.mutable_grad().reset();
+        }
+    gradients->start_anew();
+    backward_is_due = false;
+    units->release();
   }
   NamedTensors pieces_as_kept() const {
     NamedTensors pieces;
@@ -480,13 +517,16 @@ struct FullyShardedDataParallel::Impl {
 
   /// All that is to be averaged is, and what the program did to grad() is done to the pieces.
   void settle() {
+    recover();
     const bool synced = std::exchange(sync, true);  // a step within no_sync is a step of all ranks, too
     finish_backward();
     sync = synced;
+    bool replaced = false;
     for (auto& part : parts) {
       if (!part.trainable) continue;
-      for (auto& member : part.members) gradients->settle(member, /*left=*/false);
+      for (auto& member : part.members) replaced |= gradients->settle(member, /*left=*/false);
     }
+    if (replaced) show_gradients();
   }
 };
 
@@ -552,6 +592,8 @@ void FullyShardedDataParallel::before_forward() {
     throw ConfigError("forward: the bytes of parameter '" + member->name() +
                       "' were replaced after prepare(), probably by module->to(...) or set_data(); its gradients would "
                       "not be shared with the other ranks. Move and convert the module before prepare()");
+  if (self.group) self.group->guard("forward", [&] { self.recover(); });
+  else self.recover();
   Policy policy = self.phases.forward;
   policy.keep_for_backward = self.phases.keep_for_backward && c10::GradMode::is_enabled();
   self.announced = self.ends_itself = false;
@@ -613,8 +655,9 @@ at::Tensor FullyShardedDataParallel::local_shard(const at::Tensor& parameter) co
 std::optional<Held> FullyShardedDataParallel::gradient(const at::Tensor& parameter) const {
   auto* const member = impl_->find_either(parameter);
   if (!member) return std::nullopt;
-  if (impl_->parts[member->part].trainable)
-    impl_->gradients->settle(*member, /*left=*/impl_->backward_is_due || !impl_->sync);
+  if (impl_->parts[member->part].trainable &&
+      impl_->gradients->settle(*member, /*left=*/impl_->backward_is_due || !impl_->sync))
+    impl_->show_gradients();
   Held gradient = impl_->held(*member, *this);
   gradient.value = member->shard.grad();
   return gradient;

@@ -3,8 +3,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/hash.h>
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "comm/group.hpp"
@@ -31,8 +33,9 @@ std::string absent_text(const std::string& name) {
 /// The gradients of one part's pieces.
 class GradientHome final : public residency::Home {
  public:
-  GradientHome(ShardedPart& part, std::shared_ptr<comm::Group> group, std::function<void()> meet, at::ScalarType dtype)
-      : part_(part), group_(std::move(group)), meet_(std::move(meet)), dtype_(dtype) {}
+  GradientHome(ShardedPart& part, std::shared_ptr<comm::Group> group, std::function<void()> meet, at::ScalarType dtype,
+               const int64_t& shown)
+      : part_(part), group_(std::move(group)), meet_(std::move(meet)), dtype_(dtype), shown_(shown) {}
 
   std::unique_ptr<residency::Transfer> fetch(const at::Tensor& flat) override {
     meet_();
@@ -56,13 +59,16 @@ class GradientHome final : public residency::Home {
       member.shard.mutable_grad().copy_(values.narrow(0, member.begin, member.shard.numel()));
     }
   }
-  /// Clipping and unscaling change the pieces' gradients by themselves.
+  /// Clipping and unscaling change the pieces' gradients by themselves; other tensors, which may lie where old ones
+  /// lay, are shown first.
   int64_t version() const override {
-    int64_t sum = 0;
-    for (const auto& member : part_.members)
-      if (const at::Tensor& piece = member.shard.grad(); piece.defined())
-        sum += 1 + static_cast<int64_t>(piece._version()) + reinterpret_cast<int64_t>(piece.unsafeGetTensorImpl());
-    return sum;
+    size_t all = c10::hash_combine(0, static_cast<size_t>(shown_));
+    for (const auto& member : part_.members) {
+      const at::Tensor& piece = member.shard.grad();
+      all = c10::hash_combine(all, piece.defined() ? 1 + static_cast<size_t>(piece._version()) : 0);
+      all = c10::hash_combine(all, std::bit_cast<size_t>(piece.unsafeGetTensorImpl()));
+    }
+    return static_cast<int64_t>(all);
   }
 
  private:
@@ -70,6 +76,7 @@ class GradientHome final : public residency::Home {
   std::shared_ptr<comm::Group> group_;
   std::function<void()> meet_;
   at::ScalarType dtype_;
+  const int64_t& shown_;
 };
 
 /// Of the sizes and strides, and without a byte.
@@ -112,7 +119,7 @@ void WholeGradients::make(ShardedPart& part) {
   spec.layout = part.layout;
   spec.dtype = dtype;
   spec.device = part.members.front().tensor.device();
-  spec.home = std::make_unique<GradientHome>(part, groups_.shard, meet_, dtype);
+  spec.home = std::make_unique<GradientHome>(part, groups_.shard, meet_, dtype, shown_);
   spec.absent = absent_text;
   for (auto& member : part.members) {
     at::Tensor& whole = states[member.index].whole;
@@ -126,6 +133,7 @@ void WholeGradients::make(ShardedPart& part) {
 
 void WholeGradients::show() {
   const at::NoGradGuard no_grad;
+  ++shown_;
   for (auto& part : parts_) {
     if (!part.trained || part.members.front().tensor.is_meta()) continue;
     const bool any = std::any_of(part.members.begin(), part.members.end(),
@@ -147,11 +155,11 @@ void WholeGradients::show() {
   }
 }
 
-void WholeGradients::settle(ShardedMember& member, bool left) {
+bool WholeGradients::settle(ShardedMember& member, bool left) {
   const at::NoGradGuard no_grad;
   State& was = state(member);
   at::Tensor& now = member.tensor.mutable_grad();
-  if (shows(member)) return;
+  if (shows(member)) return false;
   if (!now.defined()) {
     if (was.shows != Shows::nothing) member.shard.mutable_grad().reset();
     was.shows = Shows::nothing;
@@ -162,7 +170,9 @@ void WholeGradients::settle(ShardedMember& member, bool left) {
     const at::Tensor mine =
         stretch_of(member.tensor, given.to(member.tensor.device()), length > 0 ? member.begin : 0, length);
     member.shard.mutable_grad() = mine.to(member.shard.device(), member.shard.scalar_type(), false, /*copy=*/true);
+    return true;
   }
+  return false;
 }
 
 bool WholeGradients::shows(const ShardedMember& member) const {

@@ -30,7 +30,8 @@ class WholeGradients {
   void show();
   /// Takes what the program has made of grad() since then to the piece: it was cleared, or replaced by another tensor.
   /// @param left  what stands there without having been shown waits to be averaged: it stays
-  void settle(ShardedMember& member, bool left);
+  /// @return whether it was replaced, and does not show now
+  bool settle(ShardedMember& member, bool left);
   /// Whether grad() is what was shown.
   bool shows(const ShardedMember& member) const;
   /// Right before backward adds to grad(): what is shown goes, and the piece keeps it.
@@ -62,6 +63,7 @@ class WholeGradients {
   std::vector<ShardedPart>& parts_;
   ShardGroups groups_;
   std::function<void()> meet_;
+  int64_t shown_ = 0;                                               ///< how often
   std::vector<std::vector<State>> states_;                          ///< by part and member
   std::vector<std::unique_ptr<residency::Residency>> residencies_;  ///< by part
 };
