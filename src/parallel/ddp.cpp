@@ -310,8 +310,11 @@ struct DistributedDataParallel::Impl {
           "backward: found a sparse gradient of '{}', expected dense ones, which alone are averaged over ranks; make "
           "the embedding with sparse(false)",
           trained_parameters[index].name);
-    if (!std::exchange(*averaging, true))
+    if (!std::exchange(*averaging, true)) {
       torch::autograd::Engine::get_default_engine().queue_callback([ends = averaging] { *ends = false; });
+      // Gradients of micro-steps, or of replicas apart, may have been cleared since.
+      if (searches_unused()) reducer->count_only(with_gradients());
+    }
     came = true;
     // The same parameter again: an earlier backward, whose forward was the module's own, has left others out.
     if (trained_parameters[index].has_gradient && !kwargs.static_graph) check_finished("backward");
@@ -321,8 +324,7 @@ struct DistributedDataParallel::Impl {
     } else if (const at::Tensor root(loss.lock()); forwards > 1 && searches_unused() && root.defined()) {
       expect_gradients({root});  // what the last of several forwards left out, the others may have used
     }
-    // Gradients of micro-steps may have been cleared since the forward.
-    if (std::exchange(expected_after_suspended, false) && searches_unused()) reducer->count_only(with_gradients());
+    expected_after_suspended = false;
     // The first backward of a static graph only learns which gradients come when; it averages all of them at its end,
     // which somebody inside of it must ask for.
     if (kwargs.static_graph && !std::exchange(delayed, true))
