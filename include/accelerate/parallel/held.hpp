@@ -11,7 +11,7 @@
 
 namespace accelerate::comm {
 class Mesh;
-}
+}  // namespace accelerate::comm
 
 namespace accelerate::parallel {
 
