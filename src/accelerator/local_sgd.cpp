@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <exception>
 #include <unordered_set>
 
@@ -50,11 +51,14 @@ struct LocalSGD::Impl {
   int64_t num_steps = 0;
   int exceptions_at_start = std::uncaught_exceptions();
   std::vector<at::Tensor> trained, buffers;
+  std::vector<char> trains;                  ///< which of the model's parameters did when it began
   std::vector<at::Tensor> common, velocity;  ///< of the outer optimizer: the last common parameters, fp32
   std::list<run_state::OwnState>::iterator registered;
 
   void begin() {
     trained = trained_of(*model);
+    for (const auto& [name, parameter] : model->model.parameters())
+      trains.push_back(static_cast<char>(parameter.requires_grad()));
     for (const auto& [name, buffer] : model->model.buffers()) buffers.push_back(buffer);
     at::NoGradGuard no_grad;
     if (options.outer_optimizer)
@@ -65,9 +69,12 @@ struct LocalSGD::Impl {
     model->engine->set_apart(true);
     apart = true;
     auto& states = accelerator->run.own_states;
-    registered = states.insert(states.end(), {.name = "LocalSGD",
-                                              .save = [this] { return state(); },
-                                              .stage = [this](const c10::IValue& value) { return stage(value); }});
+    const auto& models = accelerator->run.models;
+    const auto number = std::find(models.begin(), models.end(), model) - models.begin();
+    registered =
+        states.insert(states.end(), {.name = number == 0 ? "LocalSGD" : fmt::format("LocalSGD of model {}", number),
+                                     .save = [this] { return state(); },
+                                     .stage = [this](const c10::IValue& value) { return stage(value); }});
   }
 
   void leave() {
@@ -91,7 +98,20 @@ struct LocalSGD::Impl {
       }
   }
 
+  /// What is trained from here on on each rank by itself has to be among what is averaged.
+  void check_trained() const {
+    auto trained_then = trains.begin();
+    for (const auto& [name, parameter] : model->model.parameters())
+      if (!*trained_then++ && parameter.requires_grad())
+        raise<ConfigError>(
+            "LocalSGD: parameter '{}' was frozen when it began and is trained now, expected the same ones, which are "
+            "averaged, until it ends; free layers (requires_grad_(true)) before LocalSGD or after its finish(), and "
+            "begin another one",
+            name);
+  }
+
   void average(bool at_end) {
+    check_trained();
     agree(at_end);
     auto& engine = *model->engine;
     engine.before_step();  // pieces change

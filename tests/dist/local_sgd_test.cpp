@@ -240,6 +240,41 @@ RANKS_TEST(LocalSgd, ACheckpointAfterItHasNoneOfItsStates, 2) {
   accelerator.load_state(folder);
 }
 
+RANKS_TEST(LocalSgd, TwoComeBackFromOneCheckpoint, 2) {
+  const std::filesystem::path folder = support::scratch_dir();
+  Accelerator accelerator({.cpu = true});
+  std::vector<torch::nn::Sequential> nets{net_of(), net_of()};
+  std::vector<Prepared<torch::nn::Sequential>> models;
+  std::vector<std::unique_ptr<LocalSGD>> apart;
+  for (auto& net : nets) {
+    models.push_back(accelerator.prepare(net));
+    apart.push_back(std::make_unique<LocalSGD>(accelerator, models.back(), 100));
+  }
+  std::vector<torch::Tensor> values;
+  const torch::NoGradGuard no_grad;
+  for (size_t i = 0; i < nets.size(); ++i)
+    for (const auto& parameter : trained(nets[i]))
+      values.push_back(parameter.add_(0.1 * static_cast<double>(rank() + 1) + static_cast<double>(i)).clone());
+  accelerator.save_state(folder);
+  accelerator.load_state(folder);
+  auto value = values.begin();
+  for (const auto& net : nets)
+    for (const auto& parameter : trained(net)) EXPECT_TRUE(parameter.equal(*value++));
+}
+
+RANKS_TEST(LocalSgd, LayersThatAreFreedWithinItAreNamed, 2) {
+  Accelerator accelerator({.cpu = true});
+  auto net = net_of();
+  auto first = net->parameters()[0];
+  first.set_requires_grad(false);
+  auto model = accelerator.prepare(net);
+  LocalSGD local_sgd(accelerator, model, 1);
+  first.set_requires_grad(true);
+  EXPECT_THAT(message_of<ConfigError>([&] { local_sgd.step(); }),
+              HasSubstr("was frozen when it began and is trained now"));
+  first.set_requires_grad(false);
+}
+
 RANKS_TEST(LocalSgd, ADamagedStateIsNamed, 2) {
   const std::filesystem::path folder = support::scratch_dir();
   const auto own = folder / ("own_states_" + std::to_string(rank()) + ".bin");

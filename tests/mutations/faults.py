@@ -1576,6 +1576,12 @@ F("joined ranks end with the last one's parameters", file,
 file = "src/parallel/gradients.cpp"
 F("tied weights count once", file, "if («!seen.insert(parameter.unsafeGetTensorImpl()).second») continue;", "false",
   "accelerator_tests AcceleratorTest.TiedWeightsAreClippedOnce", h + "TokensOfModelsThatShareModulesCountOnce")
+F("layers that are freed within LocalSGD are named", "src/accelerator/local_sgd.cpp",
+  "if («!*trained_then++ && parameter.requires_grad()»)", "!*trained_then++ && false",
+  "communication_hooks_tests LocalSgd.LayersThatAreFreedWithinItAreNamed")
+F("two LocalSGDs have states of their own", "src/accelerator/local_sgd.cpp",
+  ".name = «number == 0 ? \"LocalSGD\" : fmt::format(\"LocalSGD of model {}\", number)»,", "std::string(\"LocalSGD\")",
+  "communication_hooks_tests LocalSgd.TwoComeBackFromOneCheckpoint")
 F("norms count each element once", "src/parallel/held.cpp", "return «(mesh ? *mesh : comm::mesh()).place(comm::kAllAxes - cut - apart) == 0»;",
   "true", "fsdp_hybrid_tests FsdpHybrid.NormsCountEachElementOnce", "engines_tests Engines.ComposedSlices")
 F("replicas apart count their own pieces", file, "piece->counts(«apart ? comm::Axes{comm::Axis::dp_replicate} : comm::Axes{}»)",
