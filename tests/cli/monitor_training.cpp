@@ -5,6 +5,7 @@
 //                  for which rank 0 waits
 //   sharded        the same with FSDP
 //   figures        steps, tokens and operations are what the program says
+// A second argument is the number of steps: of a program that is watched until it is ended.
 #include <torch/torch.h>
 
 #include <chrono>
@@ -19,12 +20,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-void steps(bool by_itself) {
+void steps(bool by_itself, int count) {
   accelerate::Accelerator accelerator;
   torch::nn::Linear model(2, 1), other(2, 1);
   torch::optim::SGD often(model->parameters(), 0.01), seldom(other->parameters(), 0.01);
   auto [m, o, first, second] = accelerator.prepare(model, other, often, seldom);
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < count; ++i) {
     const auto loss = (m(torch::ones({4, 2})) + o(torch::ones({4, 2}))).sum();
     accelerator.backward(loss);
     accelerator.log({{"loss", loss.item<double>()}, {"note", "no number"}, {"epoch", 1}});
@@ -78,8 +79,8 @@ void waits(bool sharded) {
   }
 }
 
-void figures() {
-  for (int i = 1; i <= 200; ++i) {
+void figures(int count) {
+  for (int i = 1; i <= count; ++i) {
     std::this_thread::sleep_for(milliseconds(50));
     accelerate::report_tokens(300);
     accelerate::report_flops(6e9);
@@ -91,7 +92,8 @@ void figures() {
 
 int main(int count, char** arguments) {
   const std::string way = count > 1 ? arguments[1] : "";
+  const int number = count > 2 ? std::stoi(arguments[2]) : 200;
   if (way == "averaged" || way == "sharded") waits(way == "sharded");
-  else if (way == "figures") figures();
-  else steps(way == "itself");
+  else if (way == "figures") figures(number);
+  else steps(way == "itself", number);
 }
