@@ -11,7 +11,6 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/logger.hpp>
@@ -24,6 +23,7 @@
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
 #include "comm/mesh.hpp"
+#include "parallel/backward_watch.hpp"
 #include "parallel/drift.hpp"
 #include "parallel/engines.hpp"
 #include "parallel/frozen_codes.hpp"
@@ -163,7 +163,7 @@ struct DistributedDataParallel::Impl {
   /// There were micro-steps without averaging since the last averaging backward; the same on all ranks.
   bool suspended = false;
   bool came = false;  ///< a gradient that is averaged in its backward, since the last step
-  std::shared_ptr<bool> averaging = std::make_shared<bool>(false);  ///< a backward does, or it threw
+  BackwardWatch averaging;
   bool resumed = false;  ///< some of their gradients are a checkpoint's, of layers that are frozen here perhaps
   DriftCheck drift;
   int64_t forwards_of_backward = 0;       ///< that announced the next averaging backward
@@ -302,19 +302,15 @@ struct DistributedDataParallel::Impl {
     if (at::GradMode::is_enabled())
       throw ConfigError(
           "backward: found create_graph = true, with which gradients can't be averaged over ranks as they come, "
-          "expected "
-          "torch::autograd::grad(..., create_graph = true) for the term that needs derivatives of gradients, and an "
-          "ordinary backward of the whole loss; FSDP takes both");
+          "expected torch::autograd::grad(..., create_graph = true) for the term that needs derivatives of gradients, "
+          "and an ordinary backward of the whole loss; FSDP takes both");
     if (trained_parameters[index].tensor.grad().layout() != at::kStrided)
       raise<ConfigError>(
           "backward: found a sparse gradient of '{}', expected dense ones, which alone are averaged over ranks; make "
           "the embedding with sparse(false)",
           trained_parameters[index].name);
-    if (!std::exchange(*averaging, true)) {
-      torch::autograd::Engine::get_default_engine().queue_callback([ends = averaging] { *ends = false; });
-      // Gradients of micro-steps, or of replicas apart, may have been cleared since.
-      if (searches_unused()) reducer->count_only(with_gradients());
-    }
+    // Gradients of micro-steps, or of replicas apart, may have been cleared since.
+    if (averaging.begin() && searches_unused()) reducer->count_only(with_gradients());
     came = true;
     // The same parameter again: an earlier backward, whose forward was the module's own, has left others out.
     if (trained_parameters[index].has_gradient && !kwargs.static_graph) check_finished("backward");
@@ -440,9 +436,7 @@ struct DistributedDataParallel::Impl {
   /// Where a backward threw: what it has begun to average ends, and averaging begins anew. Collective, of ranks to
   /// which that has happened alike; the others hear of it.
   void recover() {
-    if (!*averaging || torch::autograd::get_current_graph_task_id() != -1) return;
-    *averaging = false;
-    if (!reducer || !reducer->unfinished()) return;
+    if (!averaging.threw() || !reducer || !reducer->unfinished()) return;
     group->all_gather(at::zeros({1}, at::TensorOptions().device(group->device())), "the end of a backward that threw");
     for (const auto& sent : reducer->in_flight()) group->wait("backward", *sent);
     drop_reducer();

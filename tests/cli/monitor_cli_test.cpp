@@ -721,6 +721,17 @@ TEST(MonitorBrowser, ShowsFiguresThatAProgramSays) {
   EXPECT_TRUE(browser.wait_until("/^([0-9.]+|[1-6][.][0-9]k)$/.test(" + cell("token/s") + ")"));
   EXPECT_TRUE(browser.wait_until("/^[0-9.]+[MG]$/.test(" + cell("FLOP/s") + ")"));
   EXPECT_TRUE(browser.wait_until("Number(" + cell("MFU %") + ") > 0 && Number(" + cell("MFU %") + ") <= 12.5"));
+  // Of one row, so of one moment, whatever the machine's speed: as many of each as a step has, as far as digits go.
+  const auto number = [&](const std::string& title) {
+    return "(t => parseFloat(t) * ({k: 1e3, M: 1e6, G: 1e9}[t.slice(-1)] ?? 1))(" + cell(title) + ")";
+  };
+  const auto a_step = [&](const std::string& title, const std::string& expected) {
+    return browser.wait_until("Math.abs(" + number(title) + " / " + number("step/s") + " / " + expected +
+                              " - 1) < 0.1");
+  };
+  EXPECT_TRUE(a_step("token/s", "300"));
+  EXPECT_TRUE(a_step("FLOP/s", "6e9"));
+  EXPECT_TRUE(a_step("MFU %", "0.6"));
   EXPECT_EQ(browser.evaluate(cell("comm %")), "");  // which nobody knows
   EXPECT_TRUE(browser.wait_until("/tokens\\/s$/.test(document.getElementById('summary').textContent)"));
   for (const auto& [name, text] : {std::pair<std::string, std::string>{"tokens_per_second", "^tokens [0-9.]+k?/s$"},

@@ -79,7 +79,7 @@ F("a backward that threw leaves its buckets behind", file, "    «ddp.recover();
 F("gradients that no backward brought are averaged", file, "(std::exchange(impl_->expected_after_suspended, false) || «without»)",
   "false")
 F("gradients cleared since the forward make no use", file,
-  "if (searches_unused()) «reducer->count_only(with_gradients());»", "")
+  "if (averaging.begin() && searches_unused()) «reducer->count_only(with_gradients());»", "")
 F("frozen layers within a group make others unused", file, "«count_gradients_as_used();»  // by micro-steps", "")
 F("unused parameters of the last of several forwards", file, "«forwards > 1» && searches_unused()", "false")
 F("a static graph learns what is not averaged", file,

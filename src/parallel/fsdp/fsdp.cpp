@@ -17,6 +17,7 @@
 #include "accelerate/residency/deferred.hpp"
 #include "accelerate/utils/error.hpp"
 #include "comm/group.hpp"
+#include "parallel/backward_watch.hpp"
 #include "parallel/drift.hpp"
 #include "parallel/frozen_codes.hpp"
 #include "parallel/fsdp/gradient_reducer.hpp"
@@ -148,7 +149,7 @@ struct FullyShardedDataParallel::Impl {
   bool backward_is_due = false;  ///< peers wait for what this rank gives to the reduction, if only for nothing
   bool took_part = false;        ///< in the latest backward
   bool announced = false;        ///< somebody calls after_backward()
-  std::shared_ptr<bool> averaging = std::make_shared<bool>(false);  ///< a backward does, or it threw
+  BackwardWatch averaging;
   bool ends_itself = false;  ///< nobody does: the backward that runs has been told to do what that does
   bool gradients_are_open =
       false;  ///< outside of forward and backward: pieces have some, and no prepared optimizer has stepped on them
@@ -416,8 +417,7 @@ struct FullyShardedDataParallel::Impl {
     make_way_before(member);
     backward_is_due = true;
     if (!sync) return gradients->note_local(member);
-    if (torch::autograd::get_current_graph_task_id() != -1 && !std::exchange(*averaging, true))
-      torch::autograd::Engine::get_default_engine().queue_callback([ends = averaging] { *ends = false; });
+    if (torch::autograd::get_current_graph_task_id() != -1) averaging.begin();
     if (!announced && !std::exchange(ends_itself, true))
       torch::autograd::Engine::get_default_engine().queue_callback([this] {
         ends_itself = false;
@@ -467,8 +467,8 @@ struct FullyShardedDataParallel::Impl {
   /// Where a backward threw: what it has begun to average ends, and all gradients go. Collective, of ranks to which
   /// that has happened alike; the others hear of it.
   void recover() {
-    if (!*averaging || torch::autograd::get_current_graph_task_id() != -1) return;
-    *averaging = ends_itself = false;
+    if (!averaging.threw()) return;
+    ends_itself = false;
     const bool begun = std::any_of(parts.begin(), parts.end(), [&](const ShardedPart& part) {
       return std::any_of(part.members.begin(), part.members.end(),
                          [&](const ShardedMember& member) { return reducer->came(member); });
@@ -480,7 +480,7 @@ struct FullyShardedDataParallel::Impl {
     reducer->finish();
     for (auto& part : parts)
       for (auto& member : part.members)
-        if (group && part.trainable) {
+        if (part.trainable) {
           member.tensor.mutable_grad().reset();
           member.shard.mutable_grad().reset();
         }
