@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iostream>
+#include <streambuf>
 
 #include "utils/error_text.hpp"
 #include "utils/raise.hpp"
@@ -24,6 +26,39 @@ namespace {
 
 /// Compiled code asks for it when it is opened. Set before main(), when no other thread reads the environment.
 [[maybe_unused]] const int kInputsAreChecked = ::setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", /*overwrite=*/0);
+
+/// Compiled code writes what it refuses to std::cerr, too, beside the exception that says it. Meanwhile what this
+/// thread writes there goes nowhere; what others write passes.
+class WithoutCerr {
+ public:
+  WithoutCerr() {
+    [[maybe_unused]] static const auto* const there_for_good = new Filter;
+    ++depth;
+  }
+  ~WithoutCerr() { --depth; }
+  WithoutCerr(const WithoutCerr&) = delete;
+  WithoutCerr& operator=(const WithoutCerr&) = delete;
+
+ private:
+  class Filter final : public std::streambuf {
+   public:
+    Filter() : next_(std::cerr.rdbuf(this)) {}
+
+   protected:
+    int_type overflow(int_type letter) override {
+      if (depth > 0 || traits_type::eq_int_type(letter, traits_type::eof())) return traits_type::not_eof(letter);
+      return next_->sputc(traits_type::to_char_type(letter));
+    }
+    std::streamsize xsputn(const char* text, std::streamsize size) override {
+      return depth > 0 ? size : next_->sputn(text, size);
+    }
+    int sync() override { return next_->pubsync(); }
+
+   private:
+    std::streambuf* next_;
+  };
+  static inline thread_local int depth = 0;
+};
 
 /// The device that a package is for, if it says so, must be here: the loader would speak of a missing runner.
 void check_device(const std::string& package, const std::string& name) {
@@ -69,6 +104,7 @@ std::vector<at::Tensor> CompiledModelImpl::forward(const std::vector<at::Tensor>
         impl_->package);
   // What it computes in was decided when it was compiled.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const WithoutCerr once;
   try {
     return impl_->loader->run(inputs);
   } catch (const std::exception& error) {

@@ -657,6 +657,9 @@ void DistributedDataParallel::average_replicas(const std::vector<at::Tensor>& te
   average_in_place(*impl_->group, tensors);
 }
 
+bool DistributedDataParallel::shares_buffers() const { return impl_->kwargs.broadcast_buffers && impl_->forward_sync; }
+void DistributedDataParallel::keep_own_buffers() { impl_->forward_sync = false; }
+
 c10::IValue DistributedDataParallel::own_state() const {
   if (!impl_->hook || impl_->hook->state().isNone()) return {};
   c10::List<c10::List<int64_t>> layout;

@@ -108,7 +108,7 @@ bool is_ours(const std::string& name, CheckpointKind kind) {
           "model(_\\d+)?\\.safetensors|pytorch_model(_\\d+)?\\.bin|pytorch_model_fsdp(_\\d+)?(_rank\\d+)?\\.bin|"
           "pytorch_model_fsdp_\\d+|optimizer(_\\d+)?\\.bin|optimizer_\\d+(_rank\\d+\\.bin)?|scheduler(_\\d+)?\\.bin|"
           "dl_state_dict(_\\d+)?\\.bin|scaler\\.pt|(custom_checkpoint|random_states)_\\d+\\.pkl|"
-          "(gradients|own_states)_\\d+\\.bin|fp8_states\\.bin");
+          "(gradients|own_states|buffers)_\\d+\\.bin|fp8_states\\.bin");
   return std::regex_match(name, kind == CheckpointKind::run ? of_run : of_distributed);
 }
 

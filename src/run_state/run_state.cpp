@@ -17,6 +17,7 @@
 #include "run_state/fp8_states.hpp"
 #include "run_state/models.hpp"
 #include "run_state/optimizers.hpp"
+#include "run_state/own_buffers.hpp"
 #include "run_state/own_states.hpp"
 #include "run_state/whole_stream.hpp"
 #include "utils/counts.hpp"
@@ -191,6 +192,7 @@ void save(const RunState& run, const fs::path& folder, const SaveOptions& option
   for (size_t i = 0; i < run.optimizers.size(); ++i)
     save_optimizer(run.optimizers[i], run.models, {form, in_form(optimizer_files(folder, i), form).path},
                    options.writers);
+  if (form != StateForm::local) save_own_buffers(run, folder);  // a rank's own pieces have them
   on_all_ranks_or_throw([&] {
     using checkpointing::save_object;
     if (options.writers.here) {
@@ -237,7 +239,7 @@ void load(RunState& run, const std::vector<ModelRef>& models, const fs::path& fo
   std::vector<std::pair<FP8Training*, std::map<std::string, at::Tensor>>> scales;
   std::optional<c10::IValue> scaler, random;
   std::optional<StagedAccumulation> accumulation;
-  std::vector<std::function<void()>> own_states;
+  std::vector<std::function<void()>> own_states, own_buffers;
   on_all_ranks_or_throw([&] {
     using checkpointing::load_object;
     for (size_t i = 0; i < models.size(); ++i)
@@ -263,6 +265,7 @@ void load(RunState& run, const std::vector<ModelRef>& models, const fs::path& fo
     if (run.scaler) scaler = load_object(folder / "scaler.pt");
     scales = read_fp8_states(run, folder);
     accumulation.emplace(run, folder, options);
+    own_buffers = stage_own_buffers(run, models, folder);
     own_states = stage_own_states(run, folder);
     const auto of_generators = random_states_file(folder);
     try {
@@ -304,6 +307,7 @@ void load(RunState& run, const std::vector<ModelRef>& models, const fs::path& fo
     throw;
   }
   for (const auto& model : staged) model.apply();
+  for (const auto& take_own : own_buffers) take_own();
   for (const auto& take_own : own_states) take_own();
   broadcast_object_list(step);  // ranks that wrote no file of their own count with the others
   accumulation->apply(run, step[0] % options.num_steps);

@@ -289,6 +289,98 @@ RANKS_TEST(CheckpointRanks, WhatTheLastMicroStepLeavesOutIsAveragedAlsoInAResume
       }
 }
 
+namespace {
+
+/// Computes with a running mean, which is each rank's own where nobody gives it rank 0's.
+struct CentredImpl : torch::nn::Module {
+  CentredImpl() {
+    torch::manual_seed(12);
+    linear = register_module("linear", torch::nn::Linear(4, 2));
+    mean = register_buffer("mean", torch::zeros({4}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (is_training()) mean.mul_(0.9).add_(x.detach().mean(0), 0.1);
+    return linear(x - mean.clone());
+  }
+  torch::nn::Linear linear{nullptr};
+  at::Tensor mean;
+};
+TORCH_MODULE(Centred);
+
+/// What this rank's ten micro-steps show, of which two are a group.
+std::vector<at::Tensor> train_centred(const std::string& layout, const fs::path& folder, int64_t from,
+                                      int64_t save_at = -1) {
+  AcceleratorState::reset(false);
+  GradientState::reset();
+  AcceleratorOptions options{.cpu = true, .gradient_accumulation_steps = 2};
+  if (layout == "FSDP") options.fsdp_plugin = FullyShardedDataParallelPlugin{};
+  if (layout == "own buffers") options.kwargs_handlers = {DistributedDataParallelKwargs{.broadcast_buffers = false}};
+  Accelerator accelerator(std::move(options));
+  Centred net;
+  auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+  if (from > 0) accelerator.load_state(folder);
+  std::vector<at::Tensor> seen;
+  for (int64_t step = from; step < 10; ++step) {
+    if (step == save_at) accelerator.save_state(folder);
+    auto scope = accelerator.accumulate(model);
+    const auto output = model(torch::full({3, 4}, 0.3 * static_cast<double>(step + 1) * (1.0 + rank())));
+    accelerator.backward(output.pow(2).mean());
+    optimizer.step();
+    optimizer.zero_grad();
+    seen.push_back(output.detach().clone());
+    seen.push_back(net->mean.clone());
+  }
+  return seen;
+}
+
+}  // namespace
+
+RANKS_TEST(CheckpointRanks, BuffersOfEachRankComeBack, 2, 3) {
+  for (const std::string layout : {"DDP", "own buffers", "FSDP"})
+    for (const int64_t at : {6, 7}) {  // between groups, and in the middle of one
+      SCOPED_TRACE(testing::Message() << layout << ", saved after " << at);
+      const auto folder = fs::path(support::scratch_dir()) / (layout + std::to_string(at));
+      const auto whole = train_centred(layout, folder, 0, at), resumed = train_centred(layout, folder, at);
+      ASSERT_EQ(resumed.size(), whole.size() - static_cast<size_t>(2 * at));
+      for (size_t i = 0; i < resumed.size(); ++i)
+        EXPECT_TRUE(resumed[i].equal(whole[i + static_cast<size_t>(2 * at)])) << i << resumed[i];
+      // Between groups DDP's next forward takes rank 0's.
+      EXPECT_EQ(files_in(folder).contains("buffers_0.bin"), layout != "DDP" || at == 7);
+    }
+}
+
+RANKS_TEST(CheckpointRanks, BuffersOfRanksThatAreNotThereBecomeRank0s, 2) {
+  const fs::path folder = support::scratch_dir();
+  const auto own = folder / ("buffers_" + std::to_string(rank()) + ".bin");
+  Accelerator accelerator({.cpu = true, .fsdp_plugin = FullyShardedDataParallelPlugin{}});
+  Centred net;
+  auto model = accelerator.prepare(net);
+  net->mean.fill_(rank() + 1);
+  accelerator.save_state(folder);
+  auto file = checkpointing::load_object(own).toGenericDict();
+  file.insert_or_assign("num_processes", 3);
+  checkpointing::save_object(file, own);
+  accelerator.load_state(folder);
+  EXPECT_TRUE(net->mean.equal(torch::ones({4}))) << net->mean;
+
+  file.insert_or_assign("num_processes", 2);
+  checkpointing::save_object(file, own);
+  accelerator.load_state(folder);
+  EXPECT_TRUE(net->mean.equal(torch::full({4}, rank() + 1.0))) << net->mean;
+
+  for (const auto& wrong :
+       {c10::IValue(3), c10::IValue(c10::impl::GenericDict(c10::StringType::get(), c10::AnyType::get()))}) {
+    checkpointing::save_object(wrong, own);
+    EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(folder); }),
+                testing::AllOf(HasSubstr("buffers_"), HasSubstr("it is damaged or not written by save_state")));
+  }
+  checkpointing::save_object(file, own);
+  accelerator.wait_for_everyone();
+  if (rank() == 1) fs::remove(own);
+  EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(folder); }), HasSubstr("buffers_1.bin"));
+  EXPECT_TRUE(net->mean.equal(torch::full({4}, rank() + 1.0))) << "a refused load has changed it";
+}
+
 // Two machines without a common file system: each rank is one, and has folders of its own.
 RANKS_TEST(CheckpointRanks, EachMachineCanWriteItsOwnCopy, 2) {
   ::setenv("LOCAL_RANK", "0", 1);

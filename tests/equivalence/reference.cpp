@@ -506,10 +506,12 @@ class Reference final : public Machine {
     });
   }
 
-  // ---- files: what rank 0 has, of buffers too
+  // ---- files: what rank 0 has, and each rank's own buffers unless its next forward takes rank 0's
 
   struct Saved {
-    std::vector<at::Tensor> parameters, buffers;
+    std::vector<at::Tensor> parameters;
+    std::vector<std::vector<at::Tensor>> buffers;  ///< of each rank
+    bool own_buffers = false;
     std::vector<c10::IValue> optimizers;
     Scale scale;
     bool all = false;                                ///< not the weights alone
@@ -536,7 +538,11 @@ class Reference final : public Machine {
   void save(const std::string& name, bool all) {
     Saved saved;
     for (const auto& parameter : replicas_[0].parameters) saved.parameters.push_back(parameter.detach().clone());
-    for (const auto& buffer : replicas_[0].net->buffers()) saved.buffers.push_back(buffer.clone());
+    saved.own_buffers = all && !(layout_->buffers_from_rank0 && buffers_may_differ_);
+    for (const auto& replica : replicas_) {
+      auto& own = saved.buffers.emplace_back();
+      for (const auto& buffer : replica.net->buffers()) own.push_back(buffer.clone());
+    }
     for (const auto& optimizer : replicas_[0].optimizers) {
       if (!all || !prepares_optimizers()) break;  // nobody else knows of them
       saved.optimizers.push_back(state_of(*optimizer));
@@ -559,12 +565,15 @@ class Reference final : public Machine {
   void load(const std::string& name) {
     at::NoGradGuard no_grad;
     const Saved& saved = saved_.at(name);
-    for (auto& replica : replicas_) {
+    for (size_t rank = 0; rank < replicas_.size(); ++rank) {
+      auto& replica = replicas_[rank];
       for (size_t i = 0; i < saved.parameters.size(); ++i) replica.parameters[i].copy_(saved.parameters[i]);
       const auto buffers = replica.net->buffers();
-      for (size_t i = 0; i < buffers.size(); ++i) at::Tensor(buffers[i]).copy_(saved.buffers[i]);
+      for (size_t i = 0; i < buffers.size(); ++i)
+        at::Tensor(buffers[i]).copy_(saved.buffers[saved.own_buffers ? rank : 0][i]);
       for (size_t i = 0; i < saved.optimizers.size(); ++i) give_state(*replica.optimizers[i], saved.optimizers[i]);
     }
+    if (saved.own_buffers) buffers_may_differ_ = false;
     if (!saved.optimizers.empty()) scale_ = saved.scale;
     if (!saved.all) return;
     steps_ = saved.steps;

@@ -157,6 +157,10 @@ file = "src/optim/optimizer.cpp"
 F("hooks of the engine after a step are left out", file, "«if (hooks.after) hooks.after();»", "")
 F("hooks of the engine before a step are left out", file, "«if (hooks.before) hooks.before();»", "")
 F("sharded gradients stay after zero_grad", file, "«if (hooks.cleared) hooks.cleared(parameter);»", "")
+F("buffers of each rank stay out of checkpoints", "src/run_state/run_state.cpp",
+  "if (form != StateForm::local) «save_own_buffers(run, folder);»", "")
+F("buffers that a checkpoint gave back are replaced", "src/run_state/own_buffers.cpp",
+  "for (const auto& engine : keep) «engine->keep_own_buffers();»", "")
 file = "src/accelerator/local_sgd.cpp"
 F("replicas that train apart average gradients, too", file, "«model->engine->set_apart(true);»", "")
 

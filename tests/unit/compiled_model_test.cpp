@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 
 #include "accelerate/accelerator.hpp"
 #include "accelerate/formats/safetensors.hpp"
@@ -80,6 +81,11 @@ TEST_F(CompiledModelTest, InputsOfAnotherKindAreRefusedNotMisread) {
   EXPECT_THAT(refusal({at::zeros({3, 9})}), HasSubstr("unmatched dim value"));
   EXPECT_THAT(refusal({at::zeros({65, 8})}), HasSubstr("dim value"));
   EXPECT_THAT(refusal({at::zeros({8, 3}).t()}), HasSubstr("stride"));
+  // The exception says it, and nobody beside it; what others write is there.
+  testing::internal::CaptureStderr();
+  EXPECT_THAT(refusal({at::zeros({3, 9})}), HasSubstr("unmatched dim value"));
+  std::cerr << "what the program says" << std::endl;
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "what the program says\n");
   const at::Tensor wants_gradient = tensor("x").clone().requires_grad_();
   EXPECT_THAT(message_of<ConfigError>([&] { model->forward(wants_gradient); }), HasSubstr("no backward"));
   const at::NoGradGuard no_grad;

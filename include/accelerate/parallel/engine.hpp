@@ -92,6 +92,12 @@ class ACCELERATE_API Engine {
   /// Looks whether the state fits, and returns what takes it up. @throws CheckpointError. Not collective.
   virtual std::function<void()> stage_own_state(const c10::IValue& state);
 
+  /// Whether the next forward takes rank 0's buffers on all ranks. Not collective.
+  virtual bool shares_buffers() const { return false; }
+  /// Buffers have been given what each rank had when a checkpoint was saved: the next forward leaves them alone. Not
+  /// collective, but for all ranks alike.
+  virtual void keep_own_buffers() {}
+
   // What this rank holds.
 
   /// The tensors of which it holds pieces, in the order in which gather_each() makes them whole. Not collective.
