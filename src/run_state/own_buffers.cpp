@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 using Buffers = std::map<std::string, at::Tensor>;
 
-fs::path file_of(const fs::path& folder, int64_t rank) { return folder / fmt::format("buffers_{}.bin", rank); }
+fs::path buffers_file(const fs::path& folder, int64_t rank) { return folder / fmt::format("buffers_{}.bin", rank); }
 
 /// Not those of a model whose next forward replaces them, nor of replicas that train apart, whose own states have them.
 bool keeps_buffers(const detail::PreparedModel& model) {
@@ -62,13 +62,13 @@ void save_own_buffers(const RunState& run, const fs::path& folder) {
     c10::impl::GenericDict file(c10::StringType::get(), c10::AnyType::get());
     file.insert("num_processes", comm::world_size());
     file.insert("buffers", models);
-    checkpointing::save_object(file, file_of(folder, comm::rank()));
+    checkpointing::save_object(file, buffers_file(folder, comm::rank()));
   });
 }
 
 std::vector<std::function<void()>> stage_own_buffers(const RunState& run, const std::vector<ModelRef>& models,
                                                      const fs::path& folder) {
-  const auto own = file_of(folder, comm::rank()), first = file_of(folder, 0);
+  const auto own = buffers_file(folder, comm::rank()), first = buffers_file(folder, 0);
   if (!fs::exists(own) && !fs::exists(first)) return {};
   const auto& found = fs::exists(own) ? own : first;
   int64_t ranks = 0;
