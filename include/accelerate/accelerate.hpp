@@ -46,7 +46,6 @@
 #include "accelerate/parallel/ddp.hpp"
 #include "accelerate/parallel/deepspeed_plugin.hpp"
 #include "accelerate/parallel/engine.hpp"
-#include "accelerate/parallel/fsdp.hpp"
 #include "accelerate/parallel/fsdp_plugin.hpp"
 #include "accelerate/parallel/megatron_lm_plugin.hpp"
 #include "accelerate/parallel/parallelism_config.hpp"

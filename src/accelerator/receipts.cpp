@@ -7,7 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "accelerate/parallel/fsdp.hpp"
+#include "accelerate/parallel/fsdp_plugin.hpp"
 #include "accelerate/residency.hpp"
 #include "accelerator/accelerator_impl.hpp"
 #include "utils/environment.hpp"

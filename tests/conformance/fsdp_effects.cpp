@@ -9,7 +9,8 @@
 #include "accelerate/residency/deferred.hpp"
 #include "comm/dry_process_group.hpp"
 #include "comm/group.hpp"
-#include "parallel/fsdp/shard_store.hpp"
+#include "parallel/fsdp/settings.hpp"
+#include "parallel/sharding/shard_store.hpp"
 #include "ranks.hpp"
 
 namespace conformance::fsdp_plugin_cases {
@@ -100,7 +101,8 @@ bool offloads(const FullyShardedDataParallelPlugin& plugin) {
   parallel::ShardGroups groups;
   groups.shard = comm::Group::join({.world_size = 2, .dry = std::make_shared<comm::TrafficCounter>()});
   try {
-    parallel::make_shard_store(parts, groups, at::Device(at::kCUDA, 0), resolved)->allocate(parts[0]);
+    parallel::make_shard_store(parts, groups, at::Device(at::kCUDA, 0), parallel::settings_of(resolved, 1, 1))
+        ->allocate(parts[0]);
     return parts[0].master.is_cpu();
   } catch (const std::exception&) {
     return false;  // memory on the accelerator was asked for

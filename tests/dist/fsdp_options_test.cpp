@@ -10,8 +10,9 @@
 #include "comm/group.hpp"
 #include "fsdp_of.hpp"
 #include "message_of.hpp"
-#include "parallel/fsdp/gradient_reducer.hpp"
-#include "parallel/fsdp/shard_store.hpp"
+#include "parallel/fsdp/settings.hpp"
+#include "parallel/sharding/gradient_reducer.hpp"
+#include "parallel/sharding/shard_store.hpp"
 #include "ranks.hpp"
 
 namespace fsdp_options {
@@ -364,7 +365,8 @@ TEST(FsdpOptions, OffloadedShardsLieOnTheHost) {
     parallel::ShardGroups groups;
     if (!alone) groups.shard = comm::Group::join({.world_size = 2, .dry = std::make_shared<comm::TrafficCounter>()});
     const Plugin offloaded{.cpu_offload = CPUOffload(true, /*pin_memory=*/false)};
-    parallel::make_shard_store(parts, groups, gpu, offloaded)->allocate(part);
+    parallel::make_shard_store(parts, groups, gpu, parallel::settings_of(parallel::resolve(offloaded), 1, 1))
+        ->allocate(part);
     EXPECT_TRUE(part.master.is_cpu());
     EXPECT_EQ(part.master.numel(), part.numel() / (alone ? 1 : 2));
     const auto store = parallel::make_shard_store(parts, groups, gpu, {});

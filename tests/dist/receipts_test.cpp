@@ -22,7 +22,8 @@
 #include "accelerator/receipts.hpp"
 #include "both_stores.hpp"
 #include "message_of.hpp"
-#include "parallel/fsdp/shard_store.hpp"
+#include "parallel/fsdp/settings.hpp"
+#include "parallel/sharding/shard_store.hpp"
 #include "program.hpp"
 #include "ranks.hpp"
 #include "utils/counts.hpp"
@@ -656,7 +657,8 @@ TEST(Receipts, WhatNeedsAnAcceleratorSaysWhatItWouldDo) {
     std::vector<parallel::ShardedPart> parts(1);
     parts[0].layout = residency::lay_out({weight});
     parts[0].members.push_back({.name = "weight", .tensor = weight, .shard = {}});
-    parallel::make_shard_store(parts, {}, gpu, plugin)->allocate(parts[0]);
+    parallel::make_shard_store(parts, {}, gpu, parallel::settings_of(parallel::resolve(plugin), 1, 1))
+        ->allocate(parts[0]);
     return parts[0].master;
   };
   const Fsdp offloads{.cpu_offload = CPUOffload(true, /*pin_memory=*/false)};

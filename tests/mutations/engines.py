@@ -13,7 +13,7 @@ def F(name, file, text, wrong):
 
 
 # Where a fault makes training compute something else.
-ENGINES = ("src/parallel/ddp.cpp", "src/parallel/gradient", "src/parallel/fsdp/", "src/parallel/replica_average.cpp",
+ENGINES = ("src/parallel/ddp.cpp", "src/parallel/gradient", "src/parallel/sharding/", "src/parallel/fsdp/", "src/parallel/replica_average.cpp",
            "src/residency/", "src/comm/average.cpp", "src/comm/collectives.cpp", "src/comm/shared_memory.cpp",
            "src/optim/optimizer.cpp", "src/optim/fused_step.cpp", "src/optim/grad_scaler.cpp",
            "src/accelerator/training.cpp", "src/accelerator/clip.cpp", "src/accelerator/join.cpp",
@@ -30,7 +30,7 @@ F("shared sums leave the last rank out", file,
 F("shared sums are not divided", file, "output[from + i] = static_cast<T>(«sum[i] / divisor»);", "sum[i]")
 F("shared sums round on the way", file, "«sum[i] += static_cast<Sum>(next[i]);»",
   "sum[i] = static_cast<Sum>(static_cast<T>(sum[i] + static_cast<Sum>(next[i]) * Sum(1.5)));")
-file = "src/parallel/fsdp/collective_reducer.cpp"
+file = "src/parallel/sharding/collective_reducer.cpp"
 F("sums by sockets are divided in half precision only", file,
   "const auto after = «divisors(state.result.scalar_type()).second»;",
   "(state.result.scalar_type() == at::kFloat ? 1.0 : divisors(state.result.scalar_type()).second)")
@@ -41,13 +41,13 @@ F("parameters that no rank used get zeros", file, "used[i].push_back(«static_ca
   "static_cast<char>(*common_flags++ >= 0)")
 F("a rank of its own drops what came before", file,
   "if («shard.grad().defined()») shard.mutable_grad().add_(flat);", "false")
-file = "src/parallel/fsdp/sharded_part.cpp"
+file = "src/parallel/sharding/sharded_part.cpp"
 F("gradients replace those that were there", file,
   "if («member.shard.grad().defined()») member.shard.mutable_grad().add_(mine);", "false")
 F("pieces begin one element late", file,
   "member.at = «from - first»;", "(from > first && to - from > 1 && to < last ? from - first + 1 : from - first)")
 F("what did not come is taken for come", file, "came_[member.index] = «1»;", "static_cast<char>(member.index != 1)")
-file = "src/parallel/fsdp/shared_memory_store.cpp"
+file = "src/parallel/sharding/shared_memory_store.cpp"
 F("stretches of rank 0 for all", file, "first = «group_->rank() * length»;\n    const auto type", "0 * length")
 F("gradients are read before their time", file,
   "if («mapping_->announcement(generation_, rank, p).generation.load(std::memory_order_acquire) != generation_»)", "false")
@@ -55,7 +55,7 @@ F("room is used again before it was read", file,
   "return «mapping_->consumed(group_->rank(), slot.part).load(std::memory_order_acquire) >= slot.round * static_cast<uint64_t>(group_->world_size())»;",
   "true")
 F("rooms hold what one rank alone has not", file, "used[m] = static_cast<char>(«used[m] | theirs[m]»);", "theirs[m]")
-file = "src/parallel/fsdp/replicas.cpp"
+file = "src/parallel/sharding/replicas.cpp"
 F("replicas sum", file, "«gradient.div_(group_->world_size());»  // before the sum", "")
 F("replicas in shared memory sum", file, "«static_cast<double>(group_->world_size())»)) {", "1.0")
 file = "src/parallel/ddp.cpp"
@@ -101,9 +101,9 @@ F("gathers say of which unit they are", file,
   "group->all_gather_async(flat.view(at::kByte), sent.view(at::kByte), «of_»);", "uint64_t{0}")
 F("a rank's piece of a write is not kept", file,
   "void take(int64_t begin, const at::Tensor& values) override {\n    forget();\n    «kept_.take(begin, values);»", "")
-file = "src/parallel/fsdp/shard_store.cpp"
+file = "src/parallel/sharding/shard_store.cpp"
 F("images are not renewed after a step", file, "if (!computed.is_same(part.master)) «computed.copy_(part.master);»", "")
-file = "src/parallel/fsdp/fsdp.cpp"
+file = "src/parallel/sharding/sharding.cpp"
 F("frozen layers go on training", file,
   "«if (member.shard.requires_grad() != trained) member.shard.requires_grad_(trained);»", "")
 F("a backward that threw leaves gradients with the reducer", file, "if (self.group) self.group->guard(\"forward\", [&] { «self.recover();» });", "")
@@ -124,7 +124,7 @@ F("steps of optimizers from before prepare, at a read", file,
 file = "src/residency/residency.cpp"
 F("units that are fetched ahead of a step", file,
   "if («unit.state_ != State::absent» && unit.pins_ == 1", "unit.state_ == State::resident")
-file = "src/parallel/fsdp/whole_gradients.cpp"
+file = "src/parallel/sharding/whole_gradients.cpp"
 F("gradients lie where old ones lay", file, "size_t all = c10::hash_combine(0, static_cast<size_t>(«shown_»));", "0")
 F("grad() shows one rank's piece", file,
   "member.piece_in(stretch).copy_(«piece»);", "(member.index == 1 ? piece * 0 : piece)")

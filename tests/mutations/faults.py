@@ -397,7 +397,7 @@ F("InitProcessGroupKwargs::init_method", "src/state/partial_state.cpp",
 
 # ---- sharding
 f = "fsdp_features_tests FsdpOptions."
-file = "src/parallel/fsdp/fsdp.cpp"
+file = "src/parallel/fsdp/settings.cpp"
 F("FullyShardedDataParallelPlugin::limit_all_gathers", file, "const bool limited = «plugin.limit_all_gathers»;", "true",
   f + "UnitsAreFetchedAheadAsFarAsIsAskedFor")
 F("FullyShardedDataParallelPlugin::forward_prefetch", file, "ahead(«plugin.forward_prefetch.value_or(false)» ? 2 : 1)",
@@ -406,53 +406,59 @@ F("FullyShardedDataParallelPlugin::backward_prefetch BACKWARD_PRE", file,
   "= «prefetch == BackwardPrefetch::backward_pre» ? ahead(1) : 0;", "false",
   f + "UnitsAreFetchedAheadAsFarAsIsAskedFor")
 F("FullyShardedDataParallelPlugin::backward_prefetch BACKWARD_POST", file,
-  "phases.prefetch_after_unit = «prefetch == BackwardPrefetch::backward_post»;", "false",
+  "settings.prefetch_after_unit = «prefetch == BackwardPrefetch::backward_post»;", "false",
   f + "UnitsAreFetchedAheadAsFarAsIsAskedFor")
-F("FullyShardedDataParallelPlugin::sync_module_states", file, "return «plugin.sync_module_states.value_or(false)» ||",
+F("FullyShardedDataParallelPlugin::sync_module_states", file, "|| «plugin.sync_module_states.value_or(false)» ||",
   "false", f + "RanksStartWithRankZerosParametersAndBuffers")
-F("FullyShardedDataParallelPlugin::sync_module_states of buffers", file,
-  "if («group && starts_from_rank0(plugin)») { value = group->broadcast(value, 0);", "false",
-  f + "RanksStartWithRankZerosParametersAndBuffers")
 F("FullyShardedDataParallelPlugin::cpu_ram_efficient_loading", file,
-  "|| «plugin.cpu_ram_efficient_loading.value_or(false)» || effective", "false",
+  "settings.from_rank0 = «settings.ignored_from_rank0» ||", "false",
   f + "RanksStartWithRankZerosParametersAndBuffers")
 F("FullyShardedDataParallelPlugin::cpu_ram_efficient_loading of ignored modules", file,
-  "= group && «plugin.cpu_ram_efficient_loading.value_or(false)»;", "false",
+  "settings.ignored_from_rank0 = «plugin.cpu_ram_efficient_loading.value_or(false)»;", "false",
   f + "RanksStartWithRankZerosParametersAndBuffers")
-F("FullyShardedDataParallelPlugin::param_init_fn", file, "«plugin.param_init_fn(*submodule.module)»;", "void()",
+F("FullyShardedDataParallelPlugin::param_init_fn", file, "settings.initialise = «plugin.param_init_fn»;", "nullptr",
   f + "NoShardObeysTheOtherOptions")
-F("FullyShardedDataParallelPlugin::mixed_precision_policy", file,
-  "const MixedPrecision precision = «plugin.mixed_precision_policy.value_or(MixedPrecision{})»;", "MixedPrecision{}",
+F("FullyShardedDataParallelPlugin::mixed_precision_policy", file, "if («!plugin.mixed_precision_policy») return;", "true",
   f + "NoShardObeysTheOtherOptions")
+F("MixedPrecision::reduce_dtype", file, "settings.reduce_dtype = «precision.reduce_dtype»;",
+  "std::optional<at::ScalarType>()", f + "GradientsKeepTheLowPrecisionInWhichTheyTravelled")
+F("MixedPrecision::keep_low_precision_grads", file,
+  "settings.keep_low_precision_grads = «precision.keep_low_precision_grads»;", "false",
+  f + "GradientsKeepTheLowPrecisionInWhichTheyTravelled")
+F("MixedPrecision::output_dtype", file, "settings.output_dtype = «precision.output_dtype»;",
+  "std::optional<at::ScalarType>()", f + "MixedPrecisionPolicies")
+F("MixedPrecision::cast_forward_inputs", file, "? «precision.cast_forward_inputs.value_or(true)» :", "true",
+  f + "MixedPrecisionPolicies")
+F("MixedPrecision::cast_root_forward_inputs", file, ": «precision.cast_root_forward_inputs»)", "true",
+  f + "MixedPrecisionPolicies")
+F("FullyShardedDataParallelPlugin::activation_checkpointing", file,
+  "settings.recompute = «plugin.activation_checkpointing.value_or(false)»;", "false",
+  "fsdp_checkpointing_tests FsdpCheckpointing.NeedsUnits")
+F("FullyShardedDataParallelPlugin::activation_checkpointing_offload", file,
+  "settings.recompute_offload = «plugin.activation_checkpointing_offload.value_or(false)»;", "false",
+  "fsdp_checkpointing_tests FsdpCheckpointing.TrainsBitByBitAsWithout")
+F("FullyShardedDataParallelPlugin::cpu_offload", file,
+  "const auto offload = «plugin.cpu_offload.value_or(CPUOffload())»;", "CPUOffload()",
+  f + "OffloadedShardsLieOnTheHost")
+F("FullyShardedDataParallelPlugin::dp_shard_size", file, "const int64_t size = «shards ? *shards : all / *replicas»;",
+  "all / replicas.value_or(1)", "fsdp_hybrid_tests FsdpHybrid.NumbersThatDoNotFitAreRefused")
+F("FullyShardedDataParallelPlugin::dp_replicate_size", file,
+  "const int64_t count = «replicas ? *replicas : all / size»;", "all / size",
+  "fsdp_hybrid_tests FsdpHybrid.NumbersThatDoNotFitAreRefused")
+file = "src/parallel/sharding/sharding.cpp"
+F("FullyShardedDataParallelPlugin::sync_module_states of buffers", file,
+  "if («group && settings.from_rank0») { value = group->broadcast(value, 0);", "false",
+  f + "RanksStartWithRankZerosParametersAndBuffers")
 F("MixedPrecision::param_dtype", file, "part.compute_dtype = «converts» ?", "false", f + "NoShardObeysTheOtherOptions")
 F("MixedPrecision::buffer_dtype", file, "if (buffer_dtype && «value.is_floating_point()» && !stays", "false",
   f + "MixedPrecisionPolicies")
-F("MixedPrecision::output_dtype", file, "return precision ? «precision->output_dtype» :",
-  "std::optional<at::ScalarType>()", f + "MixedPrecisionPolicies")
-F("MixedPrecision::cast_forward_inputs", file, "«precision->cast_forward_inputs.value_or(true)»", "true",
-  f + "MixedPrecisionPolicies")
-F("MixedPrecision::cast_root_forward_inputs", file, "«precision->cast_root_forward_inputs»;", "true",
-  f + "MixedPrecisionPolicies")
-F("FullyShardedDataParallelPlugin::activation_checkpointing", file,
-  "if («plugin.activation_checkpointing.value_or(false)») {", "false",
-  "fsdp_checkpointing_tests FsdpCheckpointing.NeedsUnits")
-F("FullyShardedDataParallelPlugin::activation_checkpointing_offload", file,
-  ".offload = «plugin.activation_checkpointing_offload.value_or(false)»", "false",
-  "fsdp_checkpointing_tests FsdpCheckpointing.TrainsBitByBitAsWithout")
-file = "src/parallel/fsdp/shard_store.cpp"
-F("MixedPrecision::reduce_dtype", file, "{.reduce_dtype = «precision.reduce_dtype»,", "std::optional<at::ScalarType>()",
-  f + "GradientsKeepTheLowPrecisionInWhichTheyTravelled")
-F("MixedPrecision::keep_low_precision_grads", file, ".keep_low_precision = «precision.keep_low_precision_grads»",
-  "false", f + "GradientsKeepTheLowPrecisionInWhichTheyTravelled")
-F("CPUOffload::offload_params", file, "(«offload_.offload_params» || device_.is_cpu())", "false",
+file = "src/parallel/sharding/shard_store.cpp"
+F("CPUOffload::offload_params", file, "(«offload_» || device_.is_cpu())", "false",
   f + "OffloadedShardsLieOnTheHost")
-F("CPUOffload::offload_params alone", file, "return «offload_.offload_params» && !device_.is_cpu()", "false",
+F("CPUOffload::offload_params alone", file, "return «offload_» && !device_.is_cpu()", "false",
   f + "OffloadedShardsLieOnTheHost")
-F("FullyShardedDataParallelPlugin::cpu_offload", file,
-  "device_(device), offload_(«plugin.cpu_offload.value_or(CPUOffload())»), options_(reducer_options(plugin)) {}",
-  "CPUOffload()", f + "OffloadedShardsLieOnTheHost")
 w = "fsdp_whole_tests FsdpWhole."
-file = "src/parallel/fsdp/collective_reducer.cpp"
+file = "src/parallel/sharding/collective_reducer.cpp"
 F("FSDP's average in half precision, on any number of ranks", file,
   "«static_cast<double>(world) / static_cast<double>(factor)»", "static_cast<double>(world / factor)",
   w + "HalfPrecisionIsAveragedOnAnyNumberOfRanks")
@@ -462,8 +468,8 @@ F("weights that drift apart are named soon", "src/parallel/drift.cpp",
 F("DistributedDataParallelKwargs::compare_parameters_every", "src/parallel/drift.cpp",
   "return averages % «every_» == 0", "500",
   "ddp_habits_tests DdpHabits.WeightsThatDriftApartAreNamedAfterSomeTime")
-F("replicas that drift apart are named", "src/parallel/fsdp/fsdp.cpp",
-  "self.drift = «DriftCheck(self.groups.replicate, compare_parameters_every)»;", "DriftCheck()",
+F("replicas that drift apart are named", "src/parallel/sharding/sharding.cpp",
+  "self.drift = «DriftCheck(self.groups.replicate, self.settings.compare_parameters_every)»;", "DriftCheck()",
   "fsdp_hybrid_tests FsdpHybrid.PiecesOfReplicasThatDriftApartAreNamed")
 F("writes of ranks that differ are named", "src/parallel/drift.cpp",
   "if («one.at(kBits) != two.at(kBits)» &&", "false", w + "WritesThatDifferBetweenRanksAreNamed")
@@ -482,7 +488,7 @@ F("a failed attempt leaves no place in the group", "src/accelerator/live_runs.cp
   "failed_attempt_tests FailedAttempt.LeavesNothingOfItsGroup")
 F("a failed attempt leaves no gradients", "src/accelerator/live_runs.cpp", "«optimizer.zero_grad();»", "",
   "failed_attempt_tests FailedAttempt.LeavesNothingOfItsGroup")
-F("trained ignored modules are named", "src/parallel/fsdp/fsdp.cpp", "return «impl_->find(parameter) != nullptr»;",
+F("trained ignored modules are named", "src/parallel/sharding/sharding.cpp", "return «impl_->find(parameter) != nullptr»;",
   "true", w + "TrainedIgnoredModulesAreNamed")
 F("launch: options behind the program are remarked on", "src/launch/job/job.cpp",
   "«remark_on_swapped_options(job);»", "", "launch_tests LaunchOptions.OursBehindTheProgramAreRemarked")
@@ -493,7 +499,7 @@ F("a rank of PMIx is one of several", "src/launch/job/settings.cpp", "!place_ &&
   "launch_tests LaunchEnvironment.ARankOfUnknownManyIsNamed")
 F("a write or two is no step of the old optimizer", "src/optim/grad_scaler.cpp", "if («state.moves < kMoves») return;",
   "!moved", "optim_tests GradScalerTest.TheOldOptimizersStepIsNamed")
-file = "src/parallel/fsdp/whole_gradients.cpp"
+file = "src/parallel/sharding/whole_gradients.cpp"
 F("grad() of sharded parameters", file, "if («!part.trained» || part.members.front().tensor.is_meta()) continue;", "true",
   w + "GradientsAreWholeBetweenBackwardAndStep")
 F("grad() of sharded parameters, cleared", file,
@@ -549,12 +555,6 @@ F("FullyShardedDataParallelPlugin::sharding_strategy", file,
   f + "NoShardObeysTheOtherOptions")
 F("FullyShardedDataParallelPlugin::reshard_after_forward", file, "const bool keeps = «whether && !*whether»;", "false",
   "fsdp_plugin_tests FsdpPlugin.TheStrategyThatResults")
-file = "src/parallel/fsdp/shard_groups.cpp"
-F("FullyShardedDataParallelPlugin::dp_shard_size", file, "const int64_t size = «shards ? *shards : all / *replicas»;",
-  "all / replicas.value_or(1)", "fsdp_hybrid_tests FsdpHybrid.NumbersThatDoNotFitAreRefused")
-F("FullyShardedDataParallelPlugin::dp_replicate_size", file,
-  "const int64_t count = «replicas ? *replicas : all / size»;", "all / size",
-  "fsdp_hybrid_tests FsdpHybrid.NumbersThatDoNotFitAreRefused")
 file = "src/parallel/fsdp/choose.cpp"
 u = f + "StateDictConfigsSayWhoGetsWholeStates"
 F("FullyShardedDataParallelPlugin::state_dict_type", file,
@@ -1967,9 +1967,9 @@ F("codes of rank 0 are kept once where others were", "src/parallel/frozen_codes.
 F("ranks compare encodings", "src/parallel/verify_parameters.cpp",
   "if (const auto* weight = «residency::encoded_weight(tensor)»)", "static_cast<residency::EncodedWeight*>(nullptr)",
   r + "OtherEncodingsAreRefusedByName")
-F("shards take rank 0's codes", "src/parallel/fsdp/fsdp.cpp", "«agree_on_codes(model.parameters());»", "",
+F("shards take rank 0's codes", "src/parallel/sharding/sharding.cpp", "«agree_on_codes(model.parameters());»", "",
   r + "TheyAreShardedAndRecomputed", r + "ReplicasOfShardsTrainAdaptersOnThem", r + "TheyMayBeWholeInUnits")
-F("codes are sharded", "src/parallel/fsdp/fsdp.cpp",
+F("codes are sharded", "src/parallel/sharding/sharding.cpp",
   "for (const auto& [weight, bytes] : code_bytes) «residency::lay_codes_in(*weight, bytes, groups.ranks());»", "", r + "TheyAreSharded")
 F("a stage gives up others' codes", "src/parallel/pipeline/pipeline.cpp",
   "weight && !held) «residency::give_up(*weight)»;", "static_cast<void>(0)", r + "StagesKeepTheirOwn")

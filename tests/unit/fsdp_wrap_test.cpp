@@ -103,7 +103,7 @@ std::vector<std::string> names_of(const NamedTensors& tensors) {
   return names;
 }
 
-std::map<std::string, std::vector<std::string>> by_path(const std::vector<WrapUnit>& units) {
+std::map<std::string, std::vector<std::string>> by_path(const std::vector<ShardedUnit>& units) {
   std::map<std::string, std::vector<std::string>> result;
   for (const auto& unit : units)
     EXPECT_TRUE(result.emplace(unit.path, names_of(unit.parameters)).second) << unit.path << " is there twice";
@@ -154,7 +154,7 @@ size_t compare(const ModelRef& model, const json& reply) {
 }
 
 /// All parameters are in exactly one unit, and each in the order of the model.
-void expect_partition(const ModelRef& model, const std::vector<WrapUnit>& units) {
+void expect_partition(const ModelRef& model, const std::vector<ShardedUnit>& units) {
   std::map<std::string, size_t> position;
   for (const auto& [name, tensor] : model.parameters()) position.emplace(name, position.size());
   std::set<std::string> seen;

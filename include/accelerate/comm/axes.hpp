@@ -3,12 +3,14 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "accelerate/utils/export.hpp"
+
 namespace accelerate::comm {
 
 /// What a job's ranks are laid out over, outermost first.
 enum class Axis : uint8_t { pp, dp_replicate, dp_shard, cp, sp, ep, tp };
 /// "dp_shard"
-const char* name_of(Axis axis);
+ACCELERATE_API const char* name_of(Axis axis);
 
 /// A set of axes.
 class Axes {

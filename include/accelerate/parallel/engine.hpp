@@ -1,7 +1,7 @@
 #pragma once
 
 /// What `Accelerator::prepare` gives a model to: one way in which ranks train it together. Averaging whole models
-/// (ddp.hpp) and sharding them (fsdp.hpp) are engines; src/parallel/engines.cpp lists those that a program can ask for.
+/// (ddp.hpp) and sharding them are engines; src/parallel/engines.cpp lists those that a program can ask for.
 /// All that the facade, clipping and checkpoints know of an engine is here.
 
 #include <ATen/core/Tensor.h>

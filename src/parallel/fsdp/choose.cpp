@@ -1,8 +1,9 @@
-#include "accelerate/parallel/fsdp.hpp"
 #include "comm/group.hpp"
+#include "comm/mesh.hpp"
 #include "parallel/engines.hpp"
-#include "parallel/fsdp/shard_groups.hpp"
+#include "parallel/fsdp/settings.hpp"
 #include "parallel/gradient_hook.hpp"
+#include "parallel/sharding/sharding.hpp"
 #include "utils/environment.hpp"
 #include "utils/raise.hpp"
 
@@ -38,9 +39,9 @@ std::optional<FullyShardedDataParallelPlugin> requested_sharding(const EngineReq
   return resolve(std::move(plugin));
 }
 
-class Sharding final : public ChosenEngine {
+class ChosenFsdp final : public ChosenEngine {
  public:
-  Sharding(FullyShardedDataParallelPlugin plugin, int64_t compare_parameters_every)
+  ChosenFsdp(FullyShardedDataParallelPlugin plugin, int64_t compare_parameters_every)
       : plugin_(std::move(plugin)), compare_parameters_every_(compare_parameters_every) {}
 
   std::optional<DistributedType> distributed_type() const override { return DistributedType::FSDP; }
@@ -65,7 +66,11 @@ class Sharding final : public ChosenEngine {
 
   /// Also in evaluation mode: a teacher that is never trained may be too large to be whole everywhere.
   std::shared_ptr<Engine> make(const ModelRef& model, const at::Device& device, bool) const override {
-    return std::make_shared<FullyShardedDataParallel>(model, device, plugin_, fp8_weights_, compare_parameters_every_);
+    const auto group = comm::mesh().along(comm::kTokens);
+    auto settings = settings_of(plugin_, group ? group->world_size() : 1, group ? group->local_world_size() : 1);
+    settings.fp8_weights = {fp8_weights_.begin(), fp8_weights_.end()};
+    settings.compare_parameters_every = compare_parameters_every_;
+    return std::make_shared<Sharding>(model, device, std::move(settings));
   }
 
  private:
@@ -106,7 +111,7 @@ std::unique_ptr<ChosenEngine> choose_fsdp(const EngineRequest& request) {
   if (!plugin) return nullptr;
   check_hook_settings(request.ddp);
   refuse_settings_of_ddp(request.ddp);
-  return std::make_unique<Sharding>(std::move(*plugin), request.ddp.compare_parameters_every);
+  return std::make_unique<ChosenFsdp>(std::move(*plugin), request.ddp.compare_parameters_every);
 }
 
 }  // namespace accelerate::parallel

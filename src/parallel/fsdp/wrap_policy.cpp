@@ -66,7 +66,7 @@ class Tree {
     return paths;
   }
 
-  std::vector<WrapUnit> units() const {
+  std::vector<ShardedUnit> units() const {
     std::map<const at::TensorImpl*, std::vector<size_t>> places;  // where each parameter is registered
     std::vector<std::pair<std::string, at::Tensor>> parameters;   // each once, under its first name
     for (size_t i = 0; i < modules_.size(); ++i)
@@ -76,13 +76,13 @@ class Tree {
           parameters.emplace_back(modules_[i].path.empty() ? name : modules_[i].path + "." + name, tensor);
         at.push_back(i);
       }
-    std::map<size_t, WrapUnit> by_module;  // a module's index is its place in the order of registration
+    std::map<size_t, ShardedUnit> by_module;  // a module's index is its place in the order of registration
     for (const auto& [name, tensor] : parameters) {
       const auto* key = tensor.unsafeGetTensorImpl();
       if (ignored_parameters_.contains(key)) continue;
       by_module[owner_of(places[key])].parameters.emplace_back(name, tensor);
     }
-    std::vector<WrapUnit> result;
+    std::vector<ShardedUnit> result;
     for (auto& [index, unit] : by_module) {
       unit.path = modules_[index].path;
       unit.full_precision = index != 0 && is_one_of(modules_[index], full_precision_classes());
@@ -274,7 +274,7 @@ std::vector<std::string> wrapped_modules(const ModelRef& model, const FullyShard
   return Tree(model, plugin).wrapped();
 }
 
-std::vector<WrapUnit> wrap_units(const ModelRef& model, const FullyShardedDataParallelPlugin& plugin) {
+std::vector<ShardedUnit> wrap_units(const ModelRef& model, const FullyShardedDataParallelPlugin& plugin) {
   return Tree(model, plugin).units();
 }
 

@@ -5,18 +5,9 @@
 
 #include "accelerate/model/model_ref.hpp"
 #include "accelerate/parallel/fsdp_plugin.hpp"
+#include "parallel/sharding/settings.hpp"
 
 namespace accelerate::parallel {
-
-/// Parameters that are gathered and given back together.
-struct WrapUnit {
-  /// Dotted name of the module that the unit belongs to; "" is the model itself.
-  std::string path;
-  /// Full names, in the order of registration. Any mixture of dtypes and of trained and frozen ones.
-  NamedTensors parameters;
-  /// The module's class is in mixed_precision_policy.module_classes_to_ignore: computes in the parameters' own dtype.
-  bool full_precision = false;
-};
 
 /// Classes that compute in full precision where nobody chose others.
 inline std::vector<std::string> batch_norm_classes() {
@@ -44,6 +35,6 @@ std::vector<std::string> wrapped_modules(const ModelRef& model, const FullyShard
 /// own it.)
 /// @throws ConfigError as wrapped_modules.
 /// Source: torch 2.13, torch/distributed/fsdp/wrap.py; accelerate 1.15.0, fsdp2_prepare_auto_wrap_policy.
-std::vector<WrapUnit> wrap_units(const ModelRef& model, const FullyShardedDataParallelPlugin& plugin);
+std::vector<ShardedUnit> wrap_units(const ModelRef& model, const FullyShardedDataParallelPlugin& plugin);
 
 }  // namespace accelerate::parallel

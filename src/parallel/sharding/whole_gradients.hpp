@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "parallel/fsdp/shard_groups.hpp"
-#include "parallel/fsdp/sharded_part.hpp"
+#include "parallel/sharding/shard_groups.hpp"
+#include "parallel/sharding/sharded_part.hpp"
 
 namespace accelerate::residency {
 class Residency;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/shared_all_reduce.hpp"
-#include "parallel/fsdp/sharded_part.hpp"
+#include "parallel/sharding/sharded_part.hpp"
 
 namespace accelerate::comm {
 class Group;

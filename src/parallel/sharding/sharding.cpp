@@ -1,4 +1,4 @@
-#include "accelerate/parallel/fsdp.hpp"
+#include "parallel/sharding/sharding.hpp"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
@@ -20,14 +20,13 @@
 #include "parallel/backward_watch.hpp"
 #include "parallel/drift.hpp"
 #include "parallel/frozen_codes.hpp"
-#include "parallel/fsdp/gradient_reducer.hpp"
-#include "parallel/fsdp/gradient_taker.hpp"
-#include "parallel/fsdp/shard_groups.hpp"
-#include "parallel/fsdp/shard_store.hpp"
-#include "parallel/fsdp/sharded_part.hpp"
-#include "parallel/fsdp/whole_gradients.hpp"
-#include "parallel/fsdp/wrap_policy.hpp"
 #include "parallel/replica_average.hpp"
+#include "parallel/sharding/gradient_reducer.hpp"
+#include "parallel/sharding/gradient_taker.hpp"
+#include "parallel/sharding/shard_groups.hpp"
+#include "parallel/sharding/shard_store.hpp"
+#include "parallel/sharding/sharded_part.hpp"
+#include "parallel/sharding/whole_gradients.hpp"
 #include "parallel/stretch.hpp"
 #include "parallel/verify_parameters.hpp"
 #include "residency/activations/unit_checkpoints.hpp"
@@ -42,41 +41,6 @@ namespace accelerate::parallel {
 namespace {
 
 using counts::Count;
-using residency::Policy;
-
-/// How units come and go. Source: fsdp.md, sections 1 and 2.
-struct Phases {
-  Policy forward, backward;
-  bool keep_for_backward = false;    ///< reshard_after_forward is a number
-  bool prefetch_after_unit = false;  ///< BACKWARD_POST
-};
-
-bool keeps_parameters(ShardingStrategy strategy) {
-  return strategy == ShardingStrategy::shard_grad_op || strategy == ShardingStrategy::hybrid_shard_zero2;
-}
-
-Phases phases_of(const FullyShardedDataParallelPlugin& plugin) {
-  const bool limited = plugin.limit_all_gathers;
-  const auto ahead = [limited](int64_t units) { return limited ? units : Policy::kWholePass; };
-  Phases phases;
-  phases.forward = {.prefetch = ahead(plugin.forward_prefetch.value_or(false) ? 2 : 1),
-                    .outstanding = limited ? 2 : std::numeric_limits<int64_t>::max() - 1,
-                    .evict_after_use = !keeps_parameters(effective_strategy(plugin))};
-  phases.backward = phases.forward;
-  // Version 2 always fetches one unit ahead.
-  const auto prefetch = plugin.fsdp_version == 2 ? BackwardPrefetch::backward_pre
-                                                 : plugin.backward_prefetch.value_or(BackwardPrefetch::no_prefetch);
-  phases.backward.prefetch = prefetch == BackwardPrefetch::backward_pre ? ahead(1) : 0;
-  phases.prefetch_after_unit = prefetch == BackwardPrefetch::backward_post;
-  return phases;
-}
-
-/// Whether all ranks start with rank 0's values, so that the others need not have any.
-bool starts_from_rank0(const FullyShardedDataParallelPlugin& plugin) {
-  // Models that are whole everywhere start as in data parallelism.
-  return plugin.sync_module_states.value_or(false) || plugin.cpu_ram_efficient_loading.value_or(false) ||
-         effective_strategy(plugin) == ShardingStrategy::no_shard;
-}
 
 /// One tensor of rank 0's that all have now.
 void count_from_rank0(const at::Tensor& value) {
@@ -123,11 +87,10 @@ std::map<PartKind, NamedTensors> parts_of(const NamedTensors& parameters, const 
 
 }  // namespace
 
-struct FullyShardedDataParallel::Impl {
-  FullyShardedDataParallelPlugin plugin;
+struct Sharding::Impl {
+  ShardingSettings settings;
   std::shared_ptr<comm::Group> group;  ///< of all ranks that train this model; null alone
   ShardGroups groups;
-  Phases phases;
   std::unique_ptr<residency::Residency> units;
   std::vector<ShardedPart> parts;
   CodeBytes code_bytes;  ///< members of `parts` that are no parameters of the model
@@ -137,7 +100,6 @@ struct FullyShardedDataParallel::Impl {
   std::unordered_map<const at::TensorImpl*, BeforeGradient> before_gradient;  ///< by the module's parameter
   std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of;        ///< by the module's parameter; of `parts`
   std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of_piece;
-  std::set<std::string> fp8_weights;  ///< names of what travels as fp8
   std::vector<std::string>
       full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
   std::unique_ptr<residency::UnitCheckpoints> checkpoints;  ///< null: not asked for
@@ -155,12 +117,11 @@ struct FullyShardedDataParallel::Impl {
       false;  ///< outside of forward and backward: pieces have some, and no prepared optimizer has stepped on them
 
   /// Decides where everything will lie, before anything moves.
-  std::vector<std::pair<WrapUnit, std::vector<size_t>>> plan(const ModelRef& model, const at::Device& device) {
-    const MixedPrecision precision = plugin.mixed_precision_policy.value_or(MixedPrecision{});
-    std::vector<std::pair<WrapUnit, std::vector<size_t>>> planned;
-    for (auto& unit : wrap_units(model, plugin)) {
+  std::vector<std::pair<ShardedUnit, std::vector<size_t>>> plan(const ModelRef& model, const at::Device& device) {
+    std::vector<std::pair<ShardedUnit, std::vector<size_t>>> planned;
+    for (auto& unit : settings.units(model)) {
       std::vector<size_t> indices;
-      for (auto& [kind, parameters] : parts_of(unit.parameters, fp8_weights, code_bytes)) {
+      for (auto& [kind, parameters] : parts_of(unit.parameters, settings.fp8_weights, code_bytes)) {
         ShardedPart part;
         part.index = parts.size();
         part.trained = kind.trained;
@@ -177,11 +138,11 @@ struct FullyShardedDataParallel::Impl {
                                   .index = m,
                                   .offset = part.layout.offsets[m],
                                   .shard = {}});
-        const bool converts = precision.param_dtype && at::isFloatingType(kind.dtype) && !unit.full_precision;
-        part.compute_dtype = converts ? *precision.param_dtype : kind.dtype;
+        const bool converts = settings.param_dtype && at::isFloatingType(kind.dtype) && !unit.full_precision;
+        part.compute_dtype = converts ? *settings.param_dtype : kind.dtype;
         // As the reference: in mixed precision the optimizer works on fp32, whatever the checkpoint was stored in.
         part.master_dtype =
-            precision.param_dtype && part.trained && is_low_precision(kind.dtype) ? at::kFloat : kind.dtype;
+            settings.param_dtype && part.trained && is_low_precision(kind.dtype) ? at::kFloat : kind.dtype;
         indices.push_back(parts.size());
         parts.push_back(std::move(part));
       }
@@ -245,16 +206,16 @@ struct FullyShardedDataParallel::Impl {
   }
 
   void take_over(const ModelRef& model, const at::Device& device) {
-    units = std::make_unique<residency::Residency>(phases.forward);
+    units = std::make_unique<residency::Residency>(settings.forward);
     const auto planned = plan(model, device);
-    store = make_shard_store(parts, groups, device, plugin);
+    store = make_shard_store(parts, groups, device, settings);
     at::NoGradGuard no_grad;
     for (auto& part : parts) {
       store->allocate(part);
       part.cut(groups.rank(), groups.ranks());
       for (auto& member : part.members) member_of[member.tensor.unsafeGetTensorImpl()] = &member;
     }
-    const bool from_rank0 = group && starts_from_rank0(plugin);
+    const bool from_rank0 = group && settings.from_rank0;
     if (from_rank0) place_from_rank0(model, device);
     else
       place_deferred(model, device,
@@ -329,7 +290,7 @@ struct FullyShardedDataParallel::Impl {
       if (!value.is_same(tensor)) tensor.set_data(value);
     };
     // Ignored modules are left alone, but where only rank 0 has read the checkpoint, only it has their values.
-    const bool only_rank0_has_values = group && plugin.cpu_ram_efficient_loading.value_or(false);
+    const bool only_rank0_has_values = group && settings.ignored_from_rank0;
     for (const auto& [name, parameter] : model.parameters()) {
       if (find(parameter) || residency::encoded_weight(parameter)) continue;
       counts::add(Count::parameters_ignored);
@@ -340,10 +301,10 @@ struct FullyShardedDataParallel::Impl {
       }
       keep(parameter, value);
     }
-    const auto buffer_dtype = plugin.mixed_precision_policy.value_or(MixedPrecision{}).buffer_dtype;
+    const auto& buffer_dtype = settings.buffer_dtype;
     for (const auto& [name, buffer] : model.buffers()) {
       at::Tensor value = buffer.to(device);
-      if (group && starts_from_rank0(plugin)) {
+      if (group && settings.from_rank0) {
         value = group->broadcast(value, 0);
         count_from_rank0(value);
       }
@@ -430,7 +391,7 @@ struct FullyShardedDataParallel::Impl {
     if (!reducer->take(part, member, gradient)) return;
     // Gradients go through codes after the last adapter's gradient is there: such units go when the next one comes.
     if (!part.unit->keep() && !has_codes(*part.unit)) units->evict(*part.unit);
-    if (phases.prefetch_after_unit) units->prefetch_next();
+    if (settings.prefetch_after_unit) units->prefetch_next();
   }
 
   void finish_backward() {
@@ -530,19 +491,13 @@ struct FullyShardedDataParallel::Impl {
   }
 };
 
-FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const at::Device& device,
-                                                   const FullyShardedDataParallelPlugin& plugin,
-                                                   const std::vector<std::string>& fp8_weights,
-                                                   int64_t compare_parameters_every)
+Sharding::Sharding(const ModelRef& model, const at::Device& device, ShardingSettings settings)
     : impl_(std::make_unique<Impl>()) {
   Impl& self = *impl_;
-  self.plugin = plugin;
-  self.fp8_weights.insert(fp8_weights.begin(), fp8_weights.end());
+  self.settings = std::move(settings);
   self.group = comm::mesh().along(comm::kTokens);
-  self.groups = make_shard_groups(plugin, self.group);
-  self.drift = DriftCheck(self.groups.replicate, compare_parameters_every);
-  self.phases = phases_of(plugin);
-  self.phases.keep_for_backward = self.groups.near != nullptr;
+  self.groups = make_shard_groups(self.settings.axes, self.settings.near, self.group);
+  self.drift = DriftCheck(self.groups.replicate, self.settings.compare_parameters_every);
   for (const auto& [name, parameter] : model.parameters())
     if (const auto* member = residency::Member::of(parameter); member && member->unit().owner().change().begin)
       raise<ConfigError>(
@@ -550,12 +505,12 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
           "model has: a shard has one owner. Prepare one module that holds both models, and call its parts",
           name);
   // Buffers travel only where rank 0's are taken.
-  verify_parameters(starts_from_rank0(plugin) ? model.state() : model.parameters());
-  if (plugin.param_init_fn)
+  verify_parameters(self.settings.from_rank0 ? model.state() : model.parameters());
+  if (self.settings.initialise)
     for (const auto& submodule : model.submodules())
       if (submodule.module && std::any_of(submodule.parameters.begin(), submodule.parameters.end(),
                                           [](const auto& item) { return is_deferred(item.second); }))
-        counts::add(Count::modules_initialised), plugin.param_init_fn(*submodule.module);
+        counts::add(Count::modules_initialised), self.settings.initialise(*submodule.module);
   const auto build = [&] {
     agree_on_codes(model.parameters());
     self.take_over(model, device);
@@ -563,16 +518,9 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
   };
   if (self.group) self.group->guard("prepare", build);
   else build();
-  if (plugin.activation_checkpointing.value_or(false)) {
-    const auto& units = self.units->units();
-    if (std::all_of(units.begin(), units.end(), [](const auto& unit) { return unit->keep(); }))
-      throw ConfigError(
-          "FSDP: activation_checkpointing recomputes units in backward, but auto_wrap_policy makes none besides the "
-          "root's, expected some; choose TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP");
+  if (self.settings.recompute)
     self.checkpoints = std::make_unique<residency::UnitCheckpoints>(
-        *self.units,
-        residency::UnitCheckpointOptions{.offload = plugin.activation_checkpointing_offload.value_or(false)});
-  }
+        *self.units, residency::UnitCheckpointOptions{.offload = self.settings.recompute_offload});
   for (auto& part : self.parts) {
     if (!part.trainable) continue;
     for (auto& member : part.members)
@@ -581,12 +529,12 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
   }
 }
 
-FullyShardedDataParallel::~FullyShardedDataParallel() {
+Sharding::~Sharding() {
   for (const auto& part : impl_->parts)
     for (const auto& member : part.members) GradientTaker::detach(member.tensor);
 }
 
-void FullyShardedDataParallel::before_forward() {
+void Sharding::before_forward() {
   Impl& self = *impl_;
   if (const auto* member = self.units->replaced_member())
     throw ConfigError("forward: the bytes of parameter '" + member->name() +
@@ -594,8 +542,8 @@ void FullyShardedDataParallel::before_forward() {
                       "not be shared with the other ranks. Move and convert the module before prepare()");
   if (self.group) self.group->guard("forward", [&] { self.recover(); });
   else self.recover();
-  Policy policy = self.phases.forward;
-  policy.keep_for_backward = self.phases.keep_for_backward && c10::GradMode::is_enabled();
+  residency::Policy policy = self.settings.forward;
+  policy.keep_for_backward = self.groups.near && c10::GradMode::is_enabled();
   self.announced = self.ends_itself = false;
   if (c10::GradMode::is_enabled()) self.see_what_is_trained();
   self.gradients->release();
@@ -608,51 +556,50 @@ void FullyShardedDataParallel::before_forward() {
   counts::add(Count::forwards_sharded);
 }
 
-void FullyShardedDataParallel::after_forward(const std::vector<at::Tensor>&) {
+void Sharding::after_forward(const std::vector<at::Tensor>&) {
   Impl& self = *impl_;
   leave_forward();
   if (c10::GradMode::is_enabled()) {
     self.backward_is_due = true;
-    self.units->set_policy(self.phases.backward);
+    self.units->set_policy(self.settings.backward);
   } else {
     self.units->release();
   }
 }
 
-void FullyShardedDataParallel::leave_forward() noexcept {
+void Sharding::leave_forward() noexcept {
   impl_->in_forward = false;
   if (impl_->checkpoints) impl_->checkpoints->end();
   if (!c10::GradMode::is_enabled()) impl_->gradients_are_open = impl_->pieces_have_gradients();
 }
 
-void FullyShardedDataParallel::before_backward(const at::Tensor&) {
+void Sharding::before_backward(const at::Tensor&) {
   impl_->took_part = false;
   impl_->announced = true;
 }
 // Not those of ignored modules, nor of layers that came later.
-bool FullyShardedDataParallel::averages(const at::Tensor& parameter) const { return impl_->find(parameter) != nullptr; }
-bool FullyShardedDataParallel::took_part() const { return impl_->took_part; }
-void FullyShardedDataParallel::after_backward() {
+bool Sharding::averages(const at::Tensor& parameter) const { return impl_->find(parameter) != nullptr; }
+bool Sharding::took_part() const { return impl_->took_part; }
+void Sharding::after_backward() {
   impl_->finish_backward();
   impl_->announced = false;
 }
 
-bool FullyShardedDataParallel::require_backward_grad_sync() const { return impl_->sync; }
-void FullyShardedDataParallel::set_require_backward_grad_sync(bool value) { impl_->sync = value; }
-void FullyShardedDataParallel::prepare_backward_sync() {
+bool Sharding::require_backward_grad_sync() const { return impl_->sync; }
+void Sharding::set_require_backward_grad_sync(bool value) { impl_->sync = value; }
+void Sharding::prepare_backward_sync() {
   impl_->sync = true;
   impl_->backward_is_due = true;
 }
 
-const FullyShardedDataParallelPlugin& FullyShardedDataParallel::plugin() const { return impl_->plugin; }
-int64_t FullyShardedDataParallel::replica() const { return impl_->groups.replica(); }
+int64_t Sharding::replica() const { return impl_->groups.replica(); }
 
-at::Tensor FullyShardedDataParallel::local_shard(const at::Tensor& parameter) const {
+at::Tensor Sharding::local_shard(const at::Tensor& parameter) const {
   const auto* member = impl_->find(parameter);
   return member ? member->shard : at::Tensor();
 }
 
-std::optional<Held> FullyShardedDataParallel::gradient(const at::Tensor& parameter) const {
+std::optional<Held> Sharding::gradient(const at::Tensor& parameter) const {
   auto* const member = impl_->find_either(parameter);
   if (!member) return std::nullopt;
   if (impl_->parts[member->part].trainable &&
@@ -663,53 +610,41 @@ std::optional<Held> FullyShardedDataParallel::gradient(const at::Tensor& paramet
   return gradient;
 }
 
-void FullyShardedDataParallel::clear_gradient(const at::Tensor& held) {
+void Sharding::clear_gradient(const at::Tensor& held) {
   if (auto* const member = impl_->find_either(held)) impl_->gradients->clear(*member);
 }
 
-std::optional<at::ScalarType> FullyShardedDataParallel::input_dtype() const {
-  const auto& precision = impl_->plugin.mixed_precision_policy;
-  if (!precision) return std::nullopt;
-  const bool casts = impl_->plugin.fsdp_version == 2 ? precision->cast_forward_inputs.value_or(true)
-                                                     : precision->cast_root_forward_inputs;
-  return casts ? precision->param_dtype : std::nullopt;
-}
+std::optional<at::ScalarType> Sharding::input_dtype() const { return impl_->settings.input_dtype; }
+std::optional<at::ScalarType> Sharding::output_dtype() const { return impl_->settings.output_dtype; }
 
-std::optional<at::ScalarType> FullyShardedDataParallel::output_dtype() const {
-  const auto& precision = impl_->plugin.mixed_precision_policy;
-  return precision ? precision->output_dtype : std::nullopt;
-}
-
-void FullyShardedDataParallel::set_apart(bool apart) {
+void Sharding::set_apart(bool apart) {
   if (!impl_->groups.replicate) return Engine::set_apart(apart);
   impl_->apart = apart;
   impl_->reducer->set_apart(apart);
 }
 
-std::optional<int64_t> FullyShardedDataParallel::apart() const {
-  return impl_->apart ? std::optional(replica()) : std::nullopt;
-}
+std::optional<int64_t> Sharding::apart() const { return impl_->apart ? std::optional(replica()) : std::nullopt; }
 
-void FullyShardedDataParallel::average_replicas(const std::vector<at::Tensor>& tensors) const {
+void Sharding::average_replicas(const std::vector<at::Tensor>& tensors) const {
   average_in_place(*impl_->groups.replicate, tensors);
 }
 
-void FullyShardedDataParallel::resume_accumulation() {
+void Sharding::resume_accumulation() {
   impl_->gradients->start_anew();
   impl_->backward_is_due = true;
 }
 // Of forwards that no backward went through, too.
-void FullyShardedDataParallel::settle_gradients() { impl_->settle(); }
+void Sharding::settle_gradients() { impl_->settle(); }
 
-void FullyShardedDataParallel::before_step() {
+void Sharding::before_step() {
   settle_gradients();
   impl_->store->before_step(*impl_->units);
 }
 
-void FullyShardedDataParallel::after_step() { impl_->publish(); }
+void Sharding::after_step() { impl_->publish(); }
 
-void FullyShardedDataParallel::gather_each(const PieceOf& piece_of, const std::function<void(const Whole&)>& take,
-                                           bool everywhere) const {
+void Sharding::gather_each(const PieceOf& piece_of, const std::function<void(const Whole&)>& take,
+                           bool everywhere) const {
   const Impl& self = *impl_;
   if (!everywhere && replica() != 0) return;
   self.store->meet("gathering a state dict");
@@ -738,7 +673,7 @@ void FullyShardedDataParallel::gather_each(const PieceOf& piece_of, const std::f
   }
 }
 
-std::vector<Held> FullyShardedDataParallel::pieces() const {
+std::vector<Held> Sharding::pieces() const {
   std::vector<Held> all;
   for (const auto& part : impl_->parts) {
     if (part.codes) continue;

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "comm/group.hpp"
-#include "parallel/fsdp/gradient_reducer.hpp"
-#include "parallel/fsdp/replicas.hpp"
+#include "parallel/sharding/gradient_reducer.hpp"
+#include "parallel/sharding/replicas.hpp"
 #include "residency/buffers.hpp"
 #include "utils/counts.hpp"
 #include "utils/meta_memory.hpp"

@@ -1,4 +1,4 @@
-#include "parallel/fsdp/whole_gradients.hpp"
+#include "parallel/sharding/whole_gradients.hpp"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "accelerate/parallel/fsdp_plugin.hpp"
-#include "parallel/fsdp/gradient_reducer.hpp"
-#include "parallel/fsdp/shard_groups.hpp"
-#include "parallel/fsdp/sharded_part.hpp"
+#include "parallel/sharding/gradient_reducer.hpp"
+#include "parallel/sharding/settings.hpp"
+#include "parallel/sharding/shard_groups.hpp"
+#include "parallel/sharding/sharded_part.hpp"
 #include "residency/home.hpp"
 
 namespace accelerate::residency {
@@ -41,7 +41,7 @@ class ShardStore {
 
 /// Ranks of one host share their memory, whole models don't move, all others gather through c10d. Collective.
 std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const ShardGroups& groups,
-                                             const at::Device& device, const FullyShardedDataParallelPlugin& plugin);
+                                             const at::Device& device, const ShardingSettings& settings);
 
 /// Null on all ranks when they can't share memory (see comm::SharedMemory). Collective.
 std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const ShardGroups& groups,

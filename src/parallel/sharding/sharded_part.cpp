@@ -1,4 +1,4 @@
-#include "parallel/fsdp/sharded_part.hpp"
+#include "parallel/sharding/sharded_part.hpp"
 
 #include <algorithm>
 

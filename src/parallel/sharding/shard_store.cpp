@@ -1,4 +1,4 @@
-#include "parallel/fsdp/shard_store.hpp"
+#include "parallel/sharding/shard_store.hpp"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
@@ -20,25 +20,25 @@
 namespace accelerate::parallel {
 namespace {
 
-ReducerOptions reducer_options(const FullyShardedDataParallelPlugin& plugin) {
-  const MixedPrecision precision = plugin.mixed_precision_policy.value_or(MixedPrecision{});
-  return {.reduce_dtype = precision.reduce_dtype, .keep_low_precision = precision.keep_low_precision_grads};
+ReducerOptions reducer_options(const ShardingSettings& settings) {
+  return {.reduce_dtype = settings.reduce_dtype, .keep_low_precision = settings.keep_low_precision_grads};
 }
 
 /// Each rank holds its shards itself.
 class GatheredStore final : public ShardStore {
  public:
   GatheredStore(std::vector<ShardedPart>& parts, const ShardGroups& groups, const at::Device& device,
-                const FullyShardedDataParallelPlugin& plugin)
+                const ShardingSettings& settings)
       : parts_(parts),
         groups_(groups),
         device_(device),
-        offload_(plugin.cpu_offload.value_or(CPUOffload())),
-        options_(reducer_options(plugin)) {}
+        offload_(settings.offload),
+        pin_memory_(settings.pin_memory),
+        options_(reducer_options(settings)) {}
 
   void allocate(ShardedPart& part) override {
     const meta_memory::Purpose shards(MemoryUse::parameters);
-    const bool on_host = !device_.is_meta() && (offload_.offload_params || device_.is_cpu());
+    const bool on_host = !device_.is_meta() && (offload_ || device_.is_cpu());
     part.master =
         at::zeros({part.numel() / groups_.ranks()},
                   at::TensorOptions().dtype(part.master_dtype).device(on_host ? at::Device(at::kCPU) : device_));
@@ -47,7 +47,7 @@ class GatheredStore final : public ShardStore {
           at::ones({static_cast<int64_t>(part.members.size())}, at::TensorOptions().dtype(at::kFloat).device(device_));
     if (!on_host || device_.is_cpu()) return;
     counts::add(counts::Count::parts_offloaded);
-    if (offload_.pin_memory) {
+    if (pin_memory_) {
       part.master = part.master.pin_memory();
       counts::add(counts::Count::parts_pinned);
     }
@@ -96,7 +96,7 @@ class GatheredStore final : public ShardStore {
   std::vector<ShardedPart>& parts_;
   ShardGroups groups_;
   at::Device device_;
-  CPUOffload offload_;
+  bool offload_, pin_memory_;
   ReducerOptions options_;
   std::vector<int64_t> scaled_;  ///< per part: the version of its master whose scales these are
 };
@@ -105,12 +105,13 @@ class GatheredStore final : public ShardStore {
 class LocalStore final : public ShardStore {
  public:
   LocalStore(std::vector<ShardedPart>& parts, const ShardGroups& groups, const at::Device& device,
-             const FullyShardedDataParallelPlugin& plugin)
+             const ShardingSettings& settings)
       : parts_(parts),
         groups_(groups),
         device_(device),
-        offload_(plugin.cpu_offload.value_or(CPUOffload())),
-        options_(reducer_options(plugin)) {
+        offload_(settings.offload),
+        pin_memory_(settings.pin_memory),
+        options_(reducer_options(settings)) {
     if (offloads()) worker_ = std::make_shared<residency::Worker>();
   }
 
@@ -121,7 +122,7 @@ class LocalStore final : public ShardStore {
                   at::TensorOptions().dtype(part.master_dtype).device(offloads() ? at::Device(at::kCPU) : device_));
     if (offloads()) {
       counts::add(counts::Count::parts_offloaded);
-      if (offload_.pin_memory) {
+      if (pin_memory_) {
         part.master = part.master.pin_memory();
         counts::add(counts::Count::parts_pinned);
       }
@@ -162,12 +163,12 @@ class LocalStore final : public ShardStore {
   }
 
  private:
-  bool offloads() const { return offload_.offload_params && !device_.is_cpu() && !device_.is_meta(); }
+  bool offloads() const { return offload_ && !device_.is_cpu() && !device_.is_meta(); }
 
   std::vector<ShardedPart>& parts_;
   ShardGroups groups_;
   at::Device device_;
-  CPUOffload offload_;
+  bool offload_, pin_memory_;
   ReducerOptions options_;
   std::shared_ptr<residency::Worker> worker_;
   std::vector<at::Tensor> computed_;  ///< per part: master itself, or its image in the compute dtype
@@ -177,11 +178,11 @@ class LocalStore final : public ShardStore {
 }  // namespace
 
 std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const ShardGroups& groups,
-                                             const at::Device& device, const FullyShardedDataParallelPlugin& plugin) {
-  if (groups.ranks() == 1) return std::make_unique<LocalStore>(parts, groups, device, plugin);
+                                             const at::Device& device, const ShardingSettings& settings) {
+  if (groups.ranks() == 1) return std::make_unique<LocalStore>(parts, groups, device, settings);
   if (device.is_cpu())
-    if (auto store = shared_memory_store(parts, groups, reducer_options(plugin))) return store;
-  return std::make_unique<GatheredStore>(parts, groups, device, plugin);
+    if (auto store = shared_memory_store(parts, groups, reducer_options(settings))) return store;
+  return std::make_unique<GatheredStore>(parts, groups, device, settings);
 }
 
 }  // namespace accelerate::parallel

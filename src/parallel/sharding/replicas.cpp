@@ -1,4 +1,4 @@
-#include "parallel/fsdp/replicas.hpp"
+#include "parallel/sharding/replicas.hpp"
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>

@@ -7,8 +7,8 @@
 #include <optional>
 #include <vector>
 
-#include "parallel/fsdp/shard_groups.hpp"
-#include "parallel/fsdp/sharded_part.hpp"
+#include "parallel/sharding/shard_groups.hpp"
+#include "parallel/sharding/sharded_part.hpp"
 #include "utils/counts.hpp"
 
 namespace accelerate::parallel {

@@ -1,8 +1,8 @@
 #pragma once
 
-/// Fully sharded data parallelism: each rank keeps a part of the parameters, gradients and optimizer states; units of
+/// Sharded data parallelism: each rank keeps a part of the parameters, gradients and optimizer states; units of
 /// parameters are whole only while they are computed with. A policy of the residency engine: the user's modules stay as
-/// they are.
+/// they are. Which units, which ranks, which dtypes: ShardingSettings says it, and no plugin is known here.
 
 #include <ATen/core/Tensor.h>
 
@@ -14,29 +14,21 @@
 
 #include "accelerate/model/model_ref.hpp"
 #include "accelerate/parallel/engine.hpp"
-#include "accelerate/parallel/fsdp_plugin.hpp"
 #include "accelerate/utils/export.hpp"
+#include "parallel/sharding/settings.hpp"
 
 namespace accelerate::parallel {
 
 /// Knows a model only by its tensors. The constructor is collective: all ranks bring the same parameters in the same
-/// order (rank 0's values where the plugin asks for sync_module_states); it takes them over. Afterwards parameters, and
+/// order (rank 0's values with from_rank0); it takes them over. Afterwards parameters, and
 /// their gradients after a backward that averaged, are whole to every operator: reading them is collective, what is
 /// written acts once, on this rank's piece at once. Optimizers step on the pieces.
 /// @throws ShapeError naming the first parameter whose name, shape or dtype differs between ranks, CommError,
 /// ResourceError. Source: arXiv:2304.11277 (FSDP), arXiv:1910.02054 (ZeRO).
-class ACCELERATE_API FullyShardedDataParallel final : public Engine {
+class ACCELERATE_API Sharding final : public Engine {
  public:
-  /// @param plugin       resolved, see parallel::resolve().
-  /// @param fp8_weights  names of parameters of two or more dimensions that travel between ranks as fp8 (E4M3, scaled
-  ///                     by the largest value of the whole parameter) and are decoded where they are used. Of no
-  ///                     effect where nothing travels: alone, and where ranks share memory.
-  /// @param compare_parameters_every  see DistributedDataParallelKwargs: replicas compare the pieces that they hold
-  ///                     alike, and all ranks what they have written to parameters. 0: never.
-  FullyShardedDataParallel(const ModelRef& model, const at::Device& device,
-                           const FullyShardedDataParallelPlugin& plugin,
-                           const std::vector<std::string>& fp8_weights = {}, int64_t compare_parameters_every = 0);
-  ~FullyShardedDataParallel() override;
+  Sharding(const ModelRef& model, const at::Device& device, ShardingSettings settings);
+  ~Sharding() override;
 
   void before_forward() override;
   void after_forward(const std::vector<at::Tensor>& outputs) override;
@@ -70,7 +62,6 @@ class ACCELERATE_API FullyShardedDataParallel final : public Engine {
   void gather_each(const PieceOf& piece_of, const std::function<void(const Whole&)>& take,
                    bool everywhere) const override;
 
-  const FullyShardedDataParallelPlugin& plugin() const;
   /// With the hybrid strategies: which replica of the model this rank's pieces belong to. What is written or counted
   /// once per model is done by replica 0. Not collective.
   int64_t replica() const;

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "accelerate/model/model_ref.hpp"
+#include "comm/mesh.hpp"
+#include "residency/residency.hpp"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace accelerate::parallel {
+
+/// Parameters that are gathered and given back together.
+struct ShardedUnit {
+  /// Dotted name of the module that the unit belongs to; "" is the model itself.
+  std::string path;
+  /// Full names, in the order of registration. Any mixture of dtypes and of trained and frozen ones.
+  NamedTensors parameters;
+  /// Computes in the parameters' own dtype, and so do its buffers.
+  bool full_precision = false;
+};
+
+/// How a model is sharded, in terms of nobody's plugin: src/parallel/fsdp translates PyTorch's and the reference's.
+struct ShardingSettings {
+  /// dp_replicate and dp_shard, whose product is all ranks that train the model.
+  std::vector<comm::AxisSize> axes = {};
+  /// So many neighbours keep parameters together between forward and backward, a divisor of dp_shard; 0: all of a
+  /// replica.
+  int64_t near = 0;
+  /// The model's parameters by unit, each once; those in no unit are left alone. Called once, when deferred parameters
+  /// may still be without values.
+  std::function<std::vector<ShardedUnit>(const ModelRef&)> units = {};
+
+  /// How units come and go.
+  residency::Policy forward = {}, backward = {};
+  bool prefetch_after_unit = false;  ///< in backward, the next one when a unit's gradients are complete
+  bool recompute = false;            ///< activations of each unit but the root's
+  bool recompute_offload = false;    ///< what recomputing starts from waits on the host
+
+  std::optional<at::ScalarType> param_dtype = {};   ///< that units compute in; optimizers step in fp32 then
+  std::optional<at::ScalarType> reduce_dtype = {};  ///< of gradients on the wire; unset: their own
+  bool keep_low_precision_grads = false;            ///< averages stay in it
+  std::optional<at::ScalarType> buffer_dtype = {};
+  std::optional<at::ScalarType> input_dtype = {}, output_dtype = {};  ///< of the model's forward
+  /// Names of parameters of two or more dimensions that travel between ranks as fp8 (E4M3, scaled by the largest value
+  /// of the whole parameter) and are decoded where they are used. Of no effect where nothing travels: alone, and where
+  /// ranks share memory.
+  std::set<std::string> fp8_weights = {};
+
+  bool offload = false;     ///< what this rank holds lies on the host
+  bool pin_memory = false;  ///< there
+
+  bool from_rank0 = false;          ///< all start with rank 0's values; the others need not have any
+  bool ignored_from_rank0 = false;  ///< also of parameters in no unit
+  /// Gives parameters of a module that has none yet memory and values; null: memory without values.
+  std::function<void(torch::nn::Module&)> initialise = {};
+  /// Replicas compare the pieces that they hold alike, and all ranks what they have written to parameters, so often. 0:
+  /// never. See DistributedDataParallelKwargs.
+  int64_t compare_parameters_every = 0;
+};
+
+}  // namespace accelerate::parallel

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/mesh.hpp"
+
+namespace accelerate::parallel {
+
+/// Which ranks hold which pieces of a model. With the hybrid strategies rank r is number r % S among the S ranks that
+/// hold one replica, the (r / S)-th.
+struct ShardGroups {
+  comm::Mesh mesh;                         ///< their axes
+  std::shared_ptr<comm::Group> shard;      ///< who holds one replica together; null alone
+  std::shared_ptr<comm::Group> replicate;  ///< who holds the same pieces; null where there is one replica
+  std::shared_ptr<comm::Group> near;       ///< who keeps parameters together between forward and backward; null: as
+                                           ///< `shard`
+
+  int64_t rank() const;
+  int64_t ranks() const;
+  int64_t replica() const;
+};
+
+/// Collective over `all`, which is null alone. @param axes  of dp_replicate and dp_shard
+/// @param near  see ShardingSettings
+ShardGroups make_shard_groups(const std::vector<comm::AxisSize>& axes, int64_t near,
+                              const std::shared_ptr<comm::Group>& all);
+
+}  // namespace accelerate::parallel
