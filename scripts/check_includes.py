@@ -15,6 +15,7 @@ It fails on
   - the command line program, the launcher or their helpers (TORCH_FREE) reaching a LibTorch header through any number of includes;
   - a public header that accelerate.hpp, which is to have everything, does not reach; but for those of OWN_LIBRARY, and other umbrellas;
   - world_group() in parallel, data or optim (BY_AXES), where comm::mesh() says who works with whom;
+  - a plugin's header in src/parallel/sharding, which is told what to do in terms of nobody's plugin;
   - the program given with --program being linked with LibTorch.
 
 usage: check_includes.py [--program build/release/bin/accelerate]
@@ -159,6 +160,8 @@ def check():
                  for path in sources("include", "src", "cli", "programs") if re.search(r"at::parallel_for\([^)]", path.read_text())]
     problems += [f"{path.relative_to(ROOT)}: world_group() is for barriers, logs and the launcher; ask comm::mesh() for the ranks along the axes that are meant"
                  for path in sources("src") if place_of(path)[0] in BY_AXES and "world_group()" in path.read_text()]
+    problems += [f"{path.relative_to(ROOT)}: '{name}' is of one plugin; sharding is told what to do by ShardingSettings, which the plugin's folder fills in"
+                 for path in sources("src/parallel/sharding") for name, _ in includes(path) if name.endswith("_plugin.hpp") or "parallel/fsdp/" in name]
     for path in sources("include", "src", "cli", "programs"):
         shown, module = path.relative_to(ROOT), module_of(path, arrows)
         if module == UMBRELLA:
