@@ -154,6 +154,8 @@ class ACCELERATE_API LoaderStatus {
   virtual bool end_of_dataloader() const = 0;
   /// Samples in the last global batch that are not repetitions; -1 when unknown or none.
   virtual int64_t remainder() const = 0;
+  /// Rows of the global batch being held that are not repetitions, which come last; 0: all of them.
+  virtual int64_t own_rows() const { return end_of_dataloader() && remainder() > 0 ? remainder() : 0; }
 };
 
 /// Where gradient accumulation stands; shared by all Accelerators.
@@ -176,6 +178,7 @@ class ACCELERATE_API GradientState {
   bool in_dataloader() const { return active_dataloader() != nullptr; }
   bool end_of_dataloader() const { return in_dataloader() && active_dataloader()->end_of_dataloader(); }
   int64_t remainder() const { return in_dataloader() ? active_dataloader()->remainder() : -1; }
+  int64_t own_rows() const { return in_dataloader() ? active_dataloader()->own_rows() : 0; }
   void add_dataloader(LoaderStatus* loader) const;
   void remove_dataloader(LoaderStatus* loader) const;
 

@@ -124,6 +124,7 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
                                         .partial = {.cpu = options.cpu, .process_group = process_group}});
   check_precision(state->mixed_precision(), state->device());
   gradients.emplace(plugin);
+  gradients->set_sync_gradients(true);  // a loop before may have been left in the middle of a group
   if (parallelism) parallelism = parallel::validate(*parallelism, engine->job(state->num_processes()));
   if (const auto& all = comm::mesh().all(); all && !AcceleratorState::shared_engine())
     comm::set_mesh({all, engine->axes(parallelism, *all)});
@@ -261,6 +262,19 @@ DistributedType Accelerator::distributed_type() const {
   return impl_->engine->distributed_type().value_or(state().distributed_type());
 }
 
+namespace {
+
+/// A schedule follows the optimizer that it drives; one that drives none of ours follows all, as in the reference.
+std::vector<AcceleratedOptimizer> followed_by(const optim::Scheduler& scheduler,
+                                              const std::vector<AcceleratedOptimizer>& optimizers) {
+  std::vector<AcceleratedOptimizer> followed;
+  for (const auto& optimizer : optimizers)
+    if (&optimizer.optimizer() == &scheduler.optimizer()) followed.push_back(optimizer);
+  return followed.empty() ? optimizers : followed;
+}
+
+}  // namespace
+
 AcceleratedOptimizer Accelerator::register_optimizer(AcceleratedOptimizer optimizer) {
   auto& optimizers = impl_->run.optimizers;
   // The same optimizer again: what it was prepared with last holds, and it is saved once.
@@ -268,15 +282,13 @@ AcceleratedOptimizer Accelerator::register_optimizer(AcceleratedOptimizer optimi
                                  [&](const auto& known) { return &known.optimizer() == &optimizer.optimizer(); });
   if (same != optimizers.end()) *same = optimizer;
   else optimizers.push_back(optimizer);
+  for (const auto& schedule : impl_->run.schedulers)
+    schedule.follow(followed_by(schedule.scheduler(), optimizers));  // that were prepared before it
   return optimizer;
 }
 
 AcceleratedScheduler Accelerator::prepare_scheduler(const optim::Scheduler& scheduler) {
-  // A schedule follows the optimizer that it drives; one that drives none of ours follows all, as in the reference.
-  std::vector<AcceleratedOptimizer> followed;
-  for (const auto& optimizer : impl_->run.optimizers)
-    if (&optimizer.optimizer() == &scheduler.optimizer()) followed.push_back(optimizer);
-  AcceleratedScheduler prepared(scheduler, followed.empty() ? impl_->run.optimizers : followed,
+  AcceleratedScheduler prepared(scheduler, followed_by(scheduler, impl_->run.optimizers),
                                 impl_->options.step_scheduler_with_optimizer, split_batches());
   impl_->run.schedulers.push_back(prepared);
   return prepared;
@@ -316,6 +328,7 @@ bool Accelerator::check_trigger() {
 
 void Accelerator::free_memory() {
   impl_->run.clear();
+  gradient_state().set_sync_gradients(true);  // a loop may have been left in the middle of a group
   forget_flops_per_token();
   clear_device_cache();
 }

@@ -130,6 +130,7 @@ fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serializa
                    .writers = {.here = writes, .several = project.save_on_each_node},
                    .loaders = impl_->options.dataloader_config.use_stateful_dataloader,
                    .num_steps = impl_->gradients->num_steps(),
+                   .average = impl_->gradients->average(),
                    .device = device()});
   checkpoint.publish();  // nobody goes on, or reads, before it is complete
   if (named) counts::add(counts::Count::automatic_checkpoints);

@@ -130,12 +130,18 @@ at::Tensor broadcast(const at::Tensor& tensor, int64_t from_process) {
 at::Tensor all_reduce(const at::Tensor& tensor, Reduction reduction, double scale) {
   at::Tensor result = tensor;
   if (Group* world = group()) {
-    // Small integer types have no reduction in the back ends; 32 bits hold what they can sum to.
-    const bool widen = tensor.scalar_type() == at::kShort || tensor.scalar_type() == at::kBool;
-    result = widen ? tensor.to(at::kInt) : tensor.detach().clone(at::MemoryFormat::Contiguous);
+    // Small integer types have no reduction in the back ends; 32 bits hold what they can sum to. A sum in half
+    // precision overflows where the mean, or what is scaled, does not.
+    const auto type = tensor.scalar_type();
+    const bool small = type == at::kShort || type == at::kBool, half = type == at::kHalf || type == at::kBFloat16;
+    result = small  ? tensor.to(at::kInt)
+             : half ? tensor.detach().to(at::kFloat)
+                    : tensor.detach().clone(at::MemoryFormat::Contiguous);
+    result = result.contiguous();
     world->all_reduce_(result, reduction);
     if (reduction == Reduction::mean) result = result / world->world_size();
-    if (widen && !result.is_floating_point()) result = result.to(tensor.scalar_type());
+    if (half) return (scale == 1.0 ? result : result * scale).to(type);
+    if (small && !result.is_floating_point()) result = result.to(type);
   }
   return scale == 1.0 ? result : result * scale;
 }

@@ -52,6 +52,8 @@ struct Group::Impl {
 using accelerate::text_of;  // beside this module's own of that name
 
 /// Back ends know few dtypes; copying bytes needs none.
-inline at::Tensor as_bytes(const at::Tensor& contiguous) { return contiguous.view({-1}).view(at::kByte); }
+inline at::Tensor as_bytes(const at::Tensor& contiguous) {
+  return contiguous.resolve_conj().resolve_neg().view({-1}).view(at::kByte);
+}
 
 }  // namespace accelerate::comm

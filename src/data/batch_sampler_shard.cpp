@@ -8,6 +8,14 @@ namespace {
 
 int64_t length(const Indices& indices) { return static_cast<int64_t>(indices.size()); }
 
+/// A batch that is shorter than the sampler's batch_size() is its last: rounds are filled up from there.
+[[noreturn]] void raise_short_batch(int64_t found, int64_t batch_size) {
+  raise<ConfigError>(
+      "BatchSamplerShard: the sampler has a batch size of {} and gave another batch after one of {}, expected only the "
+      "last one to be shorter; a sampler of batches that vary in size must not have a batch_size()",
+      batch_size, found);
+}
+
 /// Rank r gets elements [r * piece, (r + 1) * piece) of every full batch.
 class SplitCursor {
  public:
@@ -17,6 +25,7 @@ class SplitCursor {
   std::optional<Indices> operator()() {
     if (done_) return std::nullopt;
     while (auto batch = next_()) {
+      if (!last_.empty() && length(last_) < batch_size_) raise_short_batch(length(last_), batch_size_);
       last_ = std::move(*batch);
       if (first_.empty()) first_ = last_;
       if (length(last_) == batch_size_) return piece(last_);
@@ -60,6 +69,7 @@ class TurnsCursor {
         if (!drop_last_ && count_ > 0) finish();
         break;
       }
+      if (count_ > 0 && batch_size_ && length(last_) < *batch_size_) raise_short_batch(length(last_), *batch_size_);
       last_ = std::move(*batch);
       const int64_t turn = count_++ % options_.num_processes;
       if (!drop_last_ && count_ <= options_.num_processes) remember(last_);

@@ -140,6 +140,7 @@ void LoaderProgress::begin_pass(const std::function<void(int64_t, int64_t)>& sta
 
   end_ = false;
   remainder_ = -1;
+  own_rows_ = 0;
   yielded_ = midway ? resumed->batches_yielded : skip_;
   samples_before_ = midway ? resumed->samples_before : 0;
   if (!settings_.dispatch && !is_stream_ && !drop_last_ && num_samples_ && total_batch_size())
@@ -165,6 +166,7 @@ void LoaderProgress::end_pass(bool completed) noexcept {
 
 void LoaderProgress::count_batch(bool last, const std::optional<int64_t>& remainder) {
   ++yielded_;
+  own_rows_ = settings_.dispatch ? 0 : remainder.value_or(0);
   if (!last) return;
   end_ = true;
   if (remainder) remainder_ = *remainder;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
@@ -22,6 +24,7 @@ class LoaderProgress : public PreparedStatus {
 
   bool end_of_dataloader() const override { return end_; }
   int64_t remainder() const override { return remainder_; }
+  int64_t own_rows() const override { return std::max<int64_t>(end_ ? remainder_ : own_rows_, 0); }
   int64_t iteration() const override { return iteration_; }
   void set_iteration(int64_t iteration) override { iteration_ = iteration; }
   std::optional<int64_t> total_batch_size() const override;
@@ -62,6 +65,7 @@ class LoaderProgress : public PreparedStatus {
   int64_t yielded_ = 0, samples_before_ = 0;  // of the pass: batches, and the samples before the first of them
   bool end_ = false;
   int64_t remainder_ = -1;
+  int64_t own_rows_ = 0;  // of a batch that is not the last; 0: all
   at::Tensor sampler_rng_state_, default_rng_state_;  // at the start of the pass
   std::optional<DataLoaderState> loaded_;
 };

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "accelerate/data/dataset.hpp"
 #include "accelerate/data/sources.hpp"
@@ -9,10 +10,10 @@ namespace accelerate::data::detail {
 void CollatedStreamSource::reset(const StreamPlan& plan, int64_t skip, const AtStep& at_step) {
   rewind(plan);
   first_.reset();
+  rest_.reset();
   ended_ = false;
   for (int64_t left = plan.skip_samples; left > 0 && !ended_;) {
-    const AnyBatch batch = request(std::min(plan.chunk, left));
-    ended_ = !batch;
+    const AnyBatch batch = at_most(std::min(plan.chunk, left), left);
     if (batch) left -= ops().rows(batch);
   }
   for (int64_t step = 0; step < skip; ++step) {
@@ -21,12 +22,21 @@ void CollatedStreamSource::reset(const StreamPlan& plan, int64_t skip, const AtS
   }
 }
 
+/// Asks for `wanted` rows. A stream may give another number of them: what is beyond `most` waits for the next call.
+AnyBatch CollatedStreamSource::at_most(int64_t wanted, int64_t most) {
+  AnyBatch batch = rest_ ? std::exchange(rest_, AnyBatch()) : request(wanted);
+  ended_ = !batch;
+  const int64_t rows = batch ? ops().rows(batch) : 0;
+  if (rows <= most) return batch;
+  rest_ = ops().slice(batch, most, rows, rows);
+  return ops().slice(batch, 0, most, rows);
+}
+
 std::optional<LoadedBatch> CollatedStreamSource::read(const StreamPlan& plan) {
   std::vector<AnyBatch> batches;
   int64_t got = 0;
   while (!ended_ && got < plan.group) {
-    AnyBatch batch = request(std::min(plan.chunk, plan.group - got));
-    ended_ = !batch;
+    AnyBatch batch = at_most(std::min(plan.chunk, plan.group - got), plan.group - got);
     if (!batch) break;
     got += ops().rows(batch);
     batches.push_back(std::move(batch));

@@ -40,6 +40,10 @@ double agreed(double metric) {
 
 }  // namespace
 
+void AcceleratedScheduler::follow(std::vector<AcceleratedOptimizer> optimizers) const {
+  impl_->optimizers = std::move(optimizers);
+}
+
 void AcceleratedScheduler::step(std::optional<double> metric) const {
   const Impl& self = *impl_;
   using counts::Count;

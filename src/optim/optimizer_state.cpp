@@ -119,6 +119,15 @@ template <class F> bool with_description(Optimizer& optimizer, F&& f) {
          matches.template operator()<DescribeRMSprop>();
 }
 
+/// @throws ConfigError for a class of somebody's own that has borrowed LibTorch's options, and not its states.
+template <class D> typename D::State& known_state(const Optimizer& optimizer, OptimizerParamState& state) {
+  if (auto* known = dynamic_cast<typename D::State*>(&state)) return *known;
+  raise<ConfigError>(
+      "an optimizer of class {} has the options of {} and states of its own class {}, expected those of {}; derive it "
+      "from optim::OwnStateDict, too, which says what its states are",
+      c10::demangle(typeid(optimizer).name()), D::kName, c10::demangle(typeid(state).name()), D::kName);
+}
+
 template <class F> void require_description(Optimizer& optimizer, const char* operation, F&& f) {
   if (!with_description(optimizer, f))
     raise<ConfigError>(
@@ -258,7 +267,7 @@ c10::IValue optimizer_state_dict(Optimizer& optimizer) {
         if (const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
             found != optimizer.state().end()) {
           Dict state = make_dict();
-          D::state(static_cast<typename D::State&>(*found->second), options, WriteState{state});
+          D::state(known_state<D>(optimizer, *found->second), options, WriteState{state});
           states.insert(index, state);
         }
         indices.push_back(index++);
@@ -363,7 +372,7 @@ void move_optimizer_state(Optimizer& optimizer, const at::Tensor& from, const at
   const auto found = states.find(from.unsafeGetTensorImpl());
   if (found == states.end()) return;
   const bool known = with_description(optimizer, [&]<class D>() {
-    D::state(static_cast<typename D::State&>(*found->second), static_cast<typename D::Options&>(optimizer.defaults()),
+    D::state(known_state<D>(optimizer, *found->second), static_cast<typename D::Options&>(optimizer.defaults()),
              MapTensors{f});
   });
   if (!known) return;
@@ -376,7 +385,7 @@ void map_optimizer_state(Optimizer& optimizer, const std::function<at::Tensor(co
   if (auto* own = dynamic_cast<OwnStateDict*>(&optimizer)) return own->map_state(f);
   with_description(optimizer, [&]<class D>() {
     for (auto& [key, state] : optimizer.state())
-      D::state(static_cast<typename D::State&>(*state), static_cast<typename D::Options&>(optimizer.defaults()),
+      D::state(known_state<D>(optimizer, *state), static_cast<typename D::Options&>(optimizer.defaults()),
                MapTensors{f});
   });
 }

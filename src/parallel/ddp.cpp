@@ -658,7 +658,7 @@ void DistributedDataParallel::average_replicas(const std::vector<at::Tensor>& te
 }
 
 bool DistributedDataParallel::shares_buffers() const { return impl_->kwargs.broadcast_buffers && impl_->forward_sync; }
-void DistributedDataParallel::keep_own_buffers() { impl_->forward_sync = false; }
+void DistributedDataParallel::set_shares_buffers(bool value) { impl_->forward_sync = value; }
 
 c10::IValue DistributedDataParallel::own_state() const {
   if (!impl_->hook || impl_->hook->state().isNone()) return {};

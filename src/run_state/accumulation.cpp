@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "accelerate/comm.hpp"
@@ -71,6 +72,8 @@ bool is_zeros(const at::Tensor& saved) { return saved.dim() == 0 && !saved.any()
 struct SavedGroup {
   GroupPosition position;
   double num_items = 0;
+  double scale = 1;                    ///< of the loss
+  std::optional<bool> by_tokens = {};  ///< GradientAverage::tokens; unset: written before it was noted
   std::map<std::string, at::Tensor> whole, pieces;
 };
 
@@ -101,8 +104,17 @@ SavedGroup read_group(const fs::path& file) {
     return result;
   };
   if (!field("num_items").isDouble()) fail("found no number at 'num_items'");
+  const auto scale = dict.contains("scale") ? dict.at("scale") : c10::IValue(1.0);
+  if (!scale.isDouble() || !(scale.toDouble() > 0)) fail("found no scale at 'scale'");
+  std::optional<bool> by_tokens;
+  if (dict.contains("by_tokens")) {
+    if (!dict.at("by_tokens").isBool()) fail("found no truth value at 'by_tokens'");
+    by_tokens = dict.at("by_tokens").toBool();
+  }
   return {.position = {count("step"), count("num_steps"), count("num_processes")},
           .num_items = field("num_items").toDouble(),
+          .scale = scale.toDouble(),
+          .by_tokens = by_tokens,
           .whole = tensors("gradients"),
           .pieces = tensors("piece_gradients")};
 }
@@ -124,13 +136,15 @@ int64_t step_here(const GroupPosition& saved, int64_t num_steps, int64_t ranks) 
 
 }  // namespace
 
-void save_accumulation(const RunState& run, const fs::path& folder, int64_t num_steps) {
-  const int64_t step = run.step % num_steps;
+void save_accumulation(const RunState& run, const fs::path& folder, const SaveOptions& options) {
+  const int64_t step = run.step % options.num_steps;
   if (step == 0) return;
   const auto holders = holders_of(run);
   Dict state(c10::StringType::get(), c10::AnyType::get());
   state.insert("step", step);
-  state.insert("num_steps", num_steps);
+  state.insert("num_steps", options.num_steps);
+  state.insert("scale", run.scaler ? run.scaler->get_scale() : 1.0);
+  state.insert("by_tokens", options.average == GradientAverage::tokens);
   state.insert("num_processes", comm::world_size());
   state.insert("num_items", run.num_items);
   state.insert("gradients", whole_gradients_of(holders));
@@ -142,6 +156,7 @@ StagedAccumulation::StagedAccumulation(const RunState& run, const fs::path& fold
   const int64_t rank = comm::rank(), ranks = comm::world_size();
   const auto holders = holders_of(run);
   std::map<std::string, at::Tensor> whole, pieces;
+  double scale = 1;
   const auto fail_with_pieces = [&] {
     raise<CheckpointError>(
         "load_state: the checkpoint was saved by {} ranks after micro-step {} of {} of an accumulation group, with "
@@ -153,6 +168,15 @@ StagedAccumulation::StagedAccumulation(const RunState& run, const fs::path& fold
   if (fs::exists(own) || fs::exists(first)) {
     SavedGroup saved = read_group(fs::exists(own) ? own : first);
     position_ = saved.position;
+    if (const bool by_tokens = options.average == GradientAverage::tokens;
+        saved.by_tokens.value_or(by_tokens) != by_tokens)
+      raise<CheckpointError>(
+          "load_state: the checkpoint was saved after micro-step {} of {} of an accumulation group whose gradients are "
+          "averaged by {}, expected {} as here; load it with the same GradientAverage, or take one that was saved "
+          "where "
+          "sync_gradients() is true",
+          position_.step, position_.num_steps, by_tokens ? "steps" : "tokens", by_tokens ? "tokens" : "steps");
+    scale = run.scaler ? 1 : saved.scale;  // a scaler goes on with the one that these gradients have
     step_ = step_here(position_, options.num_steps, ranks);
     if (position_.num_processes == ranks) {
       if (!fs::exists(own)) saved = read_group(own);  // says what is missing
@@ -196,7 +220,9 @@ StagedAccumulation::StagedAccumulation(const RunState& run, const fs::path& fold
           raise<CheckpointError>("load '{}': found a gradient of '{}' of size {}, expected {}; the model has changed",
                                  first.string(), name, formats::to_string(item->second.sizes().vec()),
                                  formats::to_string(holder.sizes().vec()));
-        gradient = item->second.to(holder.device(), holder.scalar_type());
+        gradient = scale == 1 ? item->second
+                              : item->second.to(at::promote_types(item->second.scalar_type(), at::kFloat)) / scale;
+        gradient = gradient.to(holder.device(), holder.scalar_type());
         found.erase(item);
       }
       gradients_.emplace_back(holder, gradient);

@@ -25,7 +25,7 @@ struct GroupPosition {
 };
 
 /// Writes this rank's file if the group is unfinished. Not collective.
-void save_accumulation(const RunState& run, const std::filesystem::path& folder, int64_t num_steps);
+void save_accumulation(const RunState& run, const std::filesystem::path& folder, const SaveOptions& options);
 
 /// What the files say, for this number of ranks and this length of groups.
 class StagedAccumulation {

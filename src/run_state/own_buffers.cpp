@@ -14,6 +14,7 @@
 
 #include "accelerate/comm.hpp"
 #include "formats/dcp/box.hpp"
+#include "run_state/whole_stream.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
@@ -25,14 +26,18 @@ using Buffers = std::map<std::string, at::Tensor>;
 
 fs::path buffers_file(const fs::path& folder, int64_t rank) { return folder / fmt::format("buffers_{}.bin", rank); }
 
-/// Not those of a model whose next forward replaces them, nor of replicas that train apart, whose own states have them.
-bool keeps_buffers(const detail::PreparedModel& model) {
-  return !model.engine || !(model.engine->shares_buffers() || model.engine->apart());
-}
+at::Tensor bytes_of(const at::Tensor& buffer) { return buffer.contiguous().view({-1}).view(at::kByte); }
 
 bool same(const at::Tensor& one, const at::Tensor& other) {
-  return one.sizes() == other.sizes() && one.scalar_type() == other.scalar_type() && at::equal(one, other);
+  return one.sizes() == other.sizes() && one.scalar_type() == other.scalar_type() &&
+         at::equal(bytes_of(one), bytes_of(other));
 }
+
+/// What a file says of one model.
+struct Saved {
+  Buffers buffers;      ///< that are not as rank 0's
+  bool shared = false;  ///< its engine would have replaced them before the next forward
+};
 
 }  // namespace
 
@@ -41,7 +46,7 @@ void save_own_buffers(const RunState& run, const fs::path& folder) {
   std::vector<Buffers> own;
   for (const auto& model : run.models) {
     own.emplace_back();
-    if (!keeps_buffers(*model)) continue;
+    if (model->engine && model->engine->apart()) continue;  // its own state has them
     for (const auto& [name, buffer] : model->model.buffers()) own.back().emplace(name, buffer.detach().cpu());
   }
   auto first = own;
@@ -57,31 +62,35 @@ void save_own_buffers(const RunState& run, const fs::path& folder) {
   if (std::find(of_ranks.begin(), of_ranks.end(), 1) == of_ranks.end()) return;
   on_all_ranks_or_throw([&] {
     c10::List<c10::IValue> models(c10::AnyType::get());
-    for (size_t i = 0; i < own.size(); ++i)
-      models.push_back(keeps_buffers(*run.models[i]) ? checkpointing::to_dict(own[i]) : c10::IValue());
+    for (size_t i = 0; i < own.size(); ++i) {
+      const auto& engine = run.models[i]->engine;
+      c10::impl::GenericDict model(c10::StringType::get(), c10::AnyType::get());
+      model.insert("buffers", checkpointing::to_dict(own[i]));
+      model.insert("shared", engine && engine->shares_buffers());
+      models.push_back(model);
+    }
     c10::impl::GenericDict file(c10::StringType::get(), c10::AnyType::get());
     file.insert("num_processes", comm::world_size());
-    file.insert("buffers", models);
+    file.insert("models", models);
     checkpointing::save_object(file, buffers_file(folder, comm::rank()));
   });
 }
 
 std::vector<std::function<void()>> stage_own_buffers(const RunState& run, const std::vector<ModelRef>& models,
-                                                     const fs::path& folder) {
+                                                     const fs::path& folder, bool strict) {
   const auto own = buffers_file(folder, comm::rank()), first = buffers_file(folder, 0);
   if (!fs::exists(own) && !fs::exists(first)) return {};
   const auto& found = fs::exists(own) ? own : first;
   int64_t ranks = 0;
-  std::vector<std::optional<Buffers>> saved;
+  std::vector<Saved> saved;
   try {
     const auto dict = checkpointing::load_object(found).toGenericDict();
     ranks = dict.at("num_processes").toInt();
-    for (const c10::IValue& model : dict.at("buffers").toListRef()) {
-      saved.emplace_back();
-      if (model.isNone()) continue;
-      saved.back().emplace();
-      for (const auto& item : model.toGenericDict())
-        saved.back()->emplace(item.key().toStringRef(), item.value().toTensor());
+    for (const c10::IValue& one : dict.at("models").toListRef()) {
+      const auto model = one.toGenericDict();
+      saved.push_back({.buffers = {}, .shared = model.at("shared").toBool()});
+      for (const auto& item : model.at("buffers").toGenericDict())
+        saved.back().buffers.emplace(item.key().toStringRef(), item.value().toTensor());
     }
   } catch (const Error&) {
     throw;
@@ -89,7 +98,7 @@ std::vector<std::function<void()>> stage_own_buffers(const RunState& run, const 
     raise<CheckpointError>("load '{}': it is damaged or not written by save_state", found.string());
   }
   if (ranks != comm::world_size()) {
-    if (comm::rank() == 0)
+    if (comm::rank() == 0 && std::any_of(saved.begin(), saved.end(), [](const Saved& one) { return !one.shared; }))
       logs::warn("accelerate.run_state",
                  "load_state: each of the {} ranks that saved the checkpoint had buffers of its own; the {} here all "
                  "go on with those of rank 0",
@@ -99,29 +108,30 @@ std::vector<std::function<void()>> stage_own_buffers(const RunState& run, const 
   if (!fs::exists(own)) checkpointing::load_object(own);  // says what is missing
 
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
-  parallel::Engines keep;
-  for (size_t i = 0; i < saved.size() && i < run.models.size(); ++i) {
-    const auto& model = run.models[i]->model;
-    if (!saved[i] ||
-        std::none_of(models.begin(), models.end(), [&](const auto& one) { return one.identity() == model.identity(); }))
-      continue;
-    if (const auto& engine = run.models[i]->engine) keep.push_back(engine);
+  std::vector<std::pair<std::shared_ptr<parallel::Engine>, bool>> shared;
+  for (size_t i = 0; i < saved.size() && i < models.size(); ++i) {  // in the order of the models' files
+    const auto prepared = run.find(models[i]);
+    if (!prepared) continue;
+    if (prepared->engine) shared.emplace_back(prepared->engine, saved[i].shared);
     Buffers here;
-    for (const auto& [name, buffer] : model.buffers()) here.emplace(name, buffer.detach());
-    for (const auto& [name, value] : *saved[i]) {
+    for (const auto& [name, buffer] : prepared->model.buffers()) here.emplace(name, buffer.detach());
+    for (const auto& [name, value] : saved[i].buffers) {
       const auto buffer = here.find(name);
-      if (buffer == here.end() || buffer->second.sizes() != value.sizes())
+      if (buffer != here.end() && buffer->second.sizes() == value.sizes()) {
+        copies.emplace_back(buffer->second, value);
+        continue;
+      }
+      if (strict)
         raise<CheckpointError>("load '{}': found a buffer '{}' of size {}, which the model has {}; it has changed",
                                own.string(), name, formats::to_string(value.sizes().vec()),
                                buffer == here.end() ? "not" : "in " + formats::to_string(buffer->second.sizes().vec()));
-      copies.emplace_back(buffer->second, value);
     }
   }
   std::vector<std::function<void()>> take;
-  take.push_back([keep = std::move(keep), copies = std::move(copies)] {
+  take.push_back([shared = std::move(shared), copies = std::move(copies)] {
     const at::NoGradGuard no_grad;
     for (const auto& [buffer, value] : copies) at::Tensor(buffer).copy_(value);
-    for (const auto& engine : keep) engine->keep_own_buffers();
+    for (const auto& [engine, value] : shared) engine->set_shares_buffers(value);
   });
   return take;
 }

@@ -7,8 +7,8 @@
 #include "accelerate/model/model_ref.hpp"
 #include "run_state/run_state.hpp"
 
-/// Buffers that differ from rank to rank: a model's file has rank 0's, and each rank's buffers_<rank>.bin its own, where
-/// any rank has others that its next forward would see.
+/// Buffers that differ from rank to rank: a model's file has rank 0's, and each rank's buffers_<rank>.bin its own,
+/// where any rank has others.
 namespace accelerate::run_state {
 
 /// Collective. @throws CheckpointError, ResourceError, on all ranks.
@@ -18,6 +18,6 @@ void save_own_buffers(const RunState& run, const std::filesystem::path& folder);
 /// rank 0's. Not collective. @param models  those that are loaded
 /// @return what takes them up, after the models have been loaded. @throws CheckpointError.
 std::vector<std::function<void()>> stage_own_buffers(const RunState& run, const std::vector<ModelRef>& models,
-                                                     const std::filesystem::path& folder);
+                                                     const std::filesystem::path& folder, bool strict);
 
 }  // namespace accelerate::run_state

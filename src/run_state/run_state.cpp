@@ -206,7 +206,7 @@ void save(const RunState& run, const fs::path& folder, const SaveOptions& option
       for (size_t i = 0; i < run.customs.size(); ++i) save_object(run.customs[i].state_dict(), custom_file(folder, i));
     }
     save_object(checkpointing::random_states(run.step % options.num_steps, options.device), random_states_file(folder));
-    save_accumulation(run, folder, options.num_steps);
+    save_accumulation(run, folder, options);
     save_own_states(run, folder);
   });
 }
@@ -265,7 +265,7 @@ void load(RunState& run, const std::vector<ModelRef>& models, const fs::path& fo
     if (run.scaler) scaler = load_object(folder / "scaler.pt");
     scales = read_fp8_states(run, folder);
     accumulation.emplace(run, folder, options);
-    own_buffers = stage_own_buffers(run, models, folder);
+    own_buffers = stage_own_buffers(run, models, folder, options.strict);
     own_states = stage_own_states(run, folder);
     const auto of_generators = random_states_file(folder);
     try {

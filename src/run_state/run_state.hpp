@@ -64,6 +64,7 @@ struct SaveOptions {
   Writers writers = {};
   bool loaders = false;   ///< save where they stand
   int64_t num_steps = 1;  ///< of an accumulation group
+  GradientAverage average = GradientAverage::steps;
   at::Device device = at::kCPU;
 };
 /// Writes everything into a fresh folder that exists on all machines. Collective. @throws CheckpointError,

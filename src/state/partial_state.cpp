@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <cstdio>
+#include <exception>
 #include <ostream>
 
 #include "accelerate/comm.hpp"
@@ -278,7 +279,9 @@ std::shared_ptr<void> first_then_others(bool first) {
     comm::barrier();
     return std::shared_ptr<void>(nullptr, [](void*) {});
   }
-  return std::shared_ptr<void>(nullptr, [](void*) {
+  return std::shared_ptr<void>(nullptr, [before = std::uncaught_exceptions()](void*) {
+    // Where it fails the others are not let in: they hear of it where they wait.
+    if (std::uncaught_exceptions() > before) return;
     try {
       comm::barrier();
     } catch (const Error& error) {

@@ -16,7 +16,7 @@ void ArchiveWriter::write_string(const std::string& text) {
 void ArchiveWriter::write_tensor(const at::Tensor& tensor) {
   write(tensor.defined());
   if (!tensor.defined()) return;
-  const at::Tensor plain = tensor.detach().cpu().contiguous();
+  const at::Tensor plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
   write(static_cast<int8_t>(plain.scalar_type()));
   write(static_cast<int64_t>(plain.dim()));
   for (const int64_t size : plain.sizes()) write(size);

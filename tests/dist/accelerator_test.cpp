@@ -719,6 +719,71 @@ RANKS_TEST(AcceleratorRanks, SchedulesFollowTheOptimizerOrNot, 2) {
   }
 }
 
+// Prepared before its optimizer, it is held back by a step that an overflow skips all the same.
+TEST_F(AcceleratorTest, ASchedulePreparedBeforeItsOptimizerFollowsIt) {
+  for (const bool schedule_first : {true, false}) {
+    Accelerator accelerator({.mixed_precision = "fp16", .cpu = true});
+    torch::nn::Linear net(2, 1);
+    auto optimizer = torch::optim::SGD(net->parameters(), 0.1);
+    auto schedule = optim::lambda_lr(optimizer, [](int64_t step) { return 1.0 / static_cast<double>(step + 1); });
+    std::optional<AcceleratedScheduler> sched;
+    if (schedule_first) sched = accelerator.prepare(schedule);
+    auto [model, opt] = accelerator.prepare(net, optimizer);
+    if (!schedule_first) sched = accelerator.prepare(schedule);
+    accelerator.backward(model(torch::full({1, 2}, 1e30)).sum());
+    opt.step();
+    ASSERT_TRUE(accelerator.optimizer_step_was_skipped());
+    sched->step();
+    EXPECT_EQ(sched->last_epoch(), 0) << schedule_first;
+  }
+}
+
+TEST_F(AcceleratorTest, ALoopThatWasLeftWithinAGroupLeavesNothing) {
+  const auto trains = [](Accelerator& accelerator) {
+    torch::nn::Linear net(2, 1);
+    auto [model, opt] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+    const auto before = net->weight.detach().clone();
+    accelerator.backward(model(torch::ones({1, 2})).sum());
+    opt.step();
+    opt.zero_grad();
+    return !net->weight.equal(before) && !net->weight.grad().defined();
+  };
+  const auto leave = [](Accelerator& accelerator) {
+    torch::nn::Linear net(2, 1);
+    auto [model, opt] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+    const auto scope = accelerator.accumulate(model);
+    accelerator.backward(model(torch::ones({1, 2})).sum());
+    EXPECT_FALSE(accelerator.sync_gradients());
+  };
+  Accelerator first({.gradient_accumulation_steps = 4, .cpu = true});
+  leave(first);
+  first.free_memory();
+  EXPECT_TRUE(trains(first));
+  leave(first);
+  Accelerator second({.gradient_accumulation_steps = 1});
+  EXPECT_TRUE(trains(second));
+}
+
+// Who failed has not written what the others would read.
+RANKS_TEST(AcceleratorRanks, TheOthersAreNotLetInWhereTheMainProcessFails, 2) {
+  Accelerator accelerator({.cpu = true});
+  if (rank() == 0) {
+    const auto write = [&] {
+      const auto first = accelerator.main_process_first();
+      throw std::runtime_error("the disk is full");
+    };
+    EXPECT_THROW(write(), std::runtime_error);
+    EXPECT_ANY_THROW(accelerator.gather(torch::ones({1})));  // another collective than the one in which they wait
+  } else {
+    bool in = false;
+    EXPECT_ANY_THROW({
+      const auto first = accelerator.main_process_first();
+      in = true;
+    });
+    EXPECT_FALSE(in);
+  }
+}
+
 RANKS_TEST(AcceleratorRanks, ALaterAcceleratorShardsAsTheFirst, 2) {
   Accelerator first({.cpu = true, .fsdp_plugin = FullyShardedDataParallelPlugin{.fsdp_version = 2}});
   Accelerator second;

@@ -131,6 +131,29 @@ RANKS_TEST(Comm, AMaximumWithNaNIsNaN, 2, 3, 5) {
     }
 }
 
+RANKS_TEST(Comm, HalfPrecisionIsSummedInFull, 2, 3, 5) {
+  const PartialState state;
+  const auto n = static_cast<double>(world_size());
+  const auto large = torch::full({2, 3}, 60000, at::kHalf).t();
+  EXPECT_TRUE(same(reduce(large, Reduction::mean), large));
+  EXPECT_TRUE(same(reduce(large, Reduction::sum, 1 / n), large)) << "scaled";
+  // 256 and so many ones: bf16 has no number between 256 and 258.
+  const auto one = torch::full({}, rank() == 0 ? 256 : 1, at::kBFloat16);
+  EXPECT_TRUE(same(reduce(one, Reduction::sum), torch::full({}, 255 + n, at::kBFloat16)));
+}
+
+RANKS_TEST(Comm, ConjugatedAndNegatedTensorsHaveTheirValues, 2) {
+  const PartialState state;
+  const auto x = torch::complex(torch::ones({2}), torch::full({2}, 2.0));
+  const auto conj = x.conj(), negative = torch::imag(conj);
+  ASSERT_TRUE(conj.is_conj() && negative.is_neg());
+  for (const auto& tensor : {conj, negative}) {
+    const auto expected = tensor.clone().resolve_conj().resolve_neg();
+    EXPECT_TRUE(gather(tensor).equal(torch::cat({expected, expected})));
+    EXPECT_TRUE(gather_object(std::vector<torch::Tensor>{tensor})[1].equal(expected));
+  }
+}
+
 RANKS_TEST(Comm, ShapesThatAreSpecial, 2, 3) {
   const PartialState state;
   const int64_t n = world_size();

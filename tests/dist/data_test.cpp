@@ -4,8 +4,12 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <random>
 #include <stdexcept>
+#include <string>
+#include <utility>
 
 #include "accelerate/comm.hpp"
 #include "accelerate/data.hpp"
@@ -13,6 +17,7 @@
 #include "accelerate/utils/archive.hpp"
 #include "accelerate/utils/error.hpp"
 #include "data_datasets.hpp"
+#include "message_of.hpp"
 #include "ranks.hpp"
 
 namespace {
@@ -372,6 +377,22 @@ struct Buckets : AnyBatchSampler {
   }
 };
 
+// Rounds would be filled up in their middle, and samples lost.
+RANKS_TEST(DataDist, AShortBatchBeforeTheLastIsNamed, 2, 3) {
+  struct Short : Buckets {
+    using Buckets::Buckets;
+    std::optional<int64_t> batch_size() const override { return 4; }
+  };
+  const PartialState state;
+  const auto batches = std::make_shared<Short>(std::vector<Indices>{{0, 1, 2, 3}, {4}, {5, 6, 7, 8}, {9, 10, 11, 12}});
+  for (const bool split : {false, true}) {
+    if (split && state.num_processes() != 2) continue;
+    auto loader = prepared(DataLoader(numbers(13), batches, {}), {.split_batches = split});
+    const auto says = support::message_of<accelerate::ConfigError>([&] { batches_of(loader); });
+    EXPECT_NE(says.find("gave another batch after one of 1"), std::string::npos) << says;
+  }
+}
+
 // Of batches that vary by design whole first ones are repeated; of a fixed size, samples. Neither reaches the metrics,
 // whether or not the sampler says how many samples it has.
 RANKS_TEST(DataDist, MetricsGetEachSampleOnceWhateverMakesTheBatches, 2, 3, 5) {
@@ -428,6 +449,65 @@ struct Shuffling {
     return at < order.size() ? std::optional(torch::tensor(order[at++])) : std::nullopt;
   }
 };
+
+/// Gives four at a time, whatever is asked for.
+struct InFours : torch::data::datasets::BatchDataset<InFours, std::optional<torch::Tensor>, size_t> {
+  explicit InFours(int64_t n) : n(n) {}
+  std::optional<torch::Tensor> get_batch(size_t) override {
+    if (at >= n) return std::nullopt;
+    const int64_t from = std::exchange(at, std::min(at + 4, n));
+    return torch::arange(from, at);
+  }
+  std::optional<size_t> size() const override { return std::nullopt; }
+  void reset() { at = 0; }
+  int64_t n, at = 0;
+};
+
+RANKS_TEST(DataDist, StreamsThatGiveMoreThanIsAskedForLoseNothing, 1, 2, 3) {
+  const PartialState state;
+  for (const bool dispatch : {false, true})
+    for (const int64_t size : {1, 3, 6}) {
+      auto loader = prepared(DataLoader(InFours{22}, {.batch_size = size}), {.dispatch_batches = dispatch});
+      for (int pass = 0; pass < 2; ++pass) EXPECT_EQ(gathered(loader), range(22)) << dispatch << " " << size;
+    }
+}
+
+// Of shards of 12, 6, 6, … the first one's rest is shared out before the last batch: no sample counts twice.
+RANKS_TEST(DataDist, MetricsGetEachSampleOnceOfShardsThatDiffer, 2, 3, 5) {
+  struct Unequal : Stream {
+    void shard(int64_t rank, int64_t) { first = rank == 0 ? 0 : 12 + 6 * (rank - 1), n = first + (rank == 0 ? 12 : 6); }
+    void reset() { at = first; }
+    int64_t first = 0;
+  };
+  const PartialState state;
+  auto loader = prepared(DataLoader(Unequal{}, {.batch_size = 4}), {.dispatch_batches = false});
+  std::vector<int64_t> seen;
+  for (auto& batch : loader)
+    for (const int64_t value : values(accelerate::gather_for_metrics(batch))) seen.push_back(value);
+  std::sort(seen.begin(), seen.end());
+  EXPECT_EQ(seen, range(12 + 6 * (state.num_processes() - 1)));
+}
+
+RANKS_TEST(DataDist, ANumberStaysANumberInTheLastBatch, 1, 2) {
+  const PartialState state;
+  auto loader = prepared(DataLoader(numbers(10), {.batch_size = 4}));
+  for (auto& batch : loader) {
+    const auto sum = accelerate::gather_for_metrics(batch.sum());
+    EXPECT_EQ(sum.numel(), state.num_processes());
+  }
+}
+
+RANKS_TEST(DataDist, BatchesWithOtherKeysAreNotJoined, 2) {
+  using Batch = std::map<std::string, torch::Tensor>;
+  const PartialState state;
+  const auto refused = [](const auto& one) {
+    return support::message_of<accelerate::ShapeError>([&] { accelerate::gather_for_metrics(one, true); });
+  };
+  const bool first = support::rank() == 0;
+  EXPECT_NE(refused(Batch{{"ids", torch::ones({2})}, {first ? "labels" : "mask", torch::ones({2})}}), "");
+  using Maybe = std::pair<std::optional<torch::Tensor>, std::optional<torch::Tensor>>;
+  EXPECT_NE(refused(first ? Maybe{torch::ones({2}), {}} : Maybe{{}, torch::ones({2})}), "");
+}
 
 RANKS_TEST(DataDist, StreamsThatShuffleThemselvesAreSharedOutWhole, 2, 3, 5) {
   accelerate::set_seed(11, {.device_specific = true});

@@ -506,12 +506,12 @@ class Reference final : public Machine {
     });
   }
 
-  // ---- files: what rank 0 has, and each rank's own buffers unless its next forward takes rank 0's
+  // ---- files: what rank 0 has, and each rank's own buffers
 
   struct Saved {
     std::vector<at::Tensor> parameters;
     std::vector<std::vector<at::Tensor>> buffers;  ///< of each rank
-    bool own_buffers = false;
+    bool shares_buffers = false;
     std::vector<c10::IValue> optimizers;
     Scale scale;
     bool all = false;                                ///< not the weights alone
@@ -538,7 +538,7 @@ class Reference final : public Machine {
   void save(const std::string& name, bool all) {
     Saved saved;
     for (const auto& parameter : replicas_[0].parameters) saved.parameters.push_back(parameter.detach().clone());
-    saved.own_buffers = all && !(layout_->buffers_from_rank0 && buffers_may_differ_);
+    saved.shares_buffers = layout_->buffers_from_rank0 && buffers_may_differ_;
     for (const auto& replica : replicas_) {
       auto& own = saved.buffers.emplace_back();
       for (const auto& buffer : replica.net->buffers()) own.push_back(buffer.clone());
@@ -570,10 +570,10 @@ class Reference final : public Machine {
       for (size_t i = 0; i < saved.parameters.size(); ++i) replica.parameters[i].copy_(saved.parameters[i]);
       const auto buffers = replica.net->buffers();
       for (size_t i = 0; i < buffers.size(); ++i)
-        at::Tensor(buffers[i]).copy_(saved.buffers[saved.own_buffers ? rank : 0][i]);
+        at::Tensor(buffers[i]).copy_(saved.buffers[saved.all ? rank : 0][i]);
       for (size_t i = 0; i < saved.optimizers.size(); ++i) give_state(*replica.optimizers[i], saved.optimizers[i]);
     }
-    if (saved.own_buffers) buffers_may_differ_ = false;
+    if (saved.all) buffers_may_differ_ = saved.shares_buffers;
     if (!saved.optimizers.empty()) scale_ = saved.scale;
     if (!saved.all) return;
     steps_ = saved.steps;

@@ -160,7 +160,7 @@ F("sharded gradients stay after zero_grad", file, "«if (hooks.cleared) hooks.cl
 F("buffers of each rank stay out of checkpoints", "src/run_state/run_state.cpp",
   "if (form != StateForm::local) «save_own_buffers(run, folder);»", "")
 F("buffers that a checkpoint gave back are replaced", "src/run_state/own_buffers.cpp",
-  "for (const auto& engine : keep) «engine->keep_own_buffers();»", "")
+  "for (const auto& [engine, value] : shared) «engine->set_shares_buffers(value);»", "")
 file = "src/accelerator/local_sgd.cpp"
 F("replicas that train apart average gradients, too", file, "«model->engine->set_apart(true);»", "")
 

@@ -69,6 +69,21 @@ template <class T> void append_lists(T& to, const T& from, int64_t to_rows, int6
   }
 }
 
+/// @throws ShapeError where one has keys, or something optional, that the other has not. Row lists may differ in
+/// length.
+template <class T> void check_same_places(const T& first, const T& other) {
+  if constexpr (nested::OptionalLike<T>) {
+    if (first.has_value() != other.has_value()) nested::detail::throw_only_one_is_set();
+  } else if constexpr (nested::Mapping<T>) {
+    if (first.size() != other.size()) nested::detail::throw_key_missing();
+  }
+  if constexpr (nested::is_container<T> && !is_row_list<T>)
+    nested::for_each_place(first, [&](const auto& place) {
+      if (const auto* there = place(other)) check_same_places(*place(first), *there);
+      else nested::detail::throw_key_missing();
+    });
+}
+
 /// One batch with the rows of all. @throws ShapeError when they differ in structure or in other dimensions than the
 /// first.
 template <class T> T concat_rows(std::span<const T* const> batches) {
@@ -76,6 +91,7 @@ template <class T> T concat_rows(std::span<const T* const> batches) {
   if (batches.size() == 1) return first;
   std::vector<std::vector<at::Tensor>> columns;
   for (const T* batch : batches) {
+    check_same_places(first, *batch);
     size_t place = 0;
     nested::for_each_tensor(*batch, [&](const at::Tensor& t) {
       if (batch == &first) columns.emplace_back();

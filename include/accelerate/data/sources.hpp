@@ -61,7 +61,9 @@ class ACCELERATE_API CollatedStreamSource : public StreamSource {
   virtual AnyBatch request(int64_t chunk) = 0;
 
  private:
-  AnyBatch first_;
+  AnyBatch at_most(int64_t wanted, int64_t most);
+
+  AnyBatch first_, rest_;  ///< of the pass; of what the stream gave beyond what was asked for
   bool ended_ = false;
 };
 

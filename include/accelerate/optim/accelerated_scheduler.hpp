@@ -36,6 +36,8 @@ class ACCELERATE_API AcceleratedScheduler {
   int64_t last_epoch() const { return scheduler().last_epoch(); }
   int64_t step_count() const { return scheduler().step_count(); }
   const optim::Scheduler& scheduler() const;
+  /// From here on these hold it back, of which some may have been prepared after it.
+  void follow(std::vector<AcceleratedOptimizer> optimizers) const;
   /// The optimizer that the schedule drives.
   torch::optim::Optimizer& optimizer() const { return scheduler().optimizer(); }
   c10::IValue state_dict() const;

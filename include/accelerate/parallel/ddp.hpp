@@ -61,7 +61,7 @@ class ACCELERATE_API DistributedDataParallel final : public Engine {
   c10::IValue own_state() const override;
   std::function<void()> stage_own_state(const c10::IValue& state) override;
   bool shares_buffers() const override;
-  void keep_own_buffers() override;
+  void set_shares_buffers(bool value) override;
 
   /// Ranks may join: one without data adds zeros to the others' averages.
   void begin_join() override;

@@ -94,9 +94,9 @@ class ACCELERATE_API Engine {
 
   /// Whether the next forward takes rank 0's buffers on all ranks. Not collective.
   virtual bool shares_buffers() const { return false; }
-  /// Buffers have been given what each rank had when a checkpoint was saved: the next forward leaves them alone. Not
-  /// collective, but for all ranks alike.
-  virtual void keep_own_buffers() {}
+  /// As it was when a checkpoint was saved, whose buffers of each rank are there again. Not collective, but for all
+  /// ranks alike.
+  virtual void set_shares_buffers(bool value) { static_cast<void>(value); }
 
   // What this rank holds.
 

@@ -226,6 +226,8 @@ template <class T, class F> T combine_tensors(std::span<const T* const> values, 
     for (const T* value : values) {
       if constexpr (Sequence<T>)
         if (value->size() != first.size()) detail::throw_lengths_differ(first.size(), value->size());
+      if constexpr (Mapping<T>)
+        if (value->size() != first.size()) detail::throw_key_missing();
       if constexpr (OptionalLike<T>)
         if (value->has_value() != first.has_value()) detail::throw_only_one_is_set();
     }
