@@ -84,11 +84,11 @@ void throw_lengths_differ(size_t first, size_t other) {
 
 void throw_key_missing() {
   raise<ShapeError>(
-      "combine_tensors: a key of the first mapping is missing in another, expected equal keys in every value");
+      "joining values: one has a key, or an element of a list, that another has not, expected the same in every value");
 }
 
 void throw_only_one_is_set() {
-  raise<ShapeError>("combine_tensors: an optional is set in one value and empty in another");
+  raise<ShapeError>("joining values: an optional is set in one of them and empty in another");
 }
 
 }  // namespace detail
