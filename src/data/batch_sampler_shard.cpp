@@ -1,6 +1,8 @@
 #include <deque>
+#include <utility>
 
 #include "accelerate/data/sampler.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::data {
@@ -8,12 +10,14 @@ namespace {
 
 int64_t length(const Indices& indices) { return static_cast<int64_t>(indices.size()); }
 
-/// A batch that is shorter than the sampler's batch_size() is its last: rounds are filled up from there.
-[[noreturn]] void raise_short_batch(int64_t found, int64_t batch_size) {
-  raise<ConfigError>(
-      "BatchSamplerShard: the sampler has a batch size of {} and gave another batch after one of {}, expected only the "
-      "last one to be shorter; a sampler of batches that vary in size must not have a batch_size()",
-      batch_size, found);
+/// A batch that is shorter than the sampler's batch_size() counts as its last: rounds are filled up from there, and
+/// what comes after another one is lost, here as in the reference. Once per pass.
+void warn_of_short_batch(bool& warned, int64_t found, int64_t batch_size) {
+  if (std::exchange(warned, true)) return;
+  logs::warn("accelerate.data",
+             "BatchSamplerShard: the sampler has a batch size of {} and gave another batch after one of {}: samples of "
+             "their round are left out. A sampler of batches that vary in size must not have a batch_size()",
+             batch_size, found);
 }
 
 /// Rank r gets elements [r * piece, (r + 1) * piece) of every full batch.
@@ -25,7 +29,7 @@ class SplitCursor {
   std::optional<Indices> operator()() {
     if (done_) return std::nullopt;
     while (auto batch = next_()) {
-      if (!last_.empty() && length(last_) < batch_size_) raise_short_batch(length(last_), batch_size_);
+      if (!last_.empty() && length(last_) < batch_size_) warn_of_short_batch(warned_, length(last_), batch_size_);
       last_ = std::move(*batch);
       if (first_.empty()) first_ = last_;
       if (length(last_) == batch_size_) return piece(last_);
@@ -51,7 +55,7 @@ class SplitCursor {
   ShardOptions options_;
   int64_t batch_size_;
   bool drop_last_;
-  bool done_ = false;
+  bool done_ = false, warned_ = false;
   Indices first_, last_;
 };
 
@@ -69,7 +73,8 @@ class TurnsCursor {
         if (!drop_last_ && count_ > 0) finish();
         break;
       }
-      if (count_ > 0 && batch_size_ && length(last_) < *batch_size_) raise_short_batch(length(last_), *batch_size_);
+      if (count_ > 0 && batch_size_ && length(last_) < *batch_size_)
+        warn_of_short_batch(warned_, length(last_), *batch_size_);
       last_ = std::move(*batch);
       const int64_t turn = count_++ % options_.num_processes;
       if (!drop_last_ && count_ <= options_.num_processes) remember(last_);
@@ -122,7 +127,7 @@ class TurnsCursor {
   ShardOptions options_;
   std::optional<int64_t> batch_size_;
   bool drop_last_;
-  bool done_ = false;
+  bool done_ = false, warned_ = false;
   int64_t count_ = 0;  // batches seen
   Indices first_, last_;
   std::vector<Indices> first_batches_;

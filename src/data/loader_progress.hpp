@@ -65,7 +65,7 @@ class LoaderProgress : public PreparedStatus {
   int64_t yielded_ = 0, samples_before_ = 0;  // of the pass: batches, and the samples before the first of them
   bool end_ = false;
   int64_t remainder_ = -1;
-  int64_t own_rows_ = 0;  // of a batch that is not the last; 0: all
+  int64_t own_rows_ = 0;                              // of a batch that is not the last; 0: all
   at::Tensor sampler_rng_state_, default_rng_state_;  // at the start of the pass
   std::optional<DataLoaderState> loaded_;
 };

@@ -569,8 +569,7 @@ class Reference final : public Machine {
       auto& replica = replicas_[rank];
       for (size_t i = 0; i < saved.parameters.size(); ++i) replica.parameters[i].copy_(saved.parameters[i]);
       const auto buffers = replica.net->buffers();
-      for (size_t i = 0; i < buffers.size(); ++i)
-        at::Tensor(buffers[i]).copy_(saved.buffers[saved.all ? rank : 0][i]);
+      for (size_t i = 0; i < buffers.size(); ++i) at::Tensor(buffers[i]).copy_(saved.buffers[saved.all ? rank : 0][i]);
       for (size_t i = 0; i < saved.optimizers.size(); ++i) give_state(*replica.optimizers[i], saved.optimizers[i]);
     }
     if (saved.all) buffers_may_differ_ = saved.shares_buffers;
