@@ -242,9 +242,10 @@ RANKS_TEST(FsdpState, AnotherFormReplacesTheFirst, 2) {
   const End resumed = run({.type = StateDictType::full_state_dict, .load = folder, .from = 3});
   expect_equal(whole, resumed, 3, 0, "again");
   if (support::rank() == 0) {
-    EXPECT_EQ(files_in(folder), (std::set<std::string>{"pytorch_model_fsdp_0", "pytorch_model_fsdp_1", "optimizer_0",
-                                                       "optimizer_1", "scheduler.bin", "custom_checkpoint_0.pkl",
-                                                       "random_states_0.pkl", "random_states_1.pkl"}));
+    EXPECT_EQ(files_in(folder),
+              (std::set<std::string>{"pytorch_model_fsdp_0", "pytorch_model_fsdp_1", "optimizer_0", "optimizer_1",
+                                     "scheduler.bin", "custom_checkpoint_0.pkl", "random_states_0.pkl",
+                                     "random_states_1.pkl", "buffers_0.bin", "buffers_1.bin"}));
   }
 }
 
