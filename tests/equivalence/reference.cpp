@@ -396,7 +396,9 @@ class Reference final : public Machine {
   /// Of the ranks begin … end - 1.
   void average(size_t begin, size_t end) {
     at::NoGradGuard no_grad;
-    const auto type = type_named(!layout_->wire_dtype.empty()     ? layout_->wire_dtype
+    const bool sent = layout_->sharded || end - begin > 1;  // replicas that train apart send nothing
+    const auto type = type_named(!sent                            ? ""
+                                 : !layout_->wire_dtype.empty()   ? layout_->wire_dtype
                                  : !layout_->reduce_dtype.empty() ? layout_->reduce_dtype
                                  : layout_->sharded               ? case_["precision"]
                                                                   : "");
