@@ -1,10 +1,9 @@
 #pragma once
 
-#include <algorithm>
-
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>

@@ -173,8 +173,7 @@ StagedAccumulation::StagedAccumulation(const RunState& run, const fs::path& fold
       raise<CheckpointError>(
           "load_state: the checkpoint was saved after micro-step {} of {} of an accumulation group whose gradients are "
           "averaged by {}, expected {} as here; load it with the same GradientAverage, or take one that was saved "
-          "where "
-          "sync_gradients() is true",
+          "where sync_gradients() is true",
           position_.step, position_.num_steps, by_tokens ? "steps" : "tokens", by_tokens ? "tokens" : "steps");
     scale = run.scaler ? 1 : saved.scale;  // a scaler goes on with the one that these gradients have
     step_ = step_here(position_, options.num_steps, ranks);

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <exception>
 #include <map>
-#include <optional>
 #include <string>
 #include <utility>
 
