@@ -15,8 +15,8 @@ The copy is built in --copy (build/mutants here), preset release; what ccache ha
 --others says for each fault which tests of other faults fail as well: the proof that a test is about its option.
 
 --fuzzer asks the equivalence fuzzer, in place of the tests, about the faults in engines (tests/mutations/engines.py):
-each gets fresh seeds for up to --minutes. First it runs for a minute without any, and the faults that no case came by
-are named. The exit status is 1 where less than 80 % are noticed.
+each gets fresh seeds for up to --minutes, and a case that fails is tried without the fault. First it runs for a minute
+without any, and the faults that no case came by are named. The exit status is 1 where less than 80 % are noticed.
 
 usage: mutate.py [--check] [--copy FOLDER] [--jobs N] [--build-only | --run-only] [--at-once N] [--others]
                  [--fuzzer [--minutes M] [--from SEED]] [NAME ...]
@@ -188,15 +188,16 @@ def build(copy, binaries, jobs):
 
 class Fuzzer:
     """What is asked of `equivalence`; without a fault one minute shows that it is clean."""
-    minutes, first = 10.0, "1"
+    minutes, first, kept = 10.0, "1", "build/equivalence-failures"
 
 
 def arguments_of(copy, test, fault):
     binary, _, name = test.partition(" ")
     if binary == "equivalence":
-        keep = copy / "build/equivalence-failures"
+        if name != engines.FUZZER.partition(" ")[2]:  # a case of a seed
+            return ["--no-shrink", copy / Fuzzer.kept / f"{name}.case"]
         minutes = str(Fuzzer.minutes if fault else 1)
-        return ["--minutes", minutes, "--from", Fuzzer.first, "--stop", "--no-shrink", "--keep", keep]
+        return ["--minutes", minutes, "--from", Fuzzer.first, "--stop", "--no-shrink", "--keep", copy / Fuzzer.kept]
     if binary == "conformance_tests":
         return ["--cases", copy / "tests/conformance/cases", "--only", name]
     return ["--gtest_filter=" + ":".join(f"{one}:*/{one}/*" for one in name.split(":"))]  # with parameters, too
@@ -277,6 +278,17 @@ def asked_of_the_fuzzer(faults):
             if not any(fnmatch.fnmatch(name, pattern) for pattern in engines.NOT_DRAWN)}
 
 
+def noticed_by_the_fuzzer(copy, fault):
+    """(the fault was noticed, how, seconds). What fails without the fault, too, has noticed nothing."""
+    passed, output, seconds = run_test(copy, engines.FUZZER, fault, 60 * Fuzzer.minutes + 600)
+    failed = re.search(r"^FAILED ([\w-]+): (.*)", output, re.M)
+    if passed or not failed:
+        return not passed, "" if passed else "ended", seconds
+    case, how = failed.groups()
+    stands = run_test(copy, f"equivalence {case}")[0]
+    return stands, f"{case}: {how[:100]}" + ("" if stands else ", WITHOUT THE FAULT, TOO: repair that first"), seconds
+
+
 def ask_fuzzer(copy, runs, at_once):
     reached = copy / "build/faults-reached"
     reached.unlink(missing_ok=True)
@@ -288,12 +300,11 @@ def ask_fuzzer(copy, runs, at_once):
         print(f"not reached by then: {name}")
     unnoticed = []
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
-        found = zip(runs, pool.map(lambda name: run_test(copy, engines.FUZZER, name, 60 * Fuzzer.minutes + 600), runs))
-        for number, (name, (passed, output, seconds)) in enumerate(found, 1):
-            how = re.search(r"^FAILED (.*)", output, re.M)
-            print(f"[{number}/{len(runs)}] {'UNNOTICED' if passed else 'noticed'}: {name} ({seconds:.0f} s"
-                  f"{', ' + how.group(1)[:100] if how else ''})", flush=True)
-            if passed:
+        found = zip(runs, pool.map(lambda name: noticed_by_the_fuzzer(copy, name), runs))
+        for number, (name, (noticed, how, seconds)) in enumerate(found, 1):
+            print(f"[{number}/{len(runs)}] {'noticed' if noticed else 'UNNOTICED'}: {name} ({seconds:.0f} s"
+                  f"{', ' + how if how else ''})", flush=True)
+            if not noticed:
                 unnoticed.append(name)
     noticed = len(runs) - len(unnoticed)
     share = 100 * noticed / max(len(runs), 1)

@@ -104,7 +104,7 @@ void refuse_training_around_codes(const run_state::RunState& run) {
     auto trained = held;
     if (model->engine)
       for (const auto& holding : model->engine->pieces())
-        if (held.contains(holding.value.unsafeGetTensorImpl())) trained.insert(holding.whole.unsafeGetTensorImpl());
+        if (held.contains(holding.value.unsafeGetTensorImpl())) trained.insert(holding.tensor.unsafeGetTensorImpl());
     std::string in_few_bits;
     int64_t count = 0;
     bool any = false, all_else = true;

@@ -3,10 +3,10 @@
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerator/accelerator_impl.hpp"
 #include "checkpoint/model_state.hpp"
+#include "comm/agreement.hpp"
 #include "run_state/checkpoint_folders.hpp"
 #include "run_state/models.hpp"
 #include "run_state/optimizers.hpp"
-#include "run_state/whole_stream.hpp"
 #include "utils/counts.hpp"
 #include "utils/raise.hpp"
 
@@ -87,7 +87,10 @@ std::optional<Accelerator::ModelWeights> Accelerator::Impl::weights_by_hooks(con
 }
 
 run_state::LoadOptions Accelerator::Impl::load_options() const {
-  return {.preferred = form_of_state(*engine, /*safe_serialization=*/true),
+  std::vector<ModelRef> models;
+  for (const auto& model : run.models) models.push_back(model->model);
+  return {.models = std::move(models),
+          .preferred = form_of_state(*engine, /*safe_serialization=*/true),
           .loaders = options.dataloader_config.use_stateful_dataloader,
           .num_steps = gradients->num_steps(),
           .average = gradients->average(),
@@ -95,8 +98,11 @@ run_state::LoadOptions Accelerator::Impl::load_options() const {
 }
 
 run_state::Lacks Accelerator::Impl::lacks() const {
-  // Hooks may load models in their own way.
-  return [this](const fs::path& folder) { return run_state::lacks(run, load_hooks.empty(), folder, load_options()); };
+  return [this](const fs::path& folder) {
+    auto options = load_options();
+    if (!load_hooks.empty()) options.models.clear();  // which may load them in their own way
+    return run_state::lacks(run, folder, options);
+  };
 }
 
 fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serialization) {
@@ -113,7 +119,7 @@ fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serializa
         "written",
         *project.total_limit);
   const fs::path folder = named ? run_state::checkpoint_folder(all, project.iteration) : output_dir;
-  run_state::on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     if (const int64_t last = run_state::last_checkpoint(all); writes && named && last >= project.iteration)
       raise<CheckpointError>(
           "save_state: '{}' exists already, from a run that this one did not continue, and would count as newer than "
@@ -153,12 +159,10 @@ void Accelerator::load_state(const fs::path& input_dir, const LoadStateOptions& 
   run_state::finish_checkpoint(folder, is_local_main_process());
   if (!fs::is_directory(folder))
     raise<CheckpointError>("load_state: '{}' is not a folder; give the one that save_state wrote", folder.string());
-  std::vector<ModelRef> models;
-  for (const auto& model : impl_->run.models) models.push_back(model->model);
-  for (const auto& hook : impl_->load_hooks) hook(models, folder);
   auto how = impl_->load_options();
   how.strict = options.strict;
-  run_state::load(impl_->run, models, folder, how);
+  for (const auto& hook : impl_->load_hooks) hook(how.models, folder);
+  run_state::load(impl_->run, folder, how);
   if (project.automatic_checkpoint_naming)
     if (const auto number = run_state::checkpoint_number(folder))
       // After those that were passed over, too; whoever asks for an older one decides by himself what comes next.

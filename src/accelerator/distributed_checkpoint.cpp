@@ -9,6 +9,7 @@
 
 #include "accelerate/comm.hpp"
 #include "accelerate/state.hpp"
+#include "comm/agreement.hpp"
 #include "optim/optimizer_state.hpp"
 #include "residency/member.hpp"
 #include "run_state/checkpoint_folders.hpp"
@@ -17,7 +18,6 @@
 #include "run_state/models.hpp"
 #include "run_state/optimizers.hpp"
 #include "run_state/state_dict.hpp"
-#include "run_state/whole_stream.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::distributed_checkpoint {
@@ -37,7 +37,7 @@ void refuse_absent(const std::string& name, const at::Tensor& tensor) {
 }
 
 void refuse_absent(const StateDict& state) {
-  run_state::on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     for (const auto& leaf : run_state::leaves_of(state))
       if (const auto* tensor = std::get_if<at::Tensor>(&leaf.value->kind())) refuse_absent(leaf.name, *tensor);
   });
@@ -143,7 +143,7 @@ StateDict get_model_state_dict(const AnyModel& model, const StateDictOptions& op
 StateDict get_optimizer_state_dict(const AnyModel& model, const Optimizers& optimizers,
                                    const StateDictOptions& options) {
   const run_state::PreparedModels models{model.core()};
-  run_state::on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     for (const auto& optimizer : optimizers.all()) run_state::parameters_by_group(optimizer, models);
   });
   StateDict states;
@@ -313,7 +313,7 @@ IncompatibleKeys set(const AnyModel& model, const Optimizers& optimizers, const 
   const run_state::PreparedModels models{model.core()};
   StateDict model_share, optim_share;
   Groups groups;
-  run_state::on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     for (const auto& optimizer : optimizers.all())
       for (auto& group : run_state::parameters_by_group(optimizer, models)) groups.push_back(std::move(group));
     const bool counts = !options.broadcast_from_rank0 || comm::rank() == 0;
@@ -330,12 +330,12 @@ IncompatibleKeys set(const AnyModel& model, const Optimizers& optimizers, const 
   IncompatibleKeys keys;
   std::optional<run_state::StagedModel> staged;
   std::vector<c10::IValue> states, before;
-  run_state::on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     if (model_state) staged.emplace(stage_model(core, *model_state, options, keys));
     if (optim_state) states = stage_optimizers(models, optimizers, *optim_state, options);
   });
   try {
-    run_state::on_all_ranks_or_throw([&] {
+    comm::on_all_ranks_or_throw<CheckpointError>([&] {
       for (size_t i = 0; i < states.size(); ++i) {
         before.push_back(optimizers.all()[i].state_dict());
         optimizers.all()[i].load_state_dict(states[i]);

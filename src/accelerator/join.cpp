@@ -29,35 +29,36 @@ void broadcast_list(comm::Group& group, std::vector<c10::IValue>& list, int64_t 
   list = from_bytes<std::vector<c10::IValue>>(comm::broadcast_bytes(group, to_bytes(list), source));
 }
 
-/// Of another rank, on the host: devices have other numbers there. Nothing where the class has no such state.
-std::optional<c10::IValue> state_of(const AcceleratedOptimizer& optimizer, comm::Group& group, int64_t source) {
+}  // namespace
+
+bool share_state(const AcceleratedOptimizer& optimizer, comm::Group& group, int64_t source) {
   std::vector<c10::IValue> state(1);
   try {
+    // On the host: devices have other numbers on other ranks.
     if (group.rank() == source) state[0] = optimizer.state_dict().deepcopy(at::kCPU);
   } catch (const ConfigError&) {
     // The others learn of it by getting none.
   }
   broadcast_list(group, state, source);
-  return state[0].isNone() ? std::nullopt : std::optional(state[0]);
+  if (state[0].isNone()) return false;
+  if (group.rank() != source) optimizer.load_state_dict(state[0]);
+  return true;
 }
+
+namespace {
 
 /// Ranks that ended early stood still while others went on: they take what those have become, so that all step alike
 /// from here on. Parameters and buffers have been taken by the engines.
 /// @param source  a rank of the group
 void take_over_run(run_state::RunState& run, comm::Group& group, int64_t source) {
   const bool ours = group.rank() == source;
-  for (size_t i = 0; i < run.optimizers.size(); ++i) {
-    const auto& optimizer = run.optimizers[i];
-    if (const auto state = state_of(optimizer, group, source)) {
-      if (!ours) optimizer.load_state_dict(*state);
-    } else if (ours) {
+  for (size_t i = 0; i < run.optimizers.size(); ++i)
+    if (!share_state(run.optimizers[i], group, source) && ours)
       logs::warn("accelerate.accelerator",
                  "join_uneven_inputs: ranks ended after different numbers of steps, and what prepared optimizer {} has "
                  "learned in them (momentum, say) can't be given to those that ended early, because its class has no "
                  "state_dict(): their next steps may differ. Derive it from optim::OwnStateDict, too.",
                  i);
-    }
-  }
   std::vector<c10::IValue> rest;
   for (const auto& schedule : run.schedulers) rest.push_back(schedule.state_dict());
   if (run.scaler) rest.push_back(run.scaler->state_dict());

@@ -11,7 +11,11 @@
 #include <unordered_set>
 
 #include "accelerator/accelerator_impl.hpp"
+#include "accelerator/join.hpp"
+#include "comm/group.hpp"
+#include "parallel/replica_average.hpp"
 #include "utils/counts.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -22,8 +26,8 @@ std::vector<at::Tensor> trained_of(const detail::PreparedModel& model) {
   std::vector<at::Tensor> trained;
   std::unordered_set<const at::TensorImpl*> in_pieces;
   for (const auto& holding : model.engine->pieces()) {
-    in_pieces.insert(holding.whole.unsafeGetTensorImpl());
-    if (holding.whole.requires_grad()) trained.push_back(holding.value.detach());
+    in_pieces.insert(holding.tensor.unsafeGetTensorImpl());
+    if (holding.tensor.requires_grad()) trained.push_back(holding.value.detach());
   }
   for (const auto& [name, parameter] : model.model.parameters())
     if (parameter.requires_grad() && !in_pieces.contains(parameter.unsafeGetTensorImpl()))
@@ -115,12 +119,35 @@ struct LocalSGD::Impl {
     agree(at_end);
     auto& engine = *model->engine;
     engine.before_step();  // pieces change
-    engine.average_replicas(trained);
+    parallel::average_in_place(*engine.replicas(), trained);
     // Not a second time for the same way.
     const bool made = at_end && num_steps > 0 && num_steps % options.local_sgd_steps == 0;
     if (options.outer_optimizer && !made) outer_step(*options.outer_optimizer);
     engine.after_step();
     counts::add(counts::Count::replica_averages);
+  }
+
+  /// Optimizers that remember (momentum, say) have other memories in each replica, by which replicas that train
+  /// together would leave each other again.
+  void share_optimizers() const {
+    std::unordered_set<const at::TensorImpl*> ours;
+    for (const auto& held : model->engine->pieces()) ours.insert(held.value.unsafeGetTensorImpl());
+    for (const auto& [name, parameter] : model->model.parameters()) ours.insert(parameter.unsafeGetTensorImpl());
+    const auto is_ours = [&](const at::Tensor& tensor) { return ours.contains(tensor.unsafeGetTensorImpl()); };
+    const auto& optimizers = accelerator->run.optimizers;
+    for (size_t i = 0; i < optimizers.size(); ++i) {
+      const auto& groups = optimizers[i].param_groups();
+      if (std::none_of(groups.begin(), groups.end(), [&](const auto& group) {
+            return std::any_of(group.params().begin(), group.params().end(), is_ours);
+          }))
+        continue;
+      if (!share_state(optimizers[i], *model->engine->replicas(), 0) && accelerator->state->is_main_process())
+        logs::warn("accelerate.local_sgd",
+                   "LocalSGD: what prepared optimizer {} has learned in each replica (momentum, say) can't be made the "
+                   "same at its end, because its class has no state_dict(): replicas may leave each other from here "
+                   "on. Derive it from optim::OwnStateDict, too.",
+                   i);
+    }
   }
 
   void outer_step(const OuterOptimizer& outer) {
@@ -218,6 +245,7 @@ void LocalSGD::finish() {
     ~Leave() { impl.leave(); }
   } const leave{*impl_};
   impl_->average(/*at_end=*/true);
+  impl_->share_optimizers();
 }
 
 bool LocalSGD::enabled() const { return impl_->apart; }

@@ -109,11 +109,11 @@ void Accelerator::Impl::for_each_held(
     for (const auto& holding : run_state::holdings_of(*model)) {
       if (holding.in_pieces()) {
         f(Kind::parameter, holding.value, true);
-        if (const auto gradient = holding.engine->gradient(holding.whole)) f(Kind::gradient, gradient->value, true);
+        if (const auto gradient = holding.engine->gradient(holding.tensor)) f(Kind::gradient, gradient->value, true);
       } else {
         // What comes and goes counts as gathered.
-        if (!residency::Member::of(holding.whole)) f(Kind::parameter, holding.whole, false);
-        f(Kind::gradient, holding.whole.grad(), false);
+        if (!residency::Member::of(holding.tensor)) f(Kind::parameter, holding.tensor, false);
+        f(Kind::gradient, holding.tensor.grad(), false);
       }
     }
   for (const auto& optimizer : run.optimizers)

@@ -71,7 +71,7 @@ using Indices = std::unordered_map<const at::TensorImpl*, size_t>;
 Indices summarize_tensors(const ModelRef& model, const parallel::Engine* engine, ModelSummary& summary) {
   std::unordered_map<const at::TensorImpl*, parallel::Held> holdings;
   if (engine)
-    for (auto& holding : engine->pieces()) holdings.emplace(holding.whole.unsafeGetTensorImpl(), std::move(holding));
+    for (auto& holding : engine->pieces()) holdings.emplace(holding.tensor.unsafeGetTensorImpl(), std::move(holding));
   const FileMappings files;
   std::unordered_set<const at::TensorImpl*> parameters;
   for (const auto& [name, tensor] : model.parameters()) parameters.insert(tensor.unsafeGetTensorImpl());

@@ -653,9 +653,7 @@ std::optional<int64_t> DistributedDataParallel::apart() const {
   return impl_->apart ? std::optional(impl_->group->rank()) : std::nullopt;
 }
 
-void DistributedDataParallel::average_replicas(const std::vector<at::Tensor>& tensors) const {
-  average_in_place(*impl_->group, tensors);
-}
+comm::Group* DistributedDataParallel::replicas() const { return impl_->group.get(); }
 
 bool DistributedDataParallel::shares_buffers() const { return impl_->kwargs.broadcast_buffers && impl_->forward_sync; }
 void DistributedDataParallel::set_shares_buffers(bool value) { impl_->forward_sync = value; }

@@ -25,8 +25,6 @@ void Engine::set_apart(bool) {
       "parallelism, or FSDP with HYBRID_SHARD (dp_replicate_size)");
 }
 
-void Engine::average_replicas(const std::vector<at::Tensor>&) const {}
-
 c10::IValue Engine::own_state() const { return {}; }
 
 std::function<void()> Engine::stage_own_state(const c10::IValue&) {

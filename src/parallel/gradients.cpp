@@ -65,7 +65,7 @@ std::unordered_set<const at::TensorImpl*> stepped_for(const Engines& engines,
   for (const auto& engine : engines) {
     if (!engine) continue;
     for (const auto& held : engine->pieces())
-      if (stepped.contains(held.whole.unsafeGetTensorImpl())) stepped.insert(held.value.unsafeGetTensorImpl());
+      if (stepped.contains(held.tensor.unsafeGetTensorImpl())) stepped.insert(held.value.unsafeGetTensorImpl());
   }
   return stepped;
 }

@@ -12,8 +12,9 @@
 #include <utility>
 
 #include "accelerate/comm.hpp"
+#include "comm/agreement.hpp"
 #include "formats/dcp/metadata.hpp"
-#include "run_state/whole_stream.hpp"
+#include "run_state/state_parts.hpp"
 #include "utils/counts.hpp"
 #include "utils/log.hpp"
 #include "utils/read_file.hpp"
@@ -103,12 +104,11 @@ constexpr const char* kStale = ".stale";            ///< in it: names of an olde
 
 /// Whether a checkpoint of this kind gives files or folders this name.
 bool is_ours(const std::string& name, CheckpointKind kind) {
-  static const std::regex of_distributed("__\\d+_\\d+\\.distcp|\\.metadata"),
-      of_run(
-          "model(_\\d+)?\\.safetensors|pytorch_model(_\\d+)?\\.bin|pytorch_model_fsdp(_\\d+)?(_rank\\d+)?\\.bin|"
-          "pytorch_model_fsdp_\\d+|optimizer(_\\d+)?\\.bin|optimizer_\\d+(_rank\\d+\\.bin)?|scheduler(_\\d+)?\\.bin|"
-          "dl_state_dict(_\\d+)?\\.bin|scaler\\.pt|(custom_checkpoint|random_states)_\\d+\\.pkl|"
-          "(gradients|own_states|buffers)_\\d+\\.bin|fp8_states\\.bin");
+  static const std::regex of_distributed("__\\d+_\\d+\\.distcp|\\.metadata"), of_run([] {
+    std::string names;
+    for (const auto& part : state_parts()) names.append(names.empty() ? "" : "|").append(part.names);
+    return names;
+  }());
   return std::regex_match(name, kind == CheckpointKind::run ? of_run : of_distributed);
 }
 
@@ -188,8 +188,10 @@ UnfinishedCheckpoint::UnfinishedCheckpoint(const fs::path& folder, bool first_he
   constexpr const char* kMark = ".shared";
   std::vector<bool> within{false};
   const auto choose = [&] { where_ = within[0] ? folder_ / kUnfinished : beside(folder_, "unfinished"); };
-  on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     if (fs::exists(folder_)) folder_ = fs::canonical(folder_);  // a link stays one
+  });
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     if (comm::rank() != 0) return;
     // An empty folder gives way, if it can: a mount point can't.
     std::error_code stays;
@@ -200,7 +202,7 @@ UnfinishedCheckpoint::UnfinishedCheckpoint(const fs::path& folder, bool first_he
   });
   broadcast_object_list(within);
   choose();
-  on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     // Who does not see the mark has a disk of its own.
     if (comm::rank() != 0 && first_here_ && !fs::exists(where_ / kMark)) make_folder(folder_, where_);
   });
@@ -213,10 +215,10 @@ UnfinishedCheckpoint::~UnfinishedCheckpoint() {
 }
 
 void UnfinishedCheckpoint::publish() {
-  on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     if (comm::rank() == 0) publish_in(where_, folder_, kind_);
   });
-  on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     if (comm::rank() != 0 && first_here_ && fs::exists(where_)) publish_in(where_, folder_, kind_);
   });
   published_ = true;
@@ -226,10 +228,10 @@ void finish_checkpoint(const fs::path& folder, bool first_here) {
   const auto finish = [&] {
     if (fs::exists(folder / kFinished)) replace_older(folder);
   };
-  on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     if (comm::rank() == 0) finish();
   });
-  on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     if (comm::rank() != 0 && first_here) finish();
   });
 }

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "accelerate/comm.hpp"
-#include "run_state/whole_stream.hpp"
+#include "comm/agreement.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::run_state {
@@ -20,7 +20,7 @@ bool is_main() { return comm::rank() == 0; }
 DistributedItems::DistributedItems(const StateDict& state) {
   std::vector<Leaf> leaves;
   std::vector<SentLeaf> mine;
-  on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     leaves = leaves_of(state);
     std::transform(leaves.begin(), leaves.end(), std::back_inserter(mine), as_sent);
   });
@@ -64,9 +64,10 @@ void DistributedItems::add(const Leaf& leaf, bool first) {
 
 void DistributedItems::write_into(const std::filesystem::path& folder) const {
   std::vector<formats::DcpRecord> records;
-  on_all_ranks_or_throw([&] { records = formats::write_dcp_items(folder, comm::rank(), objects_, tensors_); });
+  comm::on_all_ranks_or_throw<CheckpointError>(
+      [&] { records = formats::write_dcp_items(folder, comm::rank(), objects_, tensors_); });
   records = gather_object(records);
-  on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     if (is_main()) formats::write_dcp_metadata(folder, records, paths_);
   });
 }
@@ -75,11 +76,11 @@ void DistributedItems::write(const std::filesystem::path& folder) const {
   namespace fs = std::filesystem;
   const fs::path unfinished = folder.parent_path() / ("." + folder.filename().string() + ".unfinished"),
                  replaced = folder.parent_path() / ("." + folder.filename().string() + ".replaced");
-  on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     if (is_main()) formats::prepare_dcp_folder(unfinished);
   });
   write_into(unfinished);
-  on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     if (!is_main()) return;
     fs::remove_all(replaced);
     if (fs::exists(folder)) fs::rename(folder, replaced);

@@ -8,9 +8,9 @@
 #include <optional>
 
 #include "accelerate/comm.hpp"
+#include "comm/agreement.hpp"
 #include "formats/dcp.hpp"
 #include "formats/similar_names.hpp"
-#include "run_state/whole_stream.hpp"
 #include "utils/raise.hpp"
 #include "utils/strings_of.hpp"
 
@@ -90,14 +90,14 @@ struct LoadPlan {
 void load_distributed(StateDict& state, const std::filesystem::path& folder, const DistributedLoadOptions& options) {
   std::optional<formats::DcpCheckpoint> checkpoint;
   std::optional<LoadPlan> plan;
-  on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     checkpoint.emplace(folder);
     plan.emplace(state, *checkpoint, options);
   });
   for (const auto& engine : plan->engines) engine->before_step();
   std::exception_ptr failure;
   try {
-    on_all_ranks_or_throw([&] {
+    comm::on_all_ranks_or_throw<CheckpointError>([&] {
       at::NoGradGuard no_grad;
       for (const auto& piece : plan->pieces) checkpoint->read_chunk(piece.name, piece.box, piece.destination.detach());
     });
@@ -140,7 +140,7 @@ StateDict broadcast_state(const StateDict& state, const at::Device& device,
   std::vector<Leaf> leaves;
   std::vector<std::vector<SentLeaf>> sent(1);
   std::vector<std::vector<c10::IValue>> objects(1);
-  on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     if (comm::rank() != 0) return;
     leaves = leaves_of(state);
     std::transform(leaves.begin(), leaves.end(), std::back_inserter(sent[0]), as_sent);

@@ -16,7 +16,7 @@ std::vector<parallel::Held> holdings_of(const detail::PreparedModel& model) {
   std::unordered_map<const at::TensorImpl*, size_t> known;
   if (model.engine)
     for (auto& piece : model.engine->pieces()) {
-      known[piece.whole.unsafeGetTensorImpl()] = result.size();
+      known[piece.tensor.unsafeGetTensorImpl()] = result.size();
       result.push_back(std::move(piece));
     }
   for (const auto& [name, tensor] : model.model.state()) {
@@ -29,8 +29,11 @@ std::vector<parallel::Held> holdings_of(const detail::PreparedModel& model) {
 }
 
 parallel::Held whole_on_all_ranks(std::vector<std::string> names, const at::Tensor& tensor) {
-  return {
-      .names = std::move(names), .whole = tensor, .value = tensor, .slice = parallel::Slice::all_of(tensor.sizes())};
+  return {.names = std::move(names),
+          .tensor = tensor,
+          .whole = tensor,
+          .value = tensor,
+          .slice = parallel::Slice::all_of(tensor.sizes())};
 }
 
 std::vector<checkpointing::StretchPart> boxes_of(const parallel::Held& holding, const at::Tensor& values) {

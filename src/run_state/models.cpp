@@ -13,6 +13,7 @@
 #include "accelerate/formats/safetensors.hpp"
 #include "checkpoint/model_state.hpp"
 #include "checkpoint/weight_files.hpp"
+#include "comm/agreement.hpp"
 #include "formats/torch_archive.hpp"
 #include "residency/homes/encoded.hpp"
 #include "residency/member.hpp"
@@ -33,7 +34,7 @@ std::unordered_map<const at::TensorImpl*, const parallel::Held*> pieces_among(
     const std::vector<parallel::Held>& holdings) {
   std::unordered_map<const at::TensorImpl*, const parallel::Held*> result;
   for (const auto& holding : holdings)
-    if (holding.in_pieces()) result.emplace(holding.whole.unsafeGetTensorImpl(), &holding);
+    if (holding.in_pieces()) result.emplace(holding.tensor.unsafeGetTensorImpl(), &holding);
   return result;
 }
 
@@ -42,7 +43,7 @@ bool is_left_out(const at::Tensor& tensor) { return residency::encoded_weight(te
 
 std::vector<parallel::Held> saved_holdings(const detail::PreparedModel& model) {
   auto holdings = holdings_of(model);
-  std::erase_if(holdings, [](const parallel::Held& holding) { return is_left_out(holding.whole); });
+  std::erase_if(holdings, [](const parallel::Held& holding) { return is_left_out(holding.tensor); });
   return holdings;
 }
 
@@ -68,7 +69,8 @@ void write_tensors(const std::filesystem::path& file, const std::map<std::string
 void save_own_model(const std::vector<parallel::Held>& holdings, const std::filesystem::path& file) {
   std::map<std::string, at::Tensor> own;
   for (const auto& holding : holdings) own[holding.names.front()] = holding.value.detach();
-  on_all_ranks_or_throw([&] { checkpointing::save_object(own_pieces(holdings, checkpointing::to_dict(own)), file); });
+  comm::on_all_ranks_or_throw<CheckpointError>(
+      [&] { checkpointing::save_object(own_pieces(holdings, checkpointing::to_dict(own)), file); });
 }
 
 /// An archive that is written as parts become whole, every name of tied weights in it.
@@ -83,10 +85,10 @@ void save_full_model(const std::vector<parallel::Held>& holdings, const std::fil
     for (const auto& holding : holdings)
       for (const auto& name : holding.names) {
         pickle.text(name);
-        if (!holding.in_pieces()) pickle.value(holding.whole.detach());
+        if (!holding.in_pieces()) pickle.value(holding.tensor.detach());
         else
           pickle.tensor(holding.value.scalar_type(), holding.whole.sizes().vec(), false,
-                        [&stream, &holding] { return stream.get(holding.whole); });
+                        [&stream, &holding] { return stream.get(holding.tensor); });
       }
     pickle.set_items_to_mark();
     write_archive(file, std::move(pickle));
@@ -248,7 +250,7 @@ StateDict distributed_state(const detail::PreparedModel& model) {
   for (const auto& holding : saved_holdings(model))
     for (const auto& name : holding.names)
       state.emplace(name, holding.in_pieces() ? Value(sharded(holding, holding.value, model.engine))
-                                              : Value(holding.whole.detach()));
+                                              : Value(holding.tensor.detach()));
   return state;
 }
 

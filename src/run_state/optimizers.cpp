@@ -15,6 +15,7 @@
 
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/comm.hpp"
+#include "comm/agreement.hpp"
 #include "formats/torch_archive.hpp"
 #include "optim/optimizer_state.hpp"
 #include "run_state/distributed_items.hpp"
@@ -46,7 +47,7 @@ std::vector<parallel::Held> parameters_of(const AcceleratedOptimizer& optimizer,
     for (auto& holding : holdings_of(*models[i])) {
       // What is not element-wise steps on whole parameters.
       if (holding.in_pieces())
-        known.try_emplace(holding.whole.unsafeGetTensorImpl(), i, whole_on_all_ranks(holding.names, holding.whole));
+        known.try_emplace(holding.tensor.unsafeGetTensorImpl(), i, whole_on_all_ranks(holding.names, holding.tensor));
       const auto* held = holding.value.unsafeGetTensorImpl();
       known.try_emplace(held, i, std::move(holding));
     }
@@ -181,7 +182,7 @@ void save_full_optimizer(const OptimizerView& view, const fs::path& file) {
         if (kind == kSteps || !holding.in_pieces()) pickle.value(value);
         else
           pickle.tensor(value.scalar_type(), holding.whole.sizes().vec(), false,
-                        [&stream, &holding, kind = kind] { return stream.get(holding.whole, kind); });
+                        [&stream, &holding, kind = kind] { return stream.get(holding.tensor, kind); });
       }
       pickle.set_items_to_mark();
     }
@@ -216,7 +217,7 @@ void save_plain_optimizer(const AcceleratedOptimizer& optimizer, const PreparedM
         const auto& holding = view->parameters[i];
         Dict state = make_dict();
         for (const auto& [kind, value] : view->state[i])
-          state.insert(kind, kind == kSteps || !holding.in_pieces() ? value : stream.get(holding.whole, kind));
+          state.insert(kind, kind == kSteps || !holding.in_pieces() ? value : stream.get(holding.tensor, kind));
         whole.insert(static_cast<int64_t>(i), state);
       }
       dict.toGenericDict().insert_or_assign("state", whole);
@@ -286,7 +287,7 @@ void save_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels&
     case StateForm::sharded:
       return DistributedItems(StateDict{{"optimizer", distributed_state(optimizer, models)}}).write(file.path);
     case StateForm::local:
-      return on_all_ranks_or_throw([&] {
+      return comm::on_all_ranks_or_throw<CheckpointError>([&] {
         checkpointing::save_object(own_pieces(parameters_of(optimizer, models), optimizer.state_dict()), file.path);
       });
   }
@@ -302,7 +303,7 @@ std::vector<std::vector<parallel::Held>> parameters_by_group(const AcceleratedOp
   std::unordered_set<const at::TensorImpl*> of_models;
   for (const auto& model : models)
     for (const auto& holding : holdings_of(*model))
-      of_models.insert({holding.whole.unsafeGetTensorImpl(), holding.value.unsafeGetTensorImpl()});
+      of_models.insert({holding.tensor.unsafeGetTensorImpl(), holding.value.unsafeGetTensorImpl()});
   std::vector<std::vector<parallel::Held>> result;
   auto next = parameters.begin();
   for (const auto& group : optimizer.param_groups()) {
@@ -334,11 +335,11 @@ c10::IValue whole_state(const AcceleratedOptimizer& optimizer, const PreparedMod
     for (size_t i = 0; i < view.parameters.size(); ++i) {
       if (view.state[i].empty()) continue;
       const auto& holding = view.parameters[i];
-      const auto device = config.offload_to_cpu ? at::Device(at::kCPU) : holding.whole.device();
+      const auto device = config.offload_to_cpu ? at::Device(at::kCPU) : holding.tensor.device();
       Dict state = make_dict();
       for (const auto& [kind, value] : view.state[i])
         state.insert(kind, kind == kSteps        ? value.clone()
-                           : holding.in_pieces() ? stream.get(holding.whole, kind)
+                           : holding.in_pieces() ? stream.get(holding.tensor, kind)
                                                  : value.to(device, /*non_blocking=*/false, /*copy=*/true));
       states.insert(holding.names.front(), state);
     }

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "accelerate/comm.hpp"
+#include "comm/agreement.hpp"
 #include "formats/dcp/box.hpp"
-#include "run_state/whole_stream.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
@@ -59,7 +59,7 @@ void save_own_buffers(const RunState& run, const fs::path& folder) {
   const bool differs = std::any_of(own.begin(), own.end(), [](const Buffers& one) { return !one.empty(); });
   const auto of_ranks = gather_object(std::vector<int64_t>{differs});
   if (std::find(of_ranks.begin(), of_ranks.end(), 1) == of_ranks.end()) return;
-  on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     c10::List<c10::IValue> models(c10::AnyType::get());
     for (size_t i = 0; i < own.size(); ++i) {
       const auto& engine = run.models[i]->engine;

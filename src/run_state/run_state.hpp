@@ -72,6 +72,7 @@ struct SaveOptions {
 void save(const RunState& run, const std::filesystem::path& folder, const SaveOptions& options);
 
 struct LoadOptions {
+  std::vector<ModelRef> models = {};             ///< to be loaded, in the order of their files
   StateForm preferred = StateForm::safetensors;  ///< if a model or an optimizer is there in several
   bool loaders = false;
   bool strict = true;     ///< models must have all weights of their files, and the other way round
@@ -79,13 +80,11 @@ struct LoadOptions {
   GradientAverage average = GradientAverage::steps;
   at::Device device = at::kCPU;
 };
-/// Files that load() could not do without and that are not there. Not collective. @param models  those of models count
-std::vector<std::string> lacks(const RunState& run, bool models, const std::filesystem::path& folder,
-                               const LoadOptions& options);
+/// Files that load() could not do without and that are not there. Not collective.
+std::vector<std::string> lacks(const RunState& run, const std::filesystem::path& folder, const LoadOptions& options);
 
-/// Reads everything back into the same objects. Collective. @param models  those to load, in the order of their files
+/// Reads everything back into the same objects. Collective.
 /// @throws CheckpointError on all ranks, and leaves all as it was, if a file is missing or does not fit on any of them.
-void load(RunState& run, const std::vector<ModelRef>& models, const std::filesystem::path& folder,
-          const LoadOptions& options);
+void load(RunState& run, const std::filesystem::path& folder, const LoadOptions& options);
 
 }  // namespace accelerate::run_state

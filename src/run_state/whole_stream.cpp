@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "accelerate/comm.hpp"
+#include "comm/agreement.hpp"
 #include "formats/torch_archive.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/error_text.hpp"
@@ -59,7 +60,7 @@ void WholeStream::advance() {
 }
 
 WholeStream::Wanted wanted(const parallel::Held& holding, const std::string& kind, const at::Tensor& piece) {
-  return {holding.engine, holding.part, holding.whole, kind, piece.detach()};
+  return {holding.engine, holding.part, holding.tensor, kind, piece.detach()};
 }
 
 std::vector<WholeStream::Stage> part_by_part(std::vector<WholeStream::Wanted> wanted) {
@@ -73,7 +74,7 @@ std::vector<WholeStream::Stage> part_by_part(std::vector<WholeStream::Wanted> wa
 }
 
 void write_in_step(WholeStream& stream, bool writes, const std::function<void()>& write) {
-  on_all_ranks_or_throw([&] {
+  comm::on_all_ranks_or_throw<CheckpointError>([&] {
     std::exception_ptr failure;
     if (writes) {
       try {
@@ -99,23 +100,6 @@ void write_archive(const std::filesystem::path& file, formats::TorchPickle&& pic
   });
   out.finish();
   span.set_bytes(written);
-}
-
-void on_all_ranks_or_throw(const std::function<void()>& f) {
-  std::string failed;
-  std::exception_ptr own;
-  try {
-    f();
-  } catch (const CommError&) {
-    throw;  // the ranks are no longer in step
-  } catch (const std::exception& error) {
-    own = std::current_exception();
-    failed = text_of(error);
-  }
-  const auto all = comm::all_gather_bytes(failed);
-  if (own) std::rethrow_exception(own);
-  for (size_t rank = 0; rank < all.size(); ++rank)
-    if (!all[rank].empty()) raise<CheckpointError>("on rank {}: {}", rank, all[rank]);
 }
 
 }  // namespace accelerate::run_state

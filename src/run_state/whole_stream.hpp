@@ -69,8 +69,4 @@ void write_in_step(WholeStream& stream, bool writes, const std::function<void()>
 /// The file appears when it is complete.
 void write_archive(const std::filesystem::path& file, formats::TorchPickle&& pickle);
 
-/// Runs `f` on every rank; if it throws on one, all throw. Collective: the ranks that succeed wait for the verdict. `f`
-/// may be collective only if no rank can fail alone in the middle.
-void on_all_ranks_or_throw(const std::function<void()>& f);
-
 }  // namespace accelerate::run_state

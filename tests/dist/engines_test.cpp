@@ -90,6 +90,7 @@ class SlicesEngine final : public parallel::Engine {
       const auto slice = cut_.slice(parameter, index, mesh_, rank());
       const bool box = slice.numel == c10::multiply_integers(slice.sizes);
       held_.push_back({.names = {name},
+                       .tensor = parameter,
                        .whole = parameter,
                        .value = box ? parameter.new_empty(slice.sizes) : parameter.new_empty({slice.numel}),
                        .slice = slice,
@@ -107,7 +108,7 @@ class SlicesEngine final : public parallel::Engine {
     if (!sync_) return;
     at::NoGradGuard no_grad;
     for (auto& held : held_) {
-      auto& gradient = held.whole.mutable_grad();
+      auto& gradient = held.tensor.mutable_grad();
       if (!gradient.defined()) continue;
       const at::Tensor mine = parallel::slice_of(held, comm::all_reduce(gradient, Reduction::mean, 1.0));
       if (held.value.grad().defined()) held.value.mutable_grad().add_(mine);
@@ -128,7 +129,7 @@ class SlicesEngine final : public parallel::Engine {
   bool holds_pieces() const override { return true; }
   std::optional<parallel::Held> gradient(const at::Tensor& parameter) const override {
     for (parallel::Held held : held_)
-      if (held.whole.is_same(parameter)) {
+      if (held.tensor.is_same(parameter)) {
         held.value = held.value.grad();
         return held;
       }
@@ -137,7 +138,7 @@ class SlicesEngine final : public parallel::Engine {
   void gather_each(const PieceOf& piece_of, const std::function<void(const Whole&)>& take,
                    bool everywhere) const override {
     for (const auto& held : held_) {
-      const at::Tensor piece = piece_of(held.whole, held.value);
+      const at::Tensor piece = piece_of(held.tensor, held.value);
       at::Tensor whole;
       if (piece.defined()) {
         whole = at::full(held.whole.sizes(), std::nan(""), piece.options());  // each element comes from a rank
@@ -146,7 +147,7 @@ class SlicesEngine final : public parallel::Engine {
           put(cut_.slice(held.whole, held.part, mesh_, from), all.narrow(0, from * whole.numel(), whole.numel()),
               whole);
       }
-      if (everywhere || rank() == 0) take({held.names.front(), held.whole, whole});
+      if (everywhere || rank() == 0) take({held.names.front(), held.tensor, whole});
     }
   }
 

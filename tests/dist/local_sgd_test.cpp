@@ -181,6 +181,58 @@ RANKS_TEST(LocalSgd, ShardGroupsHaveNormsOfTheirOwn, 4) {
   local_sgd.finish();
 }
 
+// Momentum that each replica had by itself would drive those apart that train together from there on. The first one's
+// goes on, also where it sits in pieces.
+RANKS_TEST(LocalSgd, ReplicasStayTheSameWhenItHasEnded, 4) {
+  for (const bool sharded : {false, true}) {
+    AcceleratorOptions asked{.cpu = true};
+    if (sharded)
+      asked.fsdp_plugin =
+          FullyShardedDataParallelPlugin{.sharding_strategy = ShardingStrategy::hybrid_shard, .dp_shard_size = 2};
+    const int64_t replicas = sharded ? 2 : 4, share = 4 / replicas;
+    Accelerator accelerator(asked);
+    auto net = net_of();
+    auto [model, optimizer] = accelerator.prepare(net, sgd(net));
+    // The momentum of the first replica, whose ranks are the first ones, written out.
+    auto plain = net_of();
+    auto plainly = sgd(plain);
+    {
+      LocalSGD local_sgd(accelerator, model, 100);
+      for (int64_t step = 0; step < 2; ++step) {
+        accelerator.backward(loss_of(model(rows(step, rank()))));
+        optimizer.step();
+        optimizer.zero_grad();
+        for (int64_t r = 0; r < share; ++r)
+          (loss_of(plain->forward(rows(step, r))) / static_cast<double>(share)).backward();
+        plainly.step();
+        plainly.zero_grad();
+        local_sgd.step();
+      }
+    }
+    {
+      const auto held = residency::summon(net);
+      const torch::NoGradGuard no_grad;
+      const auto from = trained(net), to = trained(plain);
+      for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+    }
+    for (int64_t step = 2; step < 6; ++step) {
+      accelerator.backward(loss_of(model(rows(step, rank()))));
+      optimizer.step();
+      optimizer.zero_grad();
+      for (int64_t r = 0; r < 4; ++r) (loss_of(plain->forward(rows(step, r))) / 4.0).backward();
+      plainly.step();
+      plainly.zero_grad();
+    }
+    const auto held = residency::summon(net);
+    const auto found = trained(net), expected = trained(plain);
+    for (size_t i = 0; i < found.size(); ++i) {
+      EXPECT_LE((found[i] - expected[i]).abs().max().item<double>(), 2e-6) << (sharded ? "sharded " : "whole ") << i;
+      const auto all = accelerator.gather(found[i].detach().unsqueeze(0));
+      for (int64_t r = 1; r < 4; ++r) EXPECT_TRUE(all[0].equal(all[r])) << (sharded ? "sharded " : "whole ") << i;
+    }
+  }
+}
+
 RANKS_TEST(LocalSgd, OffItChangesNothing, 2) {
   Accelerator accelerator({.cpu = true});
   auto net = net_of();

@@ -129,9 +129,10 @@ class Flow {
     kept_ = operation.integer("keep") != 0;
     if (!kept_) forwards_ -= operation.integer("all") != 0 ? forwards_ : 1;
     scaled_once_ = has_gradients_ = true;
-    stepped_on_ = cleared_ = bare_cleared_ = false;
+    stepped_on_ = cleared_ = false;
     unsynchronised_ = is_in("no_sync") || (is_in("accumulate") && !gate_);
     averaged_ |= !unsynchronised_;
+    bare_cleared_ &= unsynchronised_;
     return true;
   }
   bool is_in(const std::string& scope) const {

@@ -641,10 +641,16 @@ class Reference final : public Machine {
     for (auto& replica : replicas_) {
       if (&replica == &source) continue;
       for (size_t p = 0; p < replica.parameters.size(); ++p) replica.parameters[p].copy_(source.parameters[p]);
-      for (size_t i = 0; i < replica.optimizers.size(); ++i)
-        give_state(*replica.optimizers[i], state_of(*source.optimizers[i]));
     }
+    share_optimizers(source);
     copy_buffers(static_cast<size_t>(last));
+  }
+  /// What is prepared can be asked for its state.
+  void share_optimizers(const Replica& source) {
+    if (!prepares_optimizers()) return;
+    for (auto& replica : replicas_)
+      for (size_t i = 0; i < replica.optimizers.size(); ++i)
+        if (&replica != &source) give_state(*replica.optimizers[i], state_of(*source.optimizers[i]));
   }
 
   /// A sharded model's average counts a rank without a backward as zeros; elsewhere the others wait for it in vain.
@@ -666,7 +672,8 @@ class Reference final : public Machine {
       }
   }
 
-  /// Replicas train apart, and what is trained becomes their average now and then, and at the end.
+  /// Replicas train apart, and what is trained becomes their average now and then, and at the end, when
+  /// the first one's optimizers become those of all.
   void local_sgd(const Operation& operation) {
     const int64_t ranks = case_.integer("ranks"), every = operation.integer("every", 2);
     const bool apart = ranks > 1;
@@ -692,6 +699,7 @@ class Reference final : public Machine {
       if (n % every == 0) average_parameters();
     }
     average_parameters();
+    share_optimizers(replicas_[0]);
     together_ = 0;
     buffers_may_differ_ = true;
   }

@@ -55,6 +55,8 @@ F("room is used again before it was read", file,
   "return «mapping_->consumed(group_->rank(), slot.part).load(std::memory_order_acquire) >= slot.round * static_cast<uint64_t>(group_->world_size())»;",
   "true")
 F("rooms hold what one rank alone has not", file, "used[m] = static_cast<char>(«used[m] | theirs[m]»);", "theirs[m]")
+F("what was cleared past the prepared optimizer", "src/parallel/sharding/whole_gradients.cpp",
+  "if («!member.shard.grad().defined()» && shows(member)) take(member);", "false")
 file = "src/parallel/sharding/replicas.cpp"
 F("replicas sum", file, "«gradient.div_(group_->world_size());»  // before the sum", "")
 F("replicas in shared memory sum", file, "«static_cast<double>(group_->world_size())»)) {", "1.0")
@@ -157,11 +159,12 @@ file = "src/optim/optimizer.cpp"
 F("hooks of the engine after a step are left out", file, "«if (hooks.after) hooks.after();»", "")
 F("hooks of the engine before a step are left out", file, "«if (hooks.before) hooks.before();»", "")
 F("sharded gradients stay after zero_grad", file, "«if (hooks.cleared) hooks.cleared(parameter);»", "")
-F("buffers of each rank stay out of checkpoints", "src/run_state/run_state.cpp",
-  "if (form != StateForm::local) «save_own_buffers(run, folder);»", "")
+F("buffers of each rank stay out of checkpoints", "src/run_state/state_parts.cpp",
+  "if (options.form != StateForm::local) «save_own_buffers(run, folder);»", "")
 F("buffers that a checkpoint gave back are replaced", "src/run_state/own_buffers.cpp",
   "for (const auto& [engine, value] : shared) «engine->set_shares_buffers(value);»", "")
 file = "src/accelerator/local_sgd.cpp"
+F("replicas that trained apart remember alike", file, "«impl_->share_optimizers();»", "")
 F("replicas that train apart average gradients, too", file, "«model->engine->set_apart(true);»", "")
 
 # What is no number of training, or what the fuzzer's cases have not: why it need not notice the fault.

@@ -352,7 +352,7 @@ F("DistributedDataParallelKwargs::comm_state_option", file, "power_sgd_hook(std:
   "PowerSGDOptions{}", parity)
 F("DistributedDataParallelKwargs::dim", file, "if («kwargs.dim != 0»)", "false", refused)
 F("DistributedDataParallelKwargs::check_reduction", file, "if («kwargs.check_reduction»)", "false", refused)
-F("a communication hook's state in checkpoints", "src/run_state/run_state.cpp",
+F("a communication hook's state in checkpoints", "src/run_state/state_parts.cpp",
   "«save_own_states(run, folder);»", "", hooks + "AResumedRunIsTheUninterruptedOneBitByBit")
 file = "src/parallel/power_sgd.cpp"
 F("PowerSGDOptions::matrix_approximation_rank", file, "std::min({n, m, «options_.matrix_approximation_rank»})",
@@ -1323,7 +1323,7 @@ F("clip_grad_value_ of pieces", file, "gradients.pieces) «gradient.clamp_(-clip
 F("clipping waits for what was not averaged yet", file, "if (synchronising) «engine->settle_gradients();»", "",
   c + "CheckpointRanks.WhatTheLastMicroStepLeavesOutIsAveragedAlsoInAResumedRun")
 file = "src/accelerator/join.cpp"
-F("ranks that ended early take optimizers' states", file, "if (!ours) «optimizer.load_state_dict(*state);»", "",
+F("ranks that ended early take optimizers' states", file, "if (group.rank() != source) «optimizer.load_state_dict(state[0]);»", "",
   h + "RanksThatEndedEarlyGoOnAsTheOthers")
 F("ranks that ended early take schedules", file, "«schedule.load_state_dict(rest[next++]);»", "next++;",
   h + "RanksThatEndedEarlyGoOnAsTheOthers")
@@ -1440,21 +1440,26 @@ F("save_model max_shard_size", file, "const int64_t bytes = «checkpointing::par
   "int64_t{1} << 40", c + "CheckpointTest.SaveModelHasTheReferencesLayout")
 F("save_model safe_serialization", file, "checkpointing::save_model(model, folder, bytes, «safe_serialization»);",
   "true", c + "CheckpointTest.SaveModelHasTheReferencesLayout")
-F("register_load_state_pre_hook", file, "for (const auto& hook : impl_->load_hooks) «hook(models, folder);»", "",
+F("register_load_state_pre_hook", file, "for (const auto& hook : impl_->load_hooks) «hook(how.models, folder);»", "",
   c + "CheckpointTest.HooksChangeWhatIsSavedAndLoaded")
 F("load_state goes on counting", file, "project.iteration = («input_dir.empty()» ?", "false",
   c + "CheckpointTest.ACheckpointThatLacksSomethingIsPassedOverByName")
-file = "src/run_state/run_state.cpp"
+file = "src/run_state/state_parts.cpp"
 resumed = c + "CheckpointTest.ResumedRunIsTheUninterruptedOneBitByBit"
-for what, statement in (("optimizers", "take(run.optimizers[i], optimizers[i]);"),
-                        ("schedules", "take(run.schedulers[i], schedulers[i]);"),
-                        ("loaders", "take(*run.loaders[i], loaders[i]);"),
-                        ("the scaler", "take(*run.scaler, *scaler);"),
-                        ("the user's objects", "take(run.customs[i], customs[i]);"),
-                        ("random numbers", "step[0] = checkpointing::load_random_states(*random, options.device);"),
+for what, statement in (("optimizers", "staged.take.push_back(to_be_taken(run.optimizers[i], "
+                         "read_optimizer(run.optimizers[i], run.models, file)));"),
+                        ("schedules", "staged.take.push_back(to_be_taken(run.schedulers[i], "
+                         "load_object(scheduler_file(folder, i))));"),
+                        ("loaders", "staged.take.push_back( to_be_taken(*run.loaders[i], "
+                         "data::DataLoaderState::from_ivalue(load_object(loader_file(folder, i)))));"),
+                        ("the scaler", "staged.take.push_back(to_be_taken(*run.scaler, "
+                         "load_object(scaler_file(folder))));"),
+                        ("the user's objects", "staged.take.push_back(to_be_taken(run.customs[i], "
+                         "load_object(custom_file(folder, i))));"),
+                        ("random numbers", "run.step = checkpointing::load_random_states(state, device);"),
                         ("models", "model.apply();")):
     F(f"load_state takes up {what}", file, f"«{statement}»", "", resumed)
-F("load_state takes up a group of steps", file, "«accumulation->apply(run, step[0] % options.num_steps)»;", "void()",
+F("load_state takes up a group of steps", file, "«staged->apply(run, run.step % num_steps)»;", "void()",
   resumed)
 file = "src/comm/collectives.cpp"
 everything = "comm_tests Comm.EveryOperationOnEveryDtype"
@@ -2177,7 +2182,7 @@ F("MSAMPRecipeKwargs::opt_level", file, '«*fp8.msamp.opt_level == "O1"» ?', "f
 F("one fp8 recipe", file, "if («given») raise<ConfigError>( \"Accelerator: kwargs_handlers holds {} and {},",
   "nullptr", s + "WhatContradictsIsRefused")
 file = "src/run_state/fp8_states.cpp"
-F("fp8's scales in checkpoints", "src/run_state/run_state.cpp", "«save_fp8_states(run, folder);»", "",
+F("fp8's scales in checkpoints", "src/run_state/state_parts.cpp", "«save_fp8_states(run, folder);»", "",
   t + "ResumesToTheBit", c + "ThatIsDamagedIsRefused")
 F("another fp8 recipe's scales are refused", file, "saved.at(field).toInt(); «before != value»)", "false",
   c + "OfAnotherRecipeIsRefused")

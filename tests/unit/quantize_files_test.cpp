@@ -505,6 +505,36 @@ TEST(AutoLoad, PutsWeightsWhereTheyAreWanted) {
   EXPECT_THAT(message_of([&] { load("q8.gguf", {.quantization = nf4}); }), HasSubstr("in few bits already"));
 }
 
+// Codes come and go where memory is limited, and no number changes.
+TEST(AutoLoad, LimitsOfMemoryLeaveFewBitsAsTheyAre) {
+  const fs::path root = scratch("limits");
+  make_model(root / "model");
+  quantize_files(root / "model", root / "q8.gguf", {.to = "q8_0"});
+  quantize_files(root / "model", root / "nf4", {.to = "nf4"});
+  const torch::NoGradGuard no_grad;
+  const auto input = torch::tensor(ids(), at::kLong).unsqueeze(0);
+  accelerate::models::AutoLoadOptions nf4, int8, codes{.keep_codes = true};
+  nf4.quantization = {.load_in_4bit = true, .bnb_4bit_quant_type = "nf4", .bnb_4bit_compute_dtype = at::kFloat};
+  int8.quantization = {.load_in_8bit = true};
+  struct Case {
+    const char* name;
+    accelerate::models::AutoLoadOptions options;
+    int64_t more_than_codes;  ///< what the limit leaves to the rest: embeddings stay in fp32 (24 kB), but not in GGUF
+  };
+  for (const auto& [name, options, more] :
+       {Case{"model", nf4, 10000}, {"model", int8, 10000}, {"nf4", {}, 10000}, {"q8.gguf", codes, -20000}}) {
+    const auto whole = AutoModelForCausalLM::from_pretrained(root / name, options);
+    auto limit = options;
+    limit.max_memory = accelerate::MaxMemory{{"cpu", whole.dispatched()->code_bytes() + more}};
+    const auto limited = AutoModelForCausalLM::from_pretrained(root / name, limit);
+    const std::string which = std::string(name) + (options.quantization ? " quantized" : "");
+    EXPECT_EQ(whole.dispatched()->streamed_bytes(), 0) << which;
+    EXPECT_GT(limited.dispatched()->streamed_bytes(), 0) << which;
+    EXPECT_GT(limited.dispatched()->code_bytes(), 0) << which;
+    EXPECT_TRUE(torch::equal(limited(input), whole(input))) << which;
+  }
+}
+
 TEST(AutoLoad, TakesTheDtypeOfTheFiles) {
   const fs::path root = scratch("dtypes");
   make_model(root / "model");

@@ -31,8 +31,9 @@ struct LocalSGDOptions {
 
 /// While it lives gradients are not averaged between replicas: in data parallelism each rank trains by itself, in
 /// hybrid sharding each shard group. Each `local_sgd_steps` calls of step(), and at its end, the trained parameters
-/// become the same again. Buffers and optimizers' states stay each rank's own. In fp16 all ranks agree in each step, by
-/// one number, whether it is skipped, so that loss scales and schedules stay the same.
+/// become the same again. Buffers and optimizers' states stay each rank's own meanwhile; at its end all take what the
+/// first replica's prepared optimizers remember, so that they go on alike. In fp16 all ranks agree in each step, by one
+/// number, whether it is skipped, so that loss scales and schedules stay the same.
 ///
 ///     LocalSGD local_sgd(accelerator, model, {.local_sgd_steps = 8});
 ///     for (auto& batch : loader) {

@@ -56,7 +56,7 @@ class ACCELERATE_API DistributedDataParallel final : public Engine {
   /// Each rank is a replica.
   void set_apart(bool apart) override;
   std::optional<int64_t> apart() const override;
-  void average_replicas(const std::vector<at::Tensor>& tensors) const override;
+  comm::Group* replicas() const override;
   /// What compression of gradients has lost, and of which parameters buckets are made.
   c10::IValue own_state() const override;
   std::function<void()> stage_own_state(const c10::IValue& state) override;

@@ -20,6 +20,10 @@ namespace c10 {
 struct IValue;
 }
 
+namespace accelerate::comm {
+class Group;
+}
+
 namespace accelerate::parallel {
 
 /// All members are collective, called by all ranks in the same order, unless they say otherwise. An engine that holds
@@ -81,9 +85,9 @@ class ACCELERATE_API Engine {
   virtual void set_apart(bool apart);
   /// The number of this rank's replica while they train apart; unset otherwise. Not collective.
   virtual std::optional<int64_t> apart() const { return std::nullopt; }
-  /// Averages tensors, which all replicas have of the same sizes, over them, in place; half precision is summed in
-  /// fp32.
-  virtual void average_replicas(const std::vector<at::Tensor>& tensors) const;
+  /// The ranks that hold in the other replicas what this one holds in its own, in the replicas' order; nullptr where
+  /// there is one replica only. Owned by the engine. Not collective.
+  virtual comm::Group* replicas() const { return nullptr; }
 
   // What each rank knows for itself and a resumed run needs: what compression of gradients has lost, for example.
 

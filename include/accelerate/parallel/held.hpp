@@ -33,7 +33,10 @@ struct Slice {
 /// One tensor of a model as this rank holds it.
 struct Held {
   std::vector<std::string> names;  ///< its own, and those of weights that are tied to it
-  at::Tensor whole;                ///< the module's, of full sizes
+  at::Tensor tensor;               ///< the module's, by which everybody knows it
+  /// Of full sizes, and of the order in which their elements lie: the same tensor, or one without values (meta) where
+  /// the module's is a part of it on each rank.
+  at::Tensor whole;
   /// What this rank holds of it and optimizers step on: the slice's elements, in 1-D or of its box's sizes where they
   /// are all of it. The module's tensor itself where all ranks have it whole.
   at::Tensor value;

@@ -13,6 +13,7 @@
 #include <unordered_set>
 
 #include "accelerate/utils/archive.hpp"
+#include "comm/agreement.hpp"
 #include "comm/group.hpp"
 #include "parallel/frozen_codes.hpp"
 #include "parallel/pipeline/carrier.hpp"
@@ -183,24 +184,6 @@ struct Pipeline::Impl {
   bool agreed =
       false;  ///< what is thrown now is thrown on all ranks: nobody has to be told, and the group stays usable
 
-  /// When it throws on one rank it throws on all.
-  Decision decided_by_all(const std::function<Decision()>& decide_here) {
-    Decision decision;
-    std::exception_ptr error;
-    std::string text;
-    try {
-      decision = decide_here();
-    } catch (const std::exception& thrown) {
-      error = std::current_exception();
-      text = text_of(thrown);
-    }
-    const auto texts = comm::all_gather_bytes(*group, text);
-    if (error) std::rethrow_exception(error);
-    for (size_t rank = 0; rank < texts.size(); ++rank)
-      if (!texts[rank].empty()) raise<ConfigError>("prepare_pippy: rank {} can't go on: {}", rank, texts[rank]);
-    return decision;
-  }
-
   void prepare(const std::function<void()>& example) {
     const NamedTensors named = model.parameters();
     agreed = named.empty();
@@ -209,8 +192,10 @@ struct Pipeline::Impl {
     agreed = true;
     verify_parameters(named);
     agree_on_codes(named);
-    Decision decision =
-        decided_by_all([&] { return decide(model, options, named, stages, example, /*may_measure=*/own == 0); });
+    Decision decision;
+    const auto failed = comm::failed_elsewhere(
+        group.get(), [&] { decision = decide(model, options, named, stages, example, /*may_measure=*/own == 0); });
+    if (failed) raise<ConfigError>("prepare_pippy: rank {} can't go on: {}", failed->rank, failed->reason);
     agreed = false;
     decision = from_bytes<Decision>(comm::broadcast_bytes(*group, to_bytes(decision), 0));
     for (size_t i = 0; i < named.size(); ++i) {
@@ -306,20 +291,18 @@ struct PipelineCall::Impl {
 PipelineCall::PipelineCall(Pipeline& pipeline, const std::vector<at::Tensor>& inputs)
     : impl_(new Impl{.pipeline = *pipeline.impl_, .inputs = {}}) {
   auto& p = impl_->pipeline;
-  const auto throw_alone = [&](const std::string& text) {
-    p.group->announce_failure(text);
-    throw ConfigError(text);
-  };
   if (at::autocast::is_autocast_enabled(p.device.type()))
-    throw_alone(
+    comm::throw_alone<ConfigError>(
+        *p.group,
         "pipeline: autocast is on, expected it off: tensors without values don't take part in it, so that ranks would "
         "disagree about dtypes. Convert the model instead (model->to(torch::kBFloat16))");
   impl_->inputs = from_bytes<std::vector<at::Tensor>>(
       comm::broadcast_bytes(*p.group, p.own == 0 ? to_bytes(inputs) : std::string(), 0));
   if (impl_->inputs.size() != inputs.size())
-    throw_alone("pipeline: rank " + std::to_string(p.own) + " passed " + std::to_string(inputs.size()) +
-                " tensors to the forward, expected as many as rank 0, " + std::to_string(impl_->inputs.size()) +
-                "; tensors that this rank doesn't have may be undefined, but must be there");
+    comm::throw_alone<ConfigError>(
+        *p.group, "pipeline: rank " + std::to_string(p.own) + " passed " + std::to_string(inputs.size()) +
+                      " tensors to the forward, expected as many as rank 0, " + std::to_string(impl_->inputs.size()) +
+                      "; tensors that this rank doesn't have may be undefined, but must be there");
   for (at::Tensor& input : impl_->inputs)
     if (input.defined()) input = input.to(p.device);
   const auto first = std::find_if(impl_->inputs.begin(), impl_->inputs.end(),

@@ -321,6 +321,7 @@ struct Sharding::Impl {
   /// Without its names.
   Held held(const ShardedMember& member, const Engine& engine) const {
     return {.names = {},
+            .tensor = member.tensor,
             .whole = member.tensor,
             .value = member.shard,
             .slice = Slice::stretch(member.tensor.sizes(), member.begin, member.shard.numel()),
@@ -625,9 +626,7 @@ void Sharding::set_apart(bool apart) {
 
 std::optional<int64_t> Sharding::apart() const { return impl_->apart ? std::optional(replica()) : std::nullopt; }
 
-void Sharding::average_replicas(const std::vector<at::Tensor>& tensors) const {
-  average_in_place(*impl_->groups.replicate, tensors);
-}
+comm::Group* Sharding::replicas() const { return impl_->groups.replicate.get(); }
 
 void Sharding::resume_accumulation() {
   impl_->gradients->start_anew();

@@ -52,7 +52,7 @@ class ACCELERATE_API Sharding final : public Engine {
   /// With the hybrid strategies the ranks of each shard group are a replica.
   void set_apart(bool apart) override;
   std::optional<int64_t> apart() const override;
-  void average_replicas(const std::vector<at::Tensor>& tensors) const override;
+  comm::Group* replicas() const override;
 
   std::vector<Held> pieces() const override;
   std::optional<Held> gradient(const at::Tensor& parameter) const override;

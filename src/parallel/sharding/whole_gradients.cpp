@@ -135,6 +135,9 @@ void WholeGradients::show() {
   const at::NoGradGuard no_grad;
   ++shown_;
   for (auto& part : parts_) {
+    // An optimizer that was not prepared clears pieces, and knows nothing of what shows them.
+    for (auto& member : part.members)
+      if (!member.shard.grad().defined() && shows(member)) take(member);
     if (!part.trained || part.members.front().tensor.is_meta()) continue;
     const bool any = std::any_of(part.members.begin(), part.members.end(),
                                  [](const ShardedMember& member) { return member.shard.grad().defined(); });

@@ -1,0 +1,269 @@
+#include "run_state/state_parts.hpp"
+
+#include <memory>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "accelerate/comm.hpp"
+#include "accelerate/precision/fp8.hpp"
+#include "comm/agreement.hpp"
+#include "run_state/accumulation.hpp"
+#include "run_state/fp8_states.hpp"
+#include "run_state/models.hpp"
+#include "run_state/optimizers.hpp"
+#include "run_state/own_buffers.hpp"
+#include "run_state/own_states.hpp"
+#include "utils/log.hpp"
+#include "utils/raise.hpp"
+#include "utils/trace.hpp"
+
+namespace accelerate::run_state {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpointing::load_object;
+using checkpointing::save_object;
+using Names = std::vector<std::string>;
+
+/// `state` for an object that can give its own.
+template <class Object, class State> std::function<void(Undo&)> to_be_taken(Object& object, State state) {
+  return [&object, state = std::move(state)](Undo& undo) {
+    undo.push_back([&object, before = object.state_dict()] { object.load_state_dict(before); });
+    object.load_state_dict(state);
+  };
+}
+void need(const fs::path& file, Names& missing) {
+  if (!fs::exists(file)) missing.push_back(file.filename().string());
+}
+void need_one_of(const std::vector<StateFile>& files, StateForm preferred, Names& missing) {
+  for (const auto& file : files)
+    if (fs::exists(file.path)) return;
+  missing.push_back(in_form(files, preferred).path.filename().string());
+}
+std::function<void()> one_after_the_other(std::vector<std::function<void()>> all) {
+  return [all = std::move(all)] {
+    for (const auto& one : all) one();
+  };
+}
+
+// ---- models
+
+const detail::PreparedModel& prepared_of(const RunState& run, const ModelRef& model) {
+  const auto found = run.find(model);
+  if (!found)
+    throw ConfigError(
+        "load_state: a hook has put a model that was not prepared into the list of those to load, expected it to "
+        "remove or to reorder models only");
+  return *found;  // the run holds it, too
+}
+void save_models(const RunState& run, const fs::path& folder, const SaveOptions& options) {
+  const auto file = [&](size_t i) { return in_form(model_files(folder, i), options.form); };
+  if (options.weights)
+    comm::on_all_ranks_or_throw<CheckpointError>([&] {
+      for (size_t i = 0; options.writers.here && i < options.weights->size(); ++i)
+        save_tensors((*options.weights)[i], file(i));
+    });
+  else
+    for (size_t i = 0; i < run.models.size(); ++i) save_model(*run.models[i], file(i), options.writers);
+}
+Names models_lacking(const RunState&, const fs::path& folder, const LoadOptions& options) {
+  Names missing;
+  for (size_t i = 0; i < options.models.size(); ++i) need_one_of(model_files(folder, i), options.preferred, missing);
+  return missing;
+}
+StagedPart stage_models(RunState& run, const fs::path& folder, const LoadOptions& options) {
+  // They have been checked when they are read, so that no copy of what they replace is needed.
+  auto staged = std::make_shared<std::vector<StagedModel>>();
+  for (size_t i = 0; i < options.models.size(); ++i)
+    staged->emplace_back(prepared_of(run, options.models[i]),
+                         find_state(model_files(folder, i), options.preferred, fmt::format("prepared model {}", i)),
+                         options.strict);
+  return {.finish = [staged] {
+    for (const auto& model : *staged) model.apply();
+  }};
+}
+
+// ---- optimizers
+
+void save_optimizers(const RunState& run, const fs::path& folder, const SaveOptions& options) {
+  for (size_t i = 0; i < run.optimizers.size(); ++i)
+    save_optimizer(run.optimizers[i], run.models,
+                   {options.form, in_form(optimizer_files(folder, i), options.form).path}, options.writers);
+}
+Names optimizers_lacking(const RunState& run, const fs::path& folder, const LoadOptions& options) {
+  Names missing;
+  for (size_t i = 0; i < run.optimizers.size(); ++i)
+    need_one_of(optimizer_files(folder, i), options.preferred, missing);
+  return missing;
+}
+StagedPart stage_optimizers(RunState& run, const fs::path& folder, const LoadOptions& options) {
+  StagedPart staged;
+  for (size_t i = 0; i < run.optimizers.size(); ++i) {
+    const auto file =
+        find_state(optimizer_files(folder, i), options.preferred, fmt::format("prepared optimizer {}", i));
+    std::error_code is_folder;  // of a distributed checkpoint, of which each rank reads some parts
+    const auto bytes = fs::file_size(file.path, is_folder);
+    const trace::Span span(trace::Kind::checkpoint_read, file.path.filename().string(),
+                           is_folder ? 0 : static_cast<int64_t>(bytes));
+    staged.take.push_back(to_be_taken(run.optimizers[i], read_optimizer(run.optimizers[i], run.models, file)));
+  }
+  return staged;
+}
+
+// ---- schedules, loaders, the scaler, the user's objects
+
+fs::path scheduler_file(const fs::path& folder, size_t i) { return folder / numbered("scheduler", i, ".bin"); }
+fs::path loader_file(const fs::path& folder, size_t i) { return folder / numbered("dl_state_dict", i, ".bin"); }
+fs::path custom_file(const fs::path& folder, size_t i) { return folder / fmt::format("custom_checkpoint_{}.pkl", i); }
+fs::path scaler_file(const fs::path& folder) { return folder / "scaler.pt"; }
+
+void save_schedulers(const RunState& run, const fs::path& folder, const SaveOptions&) {
+  for (size_t i = 0; i < run.schedulers.size(); ++i)
+    save_object(run.schedulers[i].state_dict(), scheduler_file(folder, i));
+}
+Names schedulers_lacking(const RunState& run, const fs::path& folder, const LoadOptions&) {
+  Names missing;
+  for (size_t i = 0; i < run.schedulers.size(); ++i) need(scheduler_file(folder, i), missing);
+  return missing;
+}
+StagedPart stage_schedulers(RunState& run, const fs::path& folder, const LoadOptions&) {
+  StagedPart staged;
+  for (size_t i = 0; i < run.schedulers.size(); ++i)
+    staged.take.push_back(to_be_taken(run.schedulers[i], load_object(scheduler_file(folder, i))));
+  return staged;
+}
+
+void save_loaders(const RunState& run, const fs::path& folder, const SaveOptions& options) {
+  for (size_t i = 0; options.loaders && i < run.loaders.size(); ++i)
+    save_object(run.loaders[i]->state_dict().to_ivalue(), loader_file(folder, i));
+}
+Names loaders_lacking(const RunState& run, const fs::path& folder, const LoadOptions& options) {
+  Names missing;
+  for (size_t i = 0; options.loaders && i < run.loaders.size(); ++i) need(loader_file(folder, i), missing);
+  return missing;
+}
+StagedPart stage_loaders(RunState& run, const fs::path& folder, const LoadOptions& options) {
+  StagedPart staged;
+  for (size_t i = 0; options.loaders && i < run.loaders.size(); ++i)
+    staged.take.push_back(
+        to_be_taken(*run.loaders[i], data::DataLoaderState::from_ivalue(load_object(loader_file(folder, i)))));
+  return staged;
+}
+
+void save_scaler(const RunState& run, const fs::path& folder, const SaveOptions&) {
+  if (run.scaler) save_object(run.scaler->state_dict(), scaler_file(folder));
+}
+Names scaler_lacking(const RunState& run, const fs::path& folder, const LoadOptions&) {
+  Names missing;
+  if (run.scaler) need(scaler_file(folder), missing);
+  return missing;
+}
+StagedPart stage_scaler(RunState& run, const fs::path& folder, const LoadOptions&) {
+  StagedPart staged;
+  if (run.scaler) staged.take.push_back(to_be_taken(*run.scaler, load_object(scaler_file(folder))));
+  return staged;
+}
+
+void save_customs(const RunState& run, const fs::path& folder, const SaveOptions&) {
+  for (size_t i = 0; i < run.customs.size(); ++i) save_object(run.customs[i].state_dict(), custom_file(folder, i));
+}
+Names customs_lacking(const RunState& run, const fs::path& folder, const LoadOptions&) {
+  Names missing;
+  for (size_t i = 0; i < run.customs.size(); ++i) need(custom_file(folder, i), missing);
+  return missing;
+}
+StagedPart stage_customs(RunState& run, const fs::path& folder, const LoadOptions&) {
+  StagedPart staged;
+  for (size_t i = 0; i < run.customs.size(); ++i)
+    staged.take.push_back(to_be_taken(run.customs[i], load_object(custom_file(folder, i))));
+  return staged;
+}
+
+// ---- what is not needed, or not always there
+
+StagedPart stage_fp8(RunState& run, const fs::path& folder, const LoadOptions&) {
+  StagedPart staged;
+  for (auto& [training, state] : read_fp8_states(run, folder))
+    staged.take.push_back(to_be_taken(*training, std::move(state)));
+  return staged;
+}
+
+void save_buffers_of_ranks(const RunState& run, const fs::path& folder, const SaveOptions& options) {
+  if (options.form != StateForm::local) save_own_buffers(run, folder);  // a rank's own pieces have them
+}
+StagedPart stage_buffers_of_ranks(RunState& run, const fs::path& folder, const LoadOptions& options) {
+  return {.finish = one_after_the_other(stage_own_buffers(run, options.models, folder, options.strict))};
+}
+
+StagedPart stage_states_of_ranks(RunState& run, const fs::path& folder, const LoadOptions&) {
+  return {.finish = one_after_the_other(stage_own_states(run, folder))};
+}
+
+fs::path random_states_file(const fs::path& folder) {
+  return folder / fmt::format("random_states_{}.pkl", comm::rank());
+}
+/// The generators, and where the run is among the micro-steps of a group.
+void save_random(const RunState& run, const fs::path& folder, const SaveOptions& options) {
+  save_object(checkpointing::random_states(run.step % options.num_steps, options.device), random_states_file(folder));
+}
+StagedPart stage_random(RunState& run, const fs::path& folder, const LoadOptions& options) {
+  const auto file = random_states_file(folder);
+  StagedPart staged;
+  try {
+    if (fs::exists(file))
+      staged.take.push_back([&run, device = options.device, state = load_object(file)](Undo& undo) {
+        undo.push_back([&run, device, step = run.step, before = checkpointing::random_states(run.step, device)] {
+          checkpointing::load_random_states(before, device);
+          run.step = step;
+        });
+        run.step = checkpointing::load_random_states(state, device);
+      });
+    else
+      logs::warn("accelerate.run_state",
+                 "load_state: the random generators of rank {} keep their present state: the checkpoint has no {}, so "
+                 "it was saved by fewer processes",
+                 comm::rank(), file.filename().string());
+  } catch (const CheckpointError& error) {  // Python's own holds numpy's generator, which we can't read
+    logs::warn("accelerate.run_state", "load_state: the random generators keep their present state: {}", error.what());
+  }
+  staged.finish = [&run] {
+    std::vector<int64_t> step{run.step};
+    broadcast_object_list(step);  // ranks that wrote no file of their own count with the others
+    run.step = step[0];
+  };
+  return staged;
+}
+
+StagedPart stage_accumulation(RunState& run, const fs::path& folder, const LoadOptions& options) {
+  const auto staged = std::make_shared<const StagedAccumulation>(run, folder, options);
+  return {.agree = [staged] { staged->agree(); },
+          .finish = [staged, &run, num_steps = options.num_steps] { staged->apply(run, run.step % num_steps); }};
+}
+
+constexpr StatePart kParts[] = {
+    {R"(model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin|pytorch_model_fsdp(_\d+)?(_rank\d+)?\.bin|)"
+     R"(pytorch_model_fsdp_\d+)",
+     Scope::together, save_models, models_lacking, stage_models},
+    {R"(optimizer(_\d+)?\.bin|optimizer_\d+(_rank\d+\.bin)?)", Scope::together, save_optimizers, optimizers_lacking,
+     stage_optimizers},
+    {R"(buffers_\d+\.bin)", Scope::together, save_buffers_of_ranks, nullptr, stage_buffers_of_ranks},
+    {R"(scheduler(_\d+)?\.bin)", Scope::once, save_schedulers, schedulers_lacking, stage_schedulers},
+    {R"(dl_state_dict(_\d+)?\.bin)", Scope::once, save_loaders, loaders_lacking, stage_loaders},
+    {R"(scaler\.pt)", Scope::once, save_scaler, scaler_lacking, stage_scaler},
+    {R"(fp8_states\.bin)", Scope::once,
+     [](const RunState& run, const fs::path& folder, const SaveOptions&) { save_fp8_states(run, folder); }, nullptr,
+     stage_fp8},
+    {R"(custom_checkpoint_\d+\.pkl)", Scope::once, save_customs, customs_lacking, stage_customs},
+    {R"(random_states_\d+\.pkl)", Scope::each_rank, save_random, nullptr, stage_random},
+    {R"(own_states_\d+\.bin)", Scope::each_rank,
+     [](const RunState& run, const fs::path& folder, const SaveOptions&) { save_own_states(run, folder); }, nullptr,
+     stage_states_of_ranks},
+    {R"(gradients_\d+\.bin)", Scope::each_rank, save_accumulation, nullptr, stage_accumulation},
+};
+
+}  // namespace
+
+std::span<const StatePart> state_parts() { return kParts; }
+
+}  // namespace accelerate::run_state
