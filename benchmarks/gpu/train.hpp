@@ -4,7 +4,6 @@
 
 #include <accelerate/accelerate.hpp>
 #include <accelerate/models/gpt2.hpp>
-#include <accelerate/parallel/ddp.hpp>
 
 #include <memory>
 #include <optional>
@@ -12,6 +11,7 @@
 
 #include "comm/group.hpp"
 #include "measure.hpp"
+#include "parallel/averaging/averaging.hpp"
 
 namespace bench {
 
@@ -68,12 +68,12 @@ inline Result train(const TrainSize& size, accelerate::AcceleratorOptions option
   auto model = make_gpt2(size, device);
   auto optimizer = torch::optim::AdamW(model->parameters(), torch::optim::AdamWOptions(1e-4));
   auto [prepared, prepared_optimizer] = accelerator.prepare(model, optimizer);
-  std::unique_ptr<accelerate::parallel::DistributedDataParallel> reducer;
+  std::unique_ptr<accelerate::parallel::Averaging> reducer;
   if (with_reducer) {
     accelerate::comm::set_world_group(lone_group(device));
     const accelerate::ModelRef ref(model);
-    reducer = std::make_unique<accelerate::parallel::DistributedDataParallel>(
-        ref.parameters(), ref.buffers(), accelerate::DistributedDataParallelKwargs{});
+    reducer = std::make_unique<accelerate::parallel::Averaging>(ref.parameters(), ref.buffers(),
+                                                                accelerate::DistributedDataParallelKwargs{});
   }
   torch::manual_seed(1);
   const auto ids = torch::randint(size.vocabulary, {size.batch, size.tokens}, torch::kLong).to(device);

@@ -43,7 +43,6 @@
 #include "accelerate/model/tie.hpp"
 #include "accelerate/optim.hpp"
 #include "accelerate/parallel/communication_hook.hpp"
-#include "accelerate/parallel/ddp.hpp"
 #include "accelerate/parallel/deepspeed_plugin.hpp"
 #include "accelerate/parallel/engine.hpp"
 #include "accelerate/parallel/fsdp_plugin.hpp"

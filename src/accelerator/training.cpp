@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "accelerate/parallel/ddp.hpp"
 #include "accelerator/accelerator_impl.hpp"
 #include "accelerator/join.hpp"
+#include "parallel/engines.hpp"
 #include "parallel/gradients.hpp"
 #include "utils/counts.hpp"
 #include "utils/raise.hpp"

@@ -1,36 +1,159 @@
 #include "accelerate/parallel/engine.hpp"
 
-#include <ATen/core/ivalue.h>
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
 
+#include "accelerate/comm.hpp"
 #include "accelerate/utils/error.hpp"
+#include "parallel/layer.hpp"
 
 namespace accelerate::parallel {
 
-std::optional<Held> Engine::gradient(const at::Tensor&) const { return std::nullopt; }
+Engine::Engine(std::vector<std::unique_ptr<Layer>> layers) : layers_(std::move(layers)) {
+  if (layers_.empty()) throw InternalError("Engine: found no layers, expected at least one");
+}
+// The last layer first: it stands on the others.
+Engine::~Engine() {
+  while (!layers_.empty()) layers_.pop_back();
+}
 
-void Engine::gather_each(const PieceOf&, const std::function<void(const Whole&)>&, bool) const {}
+const Layer* Engine::cutting() const {
+  const auto last = std::find_if(layers_.rbegin(), layers_.rend(), [](const auto& layer) { return layer->cuts(); });
+  return last == layers_.rend() ? nullptr : last->get();
+}
+
+void Engine::before_forward() {
+  for (const auto& layer : layers_) layer->before_forward();
+}
+void Engine::after_forward(const std::vector<at::Tensor>& outputs) {
+  for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) (*layer)->after_forward(outputs);
+}
+void Engine::leave_forward() noexcept {
+  for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) (*layer)->leave_forward();
+}
+void Engine::before_backward(const at::Tensor& loss) {
+  for (const auto& layer : layers_) layer->before_backward(loss);
+}
+bool Engine::averages(const at::Tensor& parameter) const {
+  return std::all_of(layers_.begin(), layers_.end(), [&](const auto& layer) { return layer->averages(parameter); });
+}
+bool Engine::took_part() const { return layers_.back()->took_part(); }
+void Engine::after_backward() {
+  for (const auto& layer : layers_) layer->after_backward();
+}
+void Engine::before_step() {
+  for (const auto& layer : layers_) layer->before_step();
+}
+void Engine::after_step() {
+  for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) (*layer)->after_step();
+}
+
+std::optional<at::ScalarType> Engine::input_dtype() const {
+  for (const auto& layer : layers_)
+    if (const auto dtype = layer->input_dtype()) return dtype;
+  return std::nullopt;
+}
+std::optional<at::ScalarType> Engine::output_dtype() const {
+  for (const auto& layer : layers_)
+    if (const auto dtype = layer->output_dtype()) return dtype;
+  return std::nullopt;
+}
+bool Engine::keeps_parameters() const {
+  return std::all_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->keeps_parameters(); });
+}
+
+bool Engine::require_backward_grad_sync() const { return layers_.back()->require_backward_grad_sync(); }
+void Engine::set_require_backward_grad_sync(bool value) {
+  for (const auto& layer : layers_) layer->set_require_backward_grad_sync(value);
+}
+void Engine::prepare_backward_sync() {
+  for (const auto& layer : layers_) layer->prepare_backward_sync();
+}
+void Engine::resume_accumulation() {
+  for (const auto& layer : layers_) layer->resume_accumulation();
+}
+void Engine::settle_gradients() {
+  for (const auto& layer : layers_) layer->settle_gradients();
+}
+
+void Engine::set_apart(bool apart) {
+  bool any = false;
+  for (const auto& layer : layers_)
+    if (layer->replicas()) layer->set_apart(apart), any = true;
+  if (!any)
+    throw ConfigError(
+        "LocalSGD: the ranks hold one replica of the model together, expected several that can train apart: data "
+        "parallelism, or FSDP with HYBRID_SHARD (dp_replicate_size)");
+}
+std::optional<int64_t> Engine::apart() const {
+  for (const auto& layer : layers_)
+    if (const auto replica = layer->apart()) return replica;
+  return std::nullopt;
+}
+comm::Group* Engine::replicas() const {
+  for (const auto& layer : layers_)
+    if (auto* const group = layer->replicas()) return group;
+  return nullptr;
+}
+
+bool Engine::shares_buffers() const {
+  return std::any_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->shares_buffers(); });
+}
+void Engine::set_shares_buffers(bool value) {
+  for (const auto& layer : layers_) layer->set_shares_buffers(value);
+}
+
+std::vector<Held> Engine::pieces() const {
+  const Layer* const layer = cutting();
+  if (!layer) return {};
+  auto pieces = layer->held();
+  for (Held& piece : pieces) piece.engine = this;
+  return pieces;
+}
+std::optional<Held> Engine::gradient(const at::Tensor& parameter) const {
+  const Layer* const layer = cutting();
+  auto gradient = layer ? layer->gradient(parameter) : std::nullopt;
+  if (gradient) gradient->engine = this;
+  return gradient;
+}
+void Engine::clear_gradient(const at::Tensor& held) {
+  for (const auto& layer : layers_) layer->clear_gradient(held);
+}
+bool Engine::holds_pieces() const { return cutting() != nullptr; }
+
+void Engine::gather_each(const PieceOf& piece_of, const std::function<void(const Whole&)>& take,
+                         bool everywhere) const {
+  const Layer* const innermost = cutting();
+  if (!innermost) return;
+  // What a layer leaves, and the layer, by the module's tensor; from the innermost outwards.
+  std::vector<std::pair<const Layer*, std::unordered_map<const at::TensorImpl*, Held>>> outer;
+  for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) {
+    if (!(*layer)->cuts() || layer->get() == innermost) continue;
+    auto& held = outer.emplace_back(layer->get(), std::unordered_map<const at::TensorImpl*, Held>{}).second;
+    for (Held& one : (*layer)->held()) held.emplace(one.tensor.unsafeGetTensorImpl(), std::move(one));
+  }
+  if (outer.empty()) return innermost->gather_each(piece_of, take, everywhere);
+  innermost->gather_each(
+      piece_of,
+      [&](Whole whole) {
+        for (const auto& [layer, held] : outer)
+          if (whole.value.defined())
+            whole.value = layer->widen(held.at(whole.parameter.unsafeGetTensorImpl()), whole.value);
+        if (everywhere || comm::rank() == 0) take(whole);
+      },
+      /*everywhere=*/true);
+}
 
 void Engine::begin_join() {
-  throw ConfigError(
-      "join_uneven_inputs: found a model with sharded parameters, expected one trained by DistributedDataParallel: "
-      "a rank without data would have to take part in every gather; "
-      "let the loader give all ranks the same number of batches (even_batches)");
+  for (const auto& layer : layers_) layer->begin_join();
 }
-
-void Engine::finish_join(int64_t) {}
-
-void Engine::set_apart(bool) {
-  throw ConfigError(
-      "LocalSGD: the ranks hold one replica of the model together, expected several that can train apart: data "
-      "parallelism, or FSDP with HYBRID_SHARD (dp_replicate_size)");
+void Engine::end_join() noexcept {
+  for (const auto& layer : layers_) layer->end_join();
 }
-
-c10::IValue Engine::own_state() const { return {}; }
-
-std::function<void()> Engine::stage_own_state(const c10::IValue&) {
-  throw CheckpointError(
-      "load_state: the checkpoint has a state of communication hooks, which this model's engine has none of, expected "
-      "the DistributedDataParallelKwargs that it was saved with");
+std::optional<bool> Engine::shadow_step() { return layers_.back()->shadow_step(); }
+void Engine::finish_join(int64_t source) {
+  for (const auto& layer : layers_) layer->finish_join(source);
 }
 
 }  // namespace accelerate::parallel

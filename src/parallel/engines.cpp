@@ -1,16 +1,19 @@
 #include "parallel/engines.hpp"
 
+#include <algorithm>
+#include <utility>
+
 #include "comm/group.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::parallel {
 
-std::vector<EngineKind>& engine_kinds() {
-  static std::vector<EngineKind> kinds = {
+std::vector<LayerKind>& layer_kinds() {
+  static std::vector<LayerKind> kinds = {
       {"deepspeed", choose_deepspeed},      // refused
       {"megatron_lm", choose_megatron_lm},  // refused
       {"fsdp", choose_fsdp},
-      {"ddp", choose_ddp},
+      {"averaging", choose_averaging},
   };
   return kinds;
 }
@@ -38,12 +41,10 @@ void check_axes(const ParallelismConfig& config, const ChosenEngine& engine) {
 
 }  // namespace
 
-std::vector<comm::AxisSize> ChosenEngine::axes(const std::optional<ParallelismConfig>& config,
-                                               const comm::Group& all) const {
+std::vector<comm::AxisSize> axes_of(const std::optional<ParallelismConfig>& config, int64_t ranks) {
   using comm::Axis;
   const auto sizes = config.value_or(ParallelismConfig{});
-  // What the axes leave over (under DeepSpeed they need not name all ranks) reads other samples.
-  const int64_t rest = all.world_size() / sizes.total_size();
+  const int64_t rest = ranks / sizes.total_size();
   return {{Axis::dp_replicate, sizes.dp_replicate_size.value_or(1) * rest},
           {Axis::dp_shard, sizes.dp_shard_size.value_or(1)},
           {Axis::cp, sizes.cp_size.value_or(1)},
@@ -51,13 +52,60 @@ std::vector<comm::AxisSize> ChosenEngine::axes(const std::optional<ParallelismCo
           {Axis::tp, sizes.tp_size.value_or(1)}};
 }
 
-std::unique_ptr<ChosenEngine> choose_engine(const EngineRequest& request) {
-  for (const auto& kind : engine_kinds())
-    if (auto chosen = kind.choose(request)) {
-      if (request.parallelism) check_axes(*request.parallelism, *chosen);
-      return chosen;
+ChosenEngine::ChosenEngine(std::vector<std::unique_ptr<ChosenLayer>> layers) : layers_(std::move(layers)) {
+  if (layers_.empty() || !last().joins_data())
+    throw InternalError("Accelerator: no layer joins the data of the ranks, expected the last of layer_kinds() to");
+}
+std::optional<DistributedType> ChosenEngine::distributed_type() const {
+  for (const auto& layer : layers_)
+    if (const auto type = layer->distributed_type()) return type;
+  return std::nullopt;
+}
+std::optional<StateDictType> ChosenEngine::state_dict_type() const {
+  for (const auto& layer : layers_)
+    if (const auto type = layer->state_dict_type()) return type;
+  return std::nullopt;
+}
+bool ChosenEngine::splits(const std::string& axis) const {
+  return std::any_of(layers_.begin(), layers_.end(), [&](const auto& layer) { return layer->splits(axis); });
+}
+std::vector<comm::AxisSize> ChosenEngine::axes(const std::optional<ParallelismConfig>& config,
+                                               const comm::Group& all) const {
+  for (const auto& layer : layers_)
+    if (auto axes = layer->axes(all); !axes.empty()) return axes;
+  return axes_of(config, all.world_size());
+}
+void ChosenEngine::set_precision(PrecisionType mixed_precision) {
+  for (const auto& layer : layers_) layer->set_precision(mixed_precision);
+}
+void ChosenEngine::gather_in_fp8(const std::vector<std::string>& weights) {
+  for (const auto& layer : layers_) layer->gather_in_fp8(weights);
+}
+bool ChosenEngine::places_models() const {
+  return std::any_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->places_models(); });
+}
+std::shared_ptr<Engine> ChosenEngine::make(const ModelRef& model, const at::Device& device,
+                                           bool evaluation_mode) const {
+  std::vector<std::unique_ptr<Layer>> layers;
+  auto given = whole_tensors(model.parameters());
+  for (const auto& chosen : layers_)
+    if (auto layer = chosen->make(model, device, evaluation_mode, given)) {
+      if (layer->cuts()) given = layer->held();
+      layers.push_back(std::move(layer));
     }
-  throw InternalError("Accelerator: no engine takes this run, expected the last of engine_kinds() to");
+  return layers.empty() ? nullptr : std::make_shared<Engine>(std::move(layers));
+}
+
+std::unique_ptr<ChosenEngine> choose_engine(const EngineRequest& request) {
+  std::vector<std::unique_ptr<ChosenLayer>> layers;
+  for (const auto& kind : layer_kinds())
+    if (auto chosen = kind.choose(request)) {
+      layers.push_back(std::move(chosen));
+      if (layers.back()->joins_data()) break;
+    }
+  auto engine = std::make_unique<ChosenEngine>(std::move(layers));
+  if (request.parallelism) check_axes(*request.parallelism, *engine);
+  return engine;
 }
 
 }  // namespace accelerate::parallel

@@ -17,8 +17,9 @@
 #include "accelerate/utils/given.hpp"
 #include "accelerate/utils/kwargs.hpp"
 #include "comm/mesh.hpp"
+#include "parallel/layer.hpp"
 
-/// Which engine a program's options, and the environment that the launcher made, ask for.
+/// Which layers a program's options, and the environment that the launcher made, ask for.
 namespace accelerate::parallel {
 
 /// What the program says; what it leaves out may come from the environment.
@@ -30,10 +31,14 @@ struct EngineRequest {
   DistributedDataParallelKwargs ddp = {};
 };
 
-/// An engine that a run has chosen: makes the engine of each of its models.
-class ChosenEngine {
+/// A layer that a run has chosen: makes it for each of its models.
+class ChosenLayer {
  public:
-  virtual ~ChosenEngine() = default;
+  virtual ~ChosenLayer() = default;
+
+  /// Whether it makes gradients those of all ranks along the axes of the data. The first that does is the last of the
+  /// stack, and no further kind is asked.
+  virtual bool joins_data() const { return false; }
 
   /// What Accelerator::distributed_type() says; unset: what the processes are.
   virtual std::optional<DistributedType> distributed_type() const { return std::nullopt; }
@@ -42,52 +47,88 @@ class ChosenEngine {
   /// Who gets a whole state dict that the program asks for, and where its tensors lie: of models and of optimizers.
   virtual StateDictConfig state_dict_config() const { return {.rank0_only = true}; }
   virtual StateDictConfig optim_state_dict_config() const { return {.rank0_only = true}; }
-  /// The plugin with every field decided, of an engine that shards; null otherwise.
+  /// The plugin with every field decided, of a layer that shards; null otherwise.
   virtual const FullyShardedDataParallelPlugin* sharding() const { return nullptr; }
-  /// Axes of a ParallelismConfig that this engine splits besides those of the data: "tp", "cp", "sp".
+  /// Axes of a ParallelismConfig that this layer splits besides those of the data: "tp", "cp", "sp".
   virtual bool splits(const std::string& /*axis*/) const { return false; }
   /// What the axes are checked against, of a job of so many ranks.
   virtual JobFacts job(int64_t num_processes) const {
     return {.num_processes = num_processes, .multi_device = num_processes > 1};
   }
-  /// How the job's ranks are laid out, outermost axis first. @param config  as it applies to the job
-  virtual std::vector<comm::AxisSize> axes(const std::optional<ParallelismConfig>& config,
-                                           const comm::Group& all) const;
+  /// How the job's ranks are laid out, outermost axis first, where this layer knows more of it than the
+  /// ParallelismConfig says; the first that does decides.
+  virtual std::vector<comm::AxisSize> axes(const comm::Group& /*all*/) const { return {}; }
   /// Once it is known, before the first make().
   virtual void set_precision(PrecisionType /*mixed_precision*/) {}
-
   /// Before each make(): names of the model's weights that may travel as fp8, because that is what they compute as.
   virtual void gather_in_fp8(const std::vector<std::string>& /*weights*/) {}
-
-  /// Whether make() gives the model its memory and its place. Otherwise prepare() has moved it to the device before.
+  /// Whether make() gives the model its memory and its place.
   virtual bool places_models() const { return false; }
-  /// The engine of one model; null where it needs none (alone, or in evaluation mode). Collective.
+
+  /// The layer of one model; null where it needs none (alone, or in evaluation mode). Collective.
+  /// @param given  what the layers before it have left of the model's parameters
   /// @throws ConfigError when the settings don't fit together, ShapeError when ranks bring different models.
-  virtual std::shared_ptr<Engine> make(const ModelRef& model, const at::Device& device, bool evaluation_mode) const = 0;
+  virtual std::unique_ptr<Layer> make(const ModelRef& model, const at::Device& device, bool evaluation_mode,
+                                      const std::vector<Held>& given) const = 0;
 };
 
-/// An engine that can be asked for.
-struct EngineKind {
+/// The stack that a run has chosen; see ChosenLayer for what it is asked.
+class ChosenEngine {
+ public:
+  /// @param layers  in the order of the stack; the last one joins the data
+  explicit ChosenEngine(std::vector<std::unique_ptr<ChosenLayer>> layers);
+
+  std::optional<DistributedType> distributed_type() const;
+  std::optional<StateDictType> state_dict_type() const;
+  StateDictConfig state_dict_config() const { return last().state_dict_config(); }
+  StateDictConfig optim_state_dict_config() const { return last().optim_state_dict_config(); }
+  const FullyShardedDataParallelPlugin* sharding() const { return last().sharding(); }
+  bool splits(const std::string& axis) const;
+  JobFacts job(int64_t num_processes) const { return last().job(num_processes); }
+  /// How the job's ranks are laid out, outermost axis first. @param config  as it applies to the job
+  std::vector<comm::AxisSize> axes(const std::optional<ParallelismConfig>& config, const comm::Group& all) const;
+  void set_precision(PrecisionType mixed_precision);
+  void gather_in_fp8(const std::vector<std::string>& weights);
+  /// Otherwise prepare() has moved the model to the device before make().
+  bool places_models() const;
+  /// The engine of one model; null where no layer is needed. Collective.
+  std::shared_ptr<Engine> make(const ModelRef& model, const at::Device& device, bool evaluation_mode) const;
+
+ private:
+  const ChosenLayer& last() const { return *layers_.back(); }
+  std::vector<std::unique_ptr<ChosenLayer>> layers_;
+};
+
+/// A layer that can be asked for.
+struct LayerKind {
   std::string name;
   /// Null when it is not asked for. Runs before this process joins a group. @throws ConfigError for settings that
-  /// contradict each other, and for an engine that is not here, naming what comes nearest.
-  std::function<std::unique_ptr<ChosenEngine>(const EngineRequest&)> choose;
+  /// contradict each other, and for a layer that is not here, naming what comes nearest.
+  std::function<std::unique_ptr<ChosenLayer>(const EngineRequest&)> choose;
 };
 
-/// All of them, in the order in which they are asked; the last one takes what nobody else does. A test may put one of
+/// All of them, in the order of the stack; the last one takes the data where nobody else does. A test may put one of
 /// its own in front.
-std::vector<EngineKind>& engine_kinds();
+std::vector<LayerKind>& layer_kinds();
 
-/// The first that is asked for. @throws ConfigError also for axes of the parallelism configuration that it can't split.
+/// All that are asked for. @throws ConfigError also for axes of the parallelism configuration that none of them splits.
 std::unique_ptr<ChosenEngine> choose_engine(const EngineRequest& request);
+
+/// The axes that a configuration names, of a job of so many ranks, outermost first. What they leave over (under
+/// DeepSpeed they need not name all ranks) reads other samples.
+std::vector<comm::AxisSize> axes_of(const std::optional<ParallelismConfig>& config, int64_t ranks);
 
 /// The resolved parallelism configuration, if the program or the environment has one.
 std::optional<ParallelismConfig> requested_parallelism(const std::optional<ParallelismConfig>& given);
 
-// The choices of engine_kinds(), each in its engine's folder.
-std::unique_ptr<ChosenEngine> choose_deepspeed(const EngineRequest& request);
-std::unique_ptr<ChosenEngine> choose_megatron_lm(const EngineRequest& request);
-std::unique_ptr<ChosenEngine> choose_fsdp(const EngineRequest& request);
-std::unique_ptr<ChosenEngine> choose_ddp(const EngineRequest& request);
+// The choices of layer_kinds(), each in its folder.
+std::unique_ptr<ChosenLayer> choose_deepspeed(const EngineRequest& request);
+std::unique_ptr<ChosenLayer> choose_megatron_lm(const EngineRequest& request);
+std::unique_ptr<ChosenLayer> choose_fsdp(const EngineRequest& request);
+std::unique_ptr<ChosenLayer> choose_averaging(const EngineRequest& request);
+
+/// Runs `backward` (autograd) so that a transport error in gradient averaging becomes a CommError that names the ranks.
+/// Used by Accelerator::backward.
+void guard_backward(const std::function<void()>& backward);
 
 }  // namespace accelerate::parallel

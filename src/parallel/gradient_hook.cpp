@@ -7,6 +7,8 @@
 #include <chrono>
 
 #include "comm/group.hpp"
+#include "comm/mesh.hpp"
+#include "parallel/engines.hpp"
 #include "utils/counts.hpp"
 #include "utils/raise.hpp"
 #include "utils/trace.hpp"
@@ -252,6 +254,14 @@ std::shared_ptr<GradientHook> make_gradient_hook(const DistributedDataParallelKw
 std::unique_ptr<c10d::CommHookInterface> reducer_hook(std::shared_ptr<GradientHook> hook,
                                                       const DistributedDataParallelKwargs& kwargs) {
   return std::make_unique<ReducerHook>(std::move(hook), wire_of(kwargs.comm_wrapper));
+}
+
+void guard_backward(const std::function<void()>& backward) {
+  const auto& group = comm::mesh().all();
+  if (!group) return backward();
+  take_wait_since_last_bucket();  // of a backward that threw
+  group->guard("backward", backward);
+  counts::add(Count::comm_wait_ns, take_wait_since_last_bucket());
 }
 
 }  // namespace accelerate::parallel

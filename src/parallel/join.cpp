@@ -42,9 +42,9 @@ std::optional<int64_t> join(const Engines& models, const std::function<void()>& 
     joined.push_back(model);
   }
   loop();
-  if (joined.empty()) return std::nullopt;
-  std::optional<int64_t> longest;
   const auto group = comm::mesh().along(comm::kTokens);
+  if (joined.empty() || !group) return std::nullopt;  // nobody has other batches
+  std::optional<int64_t> longest;
   group->guard("join_uneven_inputs", [&] {
     // One round per step that some rank still takes; who finds nobody left in the first round stopped last.
     bool last = true;

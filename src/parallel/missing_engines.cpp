@@ -12,7 +12,7 @@ std::string source_of(bool by_program, const char* option, const char* variable)
 
 }  // namespace
 
-std::unique_ptr<ChosenEngine> choose_deepspeed(const EngineRequest& request) {
+std::unique_ptr<ChosenLayer> choose_deepspeed(const EngineRequest& request) {
   if (!request.deepspeed && !deepspeed_requested()) return nullptr;
   // Mistakes in the settings are told first: they would be in the way of any engine.
   const auto plugin = resolve(request.deepspeed.value_or(DeepSpeedPlugin{}));
@@ -23,7 +23,7 @@ std::unique_ptr<ChosenEngine> choose_deepspeed(const EngineRequest& request) {
       nearest_fsdp_settings(plugin));
 }
 
-std::unique_ptr<ChosenEngine> choose_megatron_lm(const EngineRequest& request) {
+std::unique_ptr<ChosenLayer> choose_megatron_lm(const EngineRequest& request) {
   if (!request.megatron_lm && !megatron_lm_requested()) return nullptr;
   resolve(request.megatron_lm.value_or(MegatronLMPlugin{}));
   raise<ConfigError>(

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "accelerate/comm.hpp"
+#include "parallel/layer.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
@@ -18,11 +19,18 @@ fs::path file_of(const fs::path& folder, int64_t rank) { return folder / fmt::fo
 
 std::vector<OwnState> all_of(const RunState& run) {
   std::vector<OwnState> all(run.own_states.begin(), run.own_states.end());
-  for (size_t i = 0; i < run.models.size(); ++i)
-    if (const auto& engine = run.models[i]->engine)
-      all.push_back({.name = fmt::format("gradients of model {}", i),
-                     .save = [engine] { return engine->own_state(); },
-                     .stage = [engine](const c10::IValue& state) { return engine->stage_own_state(state); }});
+  for (size_t i = 0; i < run.models.size(); ++i) {
+    const auto& engine = run.models[i]->engine;
+    if (!engine) continue;
+    for (const auto& layer : engine->layers()) {
+      // The first layer that had a state was averaging, which files call by what it is about.
+      const std::string what = layer->name() == "averaging" ? "gradients" : layer->name();
+      all.push_back(
+          {.name = fmt::format("{} of model {}", what, i),
+           .save = [engine, &layer = *layer] { return layer.own_state(); },
+           .stage = [engine, &layer = *layer](const c10::IValue& state) { return layer.stage_own_state(state); }});
+    }
+  }
   return all;
 }
 

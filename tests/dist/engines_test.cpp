@@ -1,10 +1,12 @@
-// What every engine must do, whatever it does inside: the same tests run for those of the library and for one that is
-// made here, which shows all that a new engine takes. The answers are computed on each rank by LibTorch alone, from the
-// batches of all ranks.
+// What every engine must do, whatever its layers do inside: the same tests run for those of the library and for layers
+// that are made here, one by one and on each other, which shows all that a new layer takes. The answers are computed on
+// each rank by LibTorch alone, from the batches of all ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <map>
 #include <random>
 
 #include "accelerate/accelerate.hpp"
@@ -13,6 +15,8 @@
 #include "comm/mesh.hpp"
 #include "message_of.hpp"
 #include "parallel/engines.hpp"
+#include "parallel/layer.hpp"
+#include "python.hpp"
 #include "ranks.hpp"
 #include "run_state/holdings.hpp"
 
@@ -24,134 +28,145 @@ using testing::HasSubstr;
 
 namespace {
 
-// ---- an engine
+// ---- layers
 
-/// A way of cutting: which slice of the parameter with this number lies on a rank.
+/// How one layer cuts what it is given, of sizes and a number, for a place among several.
 struct Cut {
-  std::vector<comm::AxisSize> axes;
-  comm::Axes over;
-  std::function<parallel::Slice(const at::Tensor& parameter, int64_t index, const comm::Mesh& mesh, int64_t rank)>
-      slice;
+  std::string name;
+  comm::Axis axis;
+  bool joins_data = false;
+  std::function<parallel::Slice(at::IntArrayRef sizes, int64_t index, int64_t place, int64_t places)> slice;
 };
 
 /// Columns of an equal number, as far as there are so many: a box.
-parallel::Slice columns_of(const at::Tensor& parameter, int64_t place, int64_t places) {
-  parallel::Slice slice = parallel::Slice::all_of(parameter.sizes());
-  const int64_t columns = parameter.size(-1), width = (columns + places - 1) / places;
+parallel::Slice columns_of(at::IntArrayRef whole, int64_t place, int64_t places) {
+  parallel::Slice slice = parallel::Slice::all_of(whole);
+  const int64_t columns = whole.back(), width = (columns + places - 1) / places;
   slice.corner.back() = std::min(place * width, columns);
   slice.sizes.back() = std::min(slice.corner.back() + width, columns) - slice.corner.back();
   slice.numel = c10::multiply_integers(slice.sizes);
   return slice;
 }
 
-/// Each parameter on one rank alone.
-parallel::Slice all_or_none_of(const at::Tensor& parameter, int64_t index, int64_t place, int64_t places) {
-  return index % places == place ? parallel::Slice::all_of(parameter.sizes())
-                                 : parallel::Slice::stretch(parameter.sizes(), 0, 0);
-}
-
-Cut cut_of(const std::string& name, int64_t ranks) {
+const std::map<std::string, Cut>& cuts() {
   using comm::Axis;
-  if (name.starts_with("columns"))
-    return {{{Axis::tp, ranks}},
-            {Axis::tp},
-            [back = name.ends_with("right")](const at::Tensor& parameter, int64_t, const auto& mesh, int64_t rank) {
-              const int64_t places = mesh.size({Axis::tp}), place = mesh.place({Axis::tp}, rank);
-              return columns_of(parameter, back ? places - 1 - place : place, places);
-            }};
-  if (name == "absent")
-    return {{{Axis::pp, ranks}},
-            {Axis::pp},
-            [](const at::Tensor& parameter, int64_t index, const auto& mesh, int64_t rank) {
-              return all_or_none_of(parameter, index, mesh.place({Axis::pp}, rank), mesh.size({Axis::pp}));
-            }};
-  // Stretches of columns, of which there are copies.
-  const int64_t copies = ranks % 2 == 0 ? 2 : 1, columns = ranks % 4 == 0 ? 2 : 1;
-  return {{{Axis::dp_replicate, copies}, {Axis::dp_shard, ranks / copies / columns}, {Axis::tp, columns}},
-          {Axis::dp_shard, Axis::tp},
-          [](const at::Tensor& parameter, int64_t, const auto& mesh, int64_t rank) {
-            auto slice = columns_of(parameter, mesh.place({Axis::tp}, rank), mesh.size({Axis::tp}));
-            const int64_t all = slice.numel, places = mesh.size({Axis::dp_shard});
-            const int64_t width = (all + places - 1) / places;
-            slice.begin = std::min(mesh.place({Axis::dp_shard}, rank) * width, all);
-            slice.numel = std::min(slice.begin + width, all) - slice.begin;
-            return slice;
-          }};
+  static const std::map<std::string, Cut> all = {
+      {"columns",
+       {"columns", Axis::tp, false,
+        [](at::IntArrayRef sizes, int64_t, int64_t place, int64_t places) {
+          return columns_of(sizes, place, places);
+        }}},
+      {"columns from the right",
+       {"columns", Axis::tp, false,
+        [](at::IntArrayRef sizes, int64_t, int64_t place, int64_t places) {
+          return columns_of(sizes, places - 1 - place, places);
+        }}},
+      // Each parameter at one place alone.
+      {"absent",
+       {"absent", Axis::pp, false,
+        [](at::IntArrayRef sizes, int64_t index, int64_t place, int64_t places) {
+          return index % places == place ? parallel::Slice::all_of(sizes) : parallel::Slice::stretch(sizes, 0, 0);
+        }}},
+      {"stretches",
+       {"stretches", Axis::dp_shard, true, [](at::IntArrayRef sizes, int64_t, int64_t place, int64_t places) {
+          const int64_t all = c10::multiply_integers(sizes), width = (all + places - 1) / places;
+          const int64_t begin = std::min(place * width, all);
+          return parallel::Slice::stretch(sizes, begin, std::min(begin + width, all) - begin);
+        }}}};
+  return all;
 }
 
-/// Modules keep whole parameters, and each rank's optimizer holds a slice of each.
-class SlicesEngine final : public parallel::Engine {
+/// Modules keep whole parameters, and what is given is cut once more on each rank. So gradients go down from layer to
+/// layer, and values up again after each step.
+class CutLayer final : public parallel::Layer {
  public:
-  SlicesEngine(const ModelRef& model, Cut cut) : cut_(std::move(cut)), mesh_(comm::world_group(), cut_.axes) {
-    at::NoGradGuard no_grad;
-    for (const auto& [name, parameter] : model.parameters()) {
-      at::Tensor(parameter).copy_(comm::broadcast(parameter.detach(), 0));
-      const auto index = static_cast<int64_t>(held_.size());
-      const auto slice = cut_.slice(parameter, index, mesh_, rank());
+  CutLayer(const Cut& cut, const std::vector<parallel::Held>& given)
+      : cut_(cut), group_(comm::mesh().along({cut.axis})), given_(given) {
+    for (size_t i = 0; i < given_.size(); ++i) {
+      const auto& from = given_[i];
+      const auto slice = slice_at(i, comm::mesh().place({cut_.axis}));
       const bool box = slice.numel == c10::multiply_integers(slice.sizes);
-      held_.push_back({.names = {name},
-                       .tensor = parameter,
-                       .whole = parameter,
-                       .value = box ? parameter.new_empty(slice.sizes) : parameter.new_empty({slice.numel}),
-                       .slice = slice,
-                       .cut = cut_.over,
-                       .mesh = &mesh_,
-                       .part = index,
-                       .engine = this});
-      held_.back().value = parallel::slice_of(held_.back(), parameter).requires_grad_();
+      // In what is given, and in the whole.
+      local_.push_back({.names = from.names,
+                        .tensor = from.tensor,
+                        .whole = from.value,
+                        .value = box ? from.value.new_empty(slice.sizes) : from.value.new_empty({slice.numel}),
+                        .slice = slice});
+      held_.push_back(from);
+      held_.back().value = parallel::slice_of(local_[i], from.value).requires_grad_();
+      if (from.slice.numel > 0) {
+        held_.back().slice = slice;
+        for (size_t dim = 0; dim < slice.corner.size(); ++dim) held_.back().slice.corner[dim] += from.slice.corner[dim];
+      }
+      held_.back().cut = from.cut | comm::Axes{cut_.axis};
+      held_.back().part = static_cast<int64_t>(i);
     }
   }
 
-  void before_forward() override {}
-  void after_forward(const std::vector<at::Tensor>&) override {}
+  std::string name() const override { return cut_.name; }
+
   void after_backward() override {
     if (!sync_) return;
     at::NoGradGuard no_grad;
-    for (auto& held : held_) {
-      auto& gradient = held.tensor.mutable_grad();
+    const auto readers = cut_.joins_data ? comm::mesh().along(comm::kTokens) : nullptr;
+    for (size_t i = 0; i < given_.size(); ++i) {
+      auto& gradient = given_[i].value.mutable_grad();
       if (!gradient.defined()) continue;
-      const at::Tensor mine = parallel::slice_of(held, comm::all_reduce(gradient, Reduction::mean, 1.0));
-      if (held.value.grad().defined()) held.value.mutable_grad().add_(mine);
-      else held.value.mutable_grad() = mine;
+      if (readers && gradient.numel() > 0) {
+        readers->all_reduce_(gradient, Reduction::sum);
+        gradient.div_(readers->world_size());
+      }
+      const at::Tensor mine = parallel::slice_of(local_[i], gradient);
+      if (held_[i].value.grad().defined()) held_[i].value.mutable_grad().add_(mine);
+      else held_[i].value.mutable_grad() = mine;
       gradient.reset();
     }
   }
   void after_step() override {
     at::NoGradGuard no_grad;
-    gather_each([](const at::Tensor&, const at::Tensor& piece) { return piece.detach(); },
-                [](const Whole& whole) { at::Tensor(whole.parameter).copy_(whole.value); }, /*everywhere=*/true);
+    for (size_t i = 0; i < given_.size(); ++i) given_[i].value.detach().copy_(widen(held_[i], held_[i].value.detach()));
   }
   bool require_backward_grad_sync() const override { return sync_; }
   void set_require_backward_grad_sync(bool value) override { sync_ = value; }
   void prepare_backward_sync() override { sync_ = true; }
 
-  std::vector<parallel::Held> pieces() const override { return held_; }
-  bool holds_pieces() const override { return true; }
+  bool cuts() const override { return true; }
+  std::vector<parallel::Held> held() const override { return held_; }
   std::optional<parallel::Held> gradient(const at::Tensor& parameter) const override {
     for (parallel::Held held : held_)
-      if (held.tensor.is_same(parameter)) {
+      if (held.tensor.is_same(parameter) || held.value.is_same(parameter)) {
         held.value = held.value.grad();
         return held;
       }
     return std::nullopt;
   }
-  void gather_each(const PieceOf& piece_of, const std::function<void(const Whole&)>& take,
-                   bool everywhere) const override {
-    for (const auto& held : held_) {
-      const at::Tensor piece = piece_of(held.tensor, held.value);
-      at::Tensor whole;
-      if (piece.defined()) {
-        whole = at::full(held.whole.sizes(), std::nan(""), piece.options());  // each element comes from a rank
-        const auto all = comm::all_gather(at::constant_pad_nd(piece.reshape(-1), {0, whole.numel() - piece.numel()}));
-        for (int64_t from = 0; from < world_size(); ++from)
-          put(cut_.slice(held.whole, held.part, mesh_, from), all.narrow(0, from * whole.numel(), whole.numel()),
-              whole);
-      }
-      if (everywhere || rank() == 0) take({held.names.front(), held.tensor, whole});
-    }
+  at::Tensor widen(const parallel::Held& held, const at::Tensor& piece) const override {
+    const auto i = static_cast<size_t>(held.part);
+    if (!group_ || given_[i].slice.numel == 0) return piece.reshape(given_[i].value.sizes());
+    at::Tensor whole = at::full(given_[i].value.sizes(), std::nan(""), piece.options());  // each comes from a rank
+    const auto all =
+        group_->all_gather(at::constant_pad_nd(piece.reshape(-1), {0, whole.numel() - piece.numel()}), "widen");
+    for (int64_t place = 0; place < group_->world_size(); ++place)
+      put(slice_at(i, place), all.narrow(0, place * whole.numel(), whole.numel()), whole);
+    return whole;
+  }
+
+  /// Those along its axis have the same batches.
+  void begin_join() override {
+    if (cut_.joins_data) Layer::begin_join();
+  }
+  void finish_join(int64_t) override {
+    at::NoGradGuard no_grad;
+    for (size_t i = 0; i < given_.size(); ++i)
+      held_[i].value.detach().copy_(parallel::slice_of(local_[i], given_[i].value));
   }
 
  private:
+  parallel::Slice slice_at(size_t i, int64_t place) const {
+    const auto& value = given_[i].value;
+    if (given_[i].slice.numel == 0) return parallel::Slice::stretch(value.sizes(), 0, 0);
+    return cut_.slice(value.sizes(), static_cast<int64_t>(i), place, comm::mesh().size({cut_.axis}));
+  }
   static void put(const parallel::Slice& slice, const at::Tensor& values, const at::Tensor& whole) {
     if (slice.numel == 0) return;
     at::Tensor box = whole;
@@ -163,21 +178,54 @@ class SlicesEngine final : public parallel::Engine {
   }
 
   Cut cut_;
-  comm::Mesh mesh_;
+  std::shared_ptr<comm::Group> group_;  ///< along its axis; null: one place
+  std::vector<parallel::Held> given_;
+  std::vector<parallel::Held> local_;  ///< as held_, with slices in what is given
   std::vector<parallel::Held> held_;
   bool sync_ = true;
 };
 
-std::string cut_wanted;
+std::vector<std::string> stack_wanted;  ///< of cuts(); what joins the data is averaging where none of them does
+std::vector<comm::AxisSize> axes_wanted;
 std::optional<StateDictType> state_dict_type_wanted;
 
-class Slices final : public parallel::ChosenEngine {
+class ChosenCut final : public parallel::ChosenLayer {
  public:
+  explicit ChosenCut(const Cut& cut) : cut_(cut) {}
+  bool joins_data() const override { return cut_.joins_data; }
+  std::vector<comm::AxisSize> axes(const comm::Group&) const override { return axes_wanted; }
   std::optional<StateDictType> state_dict_type() const override { return state_dict_type_wanted; }
-  std::shared_ptr<parallel::Engine> make(const ModelRef& model, const at::Device&, bool) const override {
-    return std::make_shared<SlicesEngine>(model, cut_of(cut_wanted, world_size()));
+  std::unique_ptr<parallel::Layer> make(const ModelRef&, const at::Device&, bool,
+                                        const std::vector<parallel::Held>& given) const override {
+    return std::make_unique<CutLayer>(cut_, given);
   }
+
+ private:
+  Cut cut_;
 };
+
+/// The layers of a name, and how many ranks they lie over.
+void want(const std::string& engine) {
+  using comm::Axis;
+  const int64_t ranks = world_size(), copies = ranks % 2 == 0 ? 2 : 1, columns = ranks % 4 == 0 ? 2 : 1;
+  stack_wanted.clear();
+  if (engine == "columns" || engine == "columns from the right") {
+    stack_wanted = {engine};
+    axes_wanted = {{Axis::tp, ranks}};
+  } else if (engine == "absent") {
+    stack_wanted = {engine};
+    axes_wanted = {{Axis::pp, ranks}};
+  } else if (engine == "stretches of columns") {
+    stack_wanted = {"columns", "stretches"};
+    axes_wanted = {{Axis::dp_replicate, copies}, {Axis::dp_shard, ranks / copies / columns}, {Axis::tp, columns}};
+  } else if (engine == "averaged columns") {
+    stack_wanted = {"columns"};
+    axes_wanted = {{Axis::dp_replicate, ranks / 2}, {Axis::tp, 2}};
+  } else if (engine == "stretches of columns, some absent") {
+    stack_wanted = {"absent", "columns", "stretches"};
+    axes_wanted = {{Axis::pp, 2}, {Axis::dp_shard, ranks / 4}, {Axis::tp, 2}};
+  }
+}
 
 // ---- what all must do
 
@@ -185,14 +233,20 @@ const std::vector<std::string> kEngines = {"ddp", "fsdp", "columns", "absent"};
 
 AcceleratorOptions options_for(const std::string& engine, int64_t accumulation = 1) {
   [[maybe_unused]] static const bool registered = [] {
-    auto& kinds = parallel::engine_kinds();
-    kinds.insert(kinds.begin(), {"slices", [](const parallel::EngineRequest&) {
-                                   return cut_wanted.empty() ? nullptr : std::make_unique<Slices>();
+    auto& kinds = parallel::layer_kinds();
+    auto next = kinds.begin();
+    for (const std::string name : {"absent", "columns", "columns from the right", "stretches"}) {
+      next = kinds.insert(next, {name, [name](const parallel::EngineRequest&) {
+                                   const bool wanted =
+                                       std::find(stack_wanted.begin(), stack_wanted.end(), name) != stack_wanted.end();
+                                   return wanted ? std::make_unique<ChosenCut>(cuts().at(name)) : nullptr;
                                  }});
+      ++next;
+    }
     return true;
   }();
   AcceleratorState::reset();  // else it would have the engine of the first Accelerator
-  cut_wanted = engine == "ddp" || engine == "fsdp" ? "" : engine;
+  want(engine);
   AcceleratorOptions options{.gradient_accumulation_steps = accumulation, .cpu = true};
   if (engine == "fsdp")
     options.fsdp_plugin = FullyShardedDataParallelPlugin{.auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
@@ -215,11 +269,15 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-constexpr int64_t kRows = 4;  ///< per rank and micro-step
+constexpr int64_t kRows = 4;  ///< of a micro-step, for each rank of the job
 torch::Tensor all_rows(int64_t step) {
   return torch::randn({kRows * world_size(), 5}, at::make_generator<at::CPUGeneratorImpl>(100 + uint64_t(step)));
 }
-torch::Tensor own_rows(int64_t step) { return all_rows(step).slice(0, rank() * kRows, (rank() + 1) * kRows); }
+/// Ranks that differ in the axes of the data have other rows.
+torch::Tensor own_rows(int64_t step) {
+  return all_rows(step).chunk(
+      comm::mesh().size(comm::kSamples))[static_cast<size_t>(comm::mesh().place(comm::kSamples))];
+}
 torch::Tensor loss_of(const torch::Tensor& output) { return (output - 0.3).pow(2).mean(); }
 
 using Weights = std::map<std::string, torch::Tensor>;
@@ -358,10 +416,10 @@ RANKS_TEST(Engines, SaveAndLoad, 2, 3) {
   }
 }
 
-/// Stretches of columns, which other ranks hold as well: elements count once in norms, and are written once.
-RANKS_TEST(Engines, ComposedSlices, 4, 8) {
-  const auto folder = std::filesystem::path(support::scratch_dir());
-  Weights saved, last;
+// Layers on each other. Where others hold the same elements these count once in norms, and are written once; what is
+// saved in one layout is loaded in every other.
+RANKS_TEST(Engines, ComposedLayers, 4, 8) {
+  const std::filesystem::path folder = support::scratch_dir();
   const auto step = [](Trained& trained, int64_t number) {
     trained.backward(number);
     const auto norm = trained.accelerator.clip_grad_norm_(trained.model->parameters(), 0.01);
@@ -369,33 +427,82 @@ RANKS_TEST(Engines, ComposedSlices, 4, 8) {
     trained.optimizer.zero_grad();
     return norm.item<double>();
   };
-  {
-    Expected expected;
-    AcceleratorOptions options = options_for("stretches of columns");
-    Trained trained(options);
-    for (int64_t number = 0; number < 3; ++number) {
-      expected.step(number, 1, 0.01);
-      EXPECT_NEAR(step(trained, number), expected.norm, 1e-5 * expected.norm);
+  std::vector<std::string> stacks = {"stretches of columns", "averaged columns"};
+  if (world_size() == 8) stacks.emplace_back("stretches of columns, some absent");
+  auto layouts = stacks;
+  layouts.insert(layouts.end(), {"ddp", "fsdp", "columns"});
+  for (const auto& from : stacks) {
+    const auto state_folder = folder / from / "state", sharded = folder / from / "sharded";
+    Weights saved, last;
+    {
+      Expected expected;
+      Trained trained(from);
+      for (int64_t number = 0; number < 3; ++number) {
+        expected.step(number, 1, 0.01);
+        EXPECT_NEAR(step(trained, number), expected.norm, 1e-5 * expected.norm) << from;
+      }
+      expect_close(trained.weights(), expected, from);
+      trained.accelerator.save_state(state_folder);
+      distributed_checkpoint::save(distributed_checkpoint::get_model_state_dict(trained.model), sharded);
+      saved = trained.weights();
+      step(trained, 3);
+      last = trained.weights();
+      if (rank() == 0 && support::python()) {
+        save_safetensors(folder / "expected.safetensors", saved, {});
+        const auto read = support::run_python("tests/dist/engines_peer.py",
+                                              {sharded.string(), (folder / "expected.safetensors").string()});
+        EXPECT_EQ(read.exit_code, 0) << from << ": " << read.output;
+      }
     }
-    expect_close(trained.weights(), expected, "stretches of columns");
-    trained.accelerator.save_state(folder / "state");
-    distributed_checkpoint::save(distributed_checkpoint::get_model_state_dict(trained.model), folder / "sharded");
-    saved = trained.weights();
-    step(trained, 3);
-    last = trained.weights();
+    for (const auto& to : layouts) {
+      Trained trained(to);
+      trained.step(77);
+      trained.accelerator.load_state(state_folder);
+      expect_equal(trained.weights(), saved, from + " to " + to);
+      step(trained, 3);
+      if (to == from) expect_equal(trained.weights(), last, "resumed, " + from);
+      auto state = distributed_checkpoint::get_model_state_dict(trained.model);
+      distributed_checkpoint::load(state, sharded);
+      distributed_checkpoint::set_model_state_dict(trained.model, state);
+      expect_equal(trained.weights(), saved, "sharded, " + from + " to " + to);
+    }
   }
-  for (const std::string to : {"stretches of columns", "ddp", "columns"}) {
-    Trained trained(to);
-    trained.step(77);
-    trained.accelerator.load_state(folder / "state");
-    expect_equal(trained.weights(), saved, to);
-    step(trained, 3);
-    if (to == "stretches of columns") expect_equal(trained.weights(), last, "resumed");
-    auto state = distributed_checkpoint::get_model_state_dict(trained.model);
-    distributed_checkpoint::load(state, folder / "sharded");
-    distributed_checkpoint::set_model_state_dict(trained.model, state);
-    expect_equal(trained.weights(), saved, "sharded, " + to);
+}
+
+RANKS_TEST(Engines, ComposedLayersAccumulate, 4) {
+  for (const std::string engine : {"stretches of columns", "averaged columns"}) {
+    Expected expected;
+    Trained trained(engine, 3);
+    for (int64_t step = 0; step < 6; ++step) {
+      if (step % 3 == 0) expected.step(step, 3);
+      const auto scope = trained.accelerator.accumulate(trained.model);
+      trained.step(step);
+    }
+    expect_close(trained.weights(), expected, engine);
   }
+}
+
+// Ranks along the columns have the same batches, those along the data different numbers of them: who has none adds
+// zeros to the average, and all end with the last one's model and moments.
+RANKS_TEST(Engines, ComposedLayersJoin, 4) {
+  Trained trained("averaged columns");
+  const int64_t place = comm::mesh().place(comm::kSamples), readers = comm::mesh().size(comm::kSamples);
+  Expected expected;
+  const auto steps_of = [](int64_t reader) { return reader == 0 ? 3 : 1; };
+  trained.accelerator.join_uneven_inputs(trained.model, [&] {
+    for (int64_t number = 0; number < steps_of(place); ++number) trained.step(number);
+  });
+  for (int64_t number = 0; number < 3; ++number) {
+    expected.optimizer.zero_grad();
+    const auto rows = all_rows(number).chunk(readers);
+    for (int64_t reader = 0; reader < readers; ++reader)
+      if (number < steps_of(reader))
+        (loss_of(expected.net->forward(rows[static_cast<size_t>(reader)])) / static_cast<double>(readers)).backward();
+    expected.optimizer.step();
+  }
+  expect_close(trained.weights(), expected, "joined");
+  expected.step(5), trained.step(5);
+  expect_close(trained.weights(), expected, "after the join");
 }
 
 /// Each rank's pieces as they are fit the same cut alone: other columns of the same sizes are not taken.
@@ -439,18 +546,23 @@ RANKS_TEST(Engines, SaveOnEachMachine, 2) {
 
 /// Ranks with different numbers of batches, or an error that says why not, before anything runs.
 RANKS_TEST(Engines, JoinOrSayWhyNot, 2) {
-  for (const auto& engine : kEngines) {
+  for (const std::string engine : {"ddp", "fsdp", "stretches of columns", "columns"}) {
     Trained trained(engine);
     const auto loop = [&] {
-      for (int64_t step = 0; step < 2 + rank(); ++step) trained.step(step);
+      for (int64_t step = 0; step < 2 + comm::mesh().place(comm::kSamples); ++step) trained.step(step);
     };
     if (engine == "ddp") {
       trained.accelerator.join_uneven_inputs(trained.model, loop);
       const auto weights = trained.net->first->weight.detach();
       EXPECT_TRUE(torch::equal(comm::broadcast(weights, 0), weights));
+    } else if (engine == "columns") {  // all ranks have the same batches
+      Expected expected;
+      for (int64_t step = 0; step < 2; ++step) expected.step(step);
+      trained.accelerator.join_uneven_inputs(trained.model, loop);
+      expect_close(trained.weights(), expected, engine);
     } else {
       EXPECT_THAT(message_of<ConfigError>([&] { trained.accelerator.join_uneven_inputs(trained.model, loop); }),
-                  HasSubstr("sharded parameters"))
+                  HasSubstr(engine == "fsdp" ? "sharded parameters" : "trained with 'stretches', which needs all"))
           << engine;
       trained.step(0);  // all ranks are still in step
     }

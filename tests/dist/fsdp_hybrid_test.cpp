@@ -246,7 +246,7 @@ RANKS_TEST(FsdpHybrid, ReplicasBeginAlikeAndStayAlike, 4) {
       auto optimizer = make_adamw(model);
       auto [m, opt] = accelerator.prepare(model, optimizer);
       const auto pieces_are_equal = [&](const std::string& when) {
-        for (const auto& piece : support::fsdp_of(m)->pieces()) {
+        for (const auto& piece : support::fsdp_of(m)->held()) {
           const auto all = comm::world_group()->all_gather(
               torch::constant_pad_nd(piece.value.detach(), {0, piece.whole.numel() - piece.value.numel()}));
           const auto rows = all.view({2, -1});

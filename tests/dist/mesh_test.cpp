@@ -102,11 +102,8 @@ RANKS_TEST(Mesh, IsTheFirstAcceleratorsLayout, 4) {
 }
 
 TEST(Mesh, WhatTheAxesLeaveOverReadsOtherSamples) {
-  struct Plain final : parallel::ChosenEngine {
-    std::shared_ptr<parallel::Engine> make(const ModelRef&, const at::Device&, bool) const override { return nullptr; }
-  };
   const auto eight = comm::Group::join({.world_size = 8, .dry = std::make_shared<comm::TrafficCounter>()});
-  const Mesh mesh(eight, Plain().axes(parallel::resolve({.cp_size = 2}), *eight));
+  const Mesh mesh(eight, parallel::axes_of(parallel::resolve({.cp_size = 2}), 8));
   EXPECT_EQ(mesh.size(comm::kSamples), 4);
   EXPECT_EQ(mesh.size(comm::kTokens), 8);
 }

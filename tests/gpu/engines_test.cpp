@@ -7,6 +7,8 @@
 #include "comm/group.hpp"
 #include "gpu.hpp"
 #include "message_of.hpp"
+#include "parallel/averaging/averaging.hpp"
+#include "parallel/engines.hpp"
 #include "ranks.hpp"
 #include "residency/homes/shard.hpp"
 #include "utils/counts.hpp"
@@ -80,7 +82,7 @@ TEST_F(GpuGroupOfOne, DataParallelGradientsAreThoseOfThePlainModel) {
     net->to(device());
     plain->to(device());
     const ModelRef model(net.ptr());
-    parallel::DistributedDataParallel engine(model.parameters(), model.buffers(), {.comm_hook = hook});
+    parallel::Averaging engine(model.parameters(), model.buffers(), {.comm_hook = hook});
     const int64_t before = counts::of(counts::Count::gradient_buckets);
     for (uint64_t step = 0; step < 4; ++step) {
       const auto x = numbers({16, 64}, step);

@@ -13,7 +13,7 @@ def F(name, file, text, wrong):
 
 
 # Where a fault makes training compute something else.
-ENGINES = ("src/parallel/ddp.cpp", "src/parallel/gradient", "src/parallel/sharding/", "src/parallel/fsdp/", "src/parallel/replica_average.cpp",
+ENGINES = ("src/parallel/averaging/", "src/parallel/gradient", "src/parallel/sharding/", "src/parallel/fsdp/", "src/parallel/replica_average.cpp",
            "src/residency/", "src/comm/average.cpp", "src/comm/collectives.cpp", "src/comm/shared_memory.cpp",
            "src/optim/optimizer.cpp", "src/optim/fused_step.cpp", "src/optim/grad_scaler.cpp",
            "src/accelerator/training.cpp", "src/accelerator/clip.cpp", "src/accelerator/join.cpp",
@@ -60,7 +60,7 @@ F("what was cleared past the prepared optimizer", "src/parallel/sharding/whole_g
 file = "src/parallel/sharding/replicas.cpp"
 F("replicas sum", file, "«gradient.div_(group_->world_size());»  // before the sum", "")
 F("replicas in shared memory sum", file, "«static_cast<double>(group_->world_size())»)) {", "1.0")
-file = "src/parallel/ddp.cpp"
+file = "src/parallel/averaging/averaging.cpp"
 F("what is averaged late overwrites nothing", file, "«gradient.copy_(average);»", "")
 F("late averages leave ranks without a gradient out", file,
   "if («anywhere[static_cast<int64_t>(i)].item<int32_t>() == 0») continue;", "here[i] == 0 && i % 2 == 1")

@@ -325,7 +325,7 @@ F("ReduceLROnPlateauOptions::eps", file, "if (lrs[i] - reduced > «options_.eps�
 F("ReduceLROnPlateauOptions::cooldown", file, "cooldown_counter_ = «options_.cooldown»;", "int64_t{0}", e)
 
 # ---- data parallelism
-file = "src/parallel/ddp.cpp"
+file = "src/parallel/averaging/averaging.cpp"
 q = "ddp_tests Ddp.EqualsOneProcessAfterEveryStep"
 F("DistributedDataParallelKwargs::broadcast_buffers", file, "if («ddp.kwargs.broadcast_buffers») ddp.sync_buffers",
   "true", "ddp_tests Ddp.BuffersAndBucketsAreAsAskedFor")
@@ -1006,7 +1006,7 @@ file = "src/accelerator/memory_snapshot.cpp"
 F("memory() counts a storage once", file, "return «seen_.insert(storage).second» ?", "true",
   d + ".SaysWhatModelsAndOptimizersHold")
 F("memory() counts pieces", file, "f(Kind::parameter, «holding.value», true)", "holding.whole", d + "Ranks.BucketsOfGradientsAndShards")
-F("memory() counts buckets", "src/parallel/ddp.cpp", "if («!kwargs.gradient_as_bucket_view») bucket_bytes.add", "true",
+F("memory() counts buckets", "src/parallel/averaging/averaging.cpp", "if («!kwargs.gradient_as_bucket_view») bucket_bytes.add", "true",
   d + "Ranks.BucketsOfGradientsAndShards")
 F("memory() counts offloaded files", "src/residency/homes/file.cpp",
   "for (const Extent& extent : extents) held_.add(«extent.bytes»);", "0", d + ".SaysWhatIsOffloadedToFiles")
@@ -1564,7 +1564,7 @@ F("a resumed pass has the default generator's numbers", file,
 F("a resumed pass puts the default generator back", file,
   "if (midway) «restore_generator(default_generator, before);»", "",
   "data_tests DataLoaderState.DefaultGeneratorGoesOnAfterResuming")
-file = "src/parallel/ddp.cpp"
+file = "src/parallel/averaging/averaging.cpp"
 F("DDP begins with rank 0's parameters", file, "«broadcast_in_place(*impl_->group, tensors_of(impl_->parameters), 0);»", "",
   "ddp_tests Ddp.EqualsOneProcessAfterEveryStep")
 F("DDP begins with rank 0's buffers", file, "«broadcast_in_place(*impl_->group, tensors_of(impl_->buffers), 0);»", "",
@@ -1588,7 +1588,7 @@ F("two LocalSGDs have states of their own", "src/accelerator/local_sgd.cpp",
   ".name = «number == 0 ? \"LocalSGD\" : fmt::format(\"LocalSGD of model {}\", number)»,", "std::string(\"LocalSGD\")",
   "communication_hooks_tests LocalSgd.TwoComeBackFromOneCheckpoint")
 F("norms count each element once", "src/parallel/held.cpp", "return «(mesh ? *mesh : comm::mesh()).place(comm::kAllAxes - cut - apart) == 0»;",
-  "true", "fsdp_hybrid_tests FsdpHybrid.NormsCountEachElementOnce", "engines_tests Engines.ComposedSlices")
+  "true", "fsdp_hybrid_tests FsdpHybrid.NormsCountEachElementOnce", "engines_tests Engines.ComposedLayers")
 F("replicas apart count their own pieces", file, "piece->counts(«apart ? comm::Axes{comm::Axis::dp_replicate} : comm::Axes{}»)",
   "comm::Axes{}", "communication_hooks_tests LocalSgd.ShardGroupsHaveNormsOfTheirOwn")
 F("a stretch of a box lies in the box", "src/run_state/holdings.cpp", "part.box.offsets[dim] += «slice.corner[dim]»;", "0",
@@ -1764,7 +1764,7 @@ F("scopes that an operator seems to end in are held by it", "src/timeline/activi
   "timeline_tests Activity.AnOperatorThatSeemsToEndWithinTheNextScopeDoesNotHoldIt")
 F("attention run dry keeps scores", "src/utils/meta_kernels.cpp", "«add_attention(registration);»", "",
   "dry_run_tests DryRun.AttentionKeepsNoScores")
-F("the order of buckets is a collective of the group", "src/parallel/ddp.cpp",
+F("the order of buckets is a collective of the group", "src/parallel/averaging/averaging.cpp",
   "«group->guard_collective(\"order of buckets\", [&] { reducer->rebuild_buckets(); });»",
   "reducer->rebuild_buckets();",
   "ddp_habits_tests DdpHabits.ARankThatAgreesOnBucketsIsSeenThere")
@@ -1828,7 +1828,7 @@ F("operations of a token", "src/accelerator/flops.cpp", "if («table» || counte
   m + "TokensOperationsAndWaitsOfATraining")
 F("waiting for data", "src/data/prepared_loader.cpp", "waiting(«counts::Count::data_wait_ns»);", "counts::Count::trackers",
   m + "TokensOperationsAndWaitsOfATraining")
-F("waiting for the last bucket", "src/parallel/ddp.cpp",
+F("waiting for the last bucket", "src/parallel/gradient_hook.cpp",
   "«counts::add(Count::comm_wait_ns, take_wait_since_last_bucket());»", "", m + "TokensOperationsAndWaitsOfATraining")
 F("SummaryOptions::depth", "src/accelerator/model_summary_text.cpp",
   "if («options.depth && module.depth > *options.depth») continue;", "false", "summary_tests Summary.TheTableSaysItToPeople")
@@ -1965,7 +1965,7 @@ F("a profile sees operators of one row", "src/models/direct_rows.cpp", "«!at::h
   "llama_tests Llama.OneRowGoesThroughLayersDirectlyUnlessSomebodyWatchesOperators")
 # ---- codes in jobs and in checkpoints
 r = "adapters_ranks_tests CodesRanks."
-F("replicas take rank 0's codes", "src/parallel/ddp.cpp", "«agree_on_codes(impl_->parameters);»", "",
+F("replicas take rank 0's codes", "src/parallel/averaging/averaging.cpp", "«agree_on_codes(impl_->parameters);»", "",
   r + "ReplicasTakeThoseOfRank0")
 F("codes of rank 0 are kept once where others were", "src/parallel/frozen_codes.cpp",
   "«if (once) codes::keep_once(weight.codes);»", "", r + "ReplicasTakeThoseOfRank0")

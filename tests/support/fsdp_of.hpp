@@ -1,14 +1,15 @@
 #pragma once
 
-#include <memory>
-
 #include "parallel/sharding/sharding.hpp"
 
 namespace support {
 
-/// The engine of a prepared model if it is sharded, else null.
-template <class Prepared> std::shared_ptr<accelerate::parallel::Sharding> fsdp_of(const Prepared& model) {
-  return std::dynamic_pointer_cast<accelerate::parallel::Sharding>(model.core()->engine);
+/// The layer that shards a prepared model; null where none does. The model's engine owns it.
+template <class Prepared> accelerate::parallel::Sharding* fsdp_of(const Prepared& model) {
+  if (!model.core()->engine) return nullptr;
+  for (const auto& layer : model.core()->engine->layers())
+    if (auto* sharding = dynamic_cast<accelerate::parallel::Sharding*>(layer.get())) return sharding;
+  return nullptr;
 }
 
 }  // namespace support

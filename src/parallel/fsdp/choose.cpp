@@ -39,11 +39,12 @@ std::optional<FullyShardedDataParallelPlugin> requested_sharding(const EngineReq
   return resolve(std::move(plugin));
 }
 
-class ChosenFsdp final : public ChosenEngine {
+class ChosenFsdp final : public ChosenLayer {
  public:
   ChosenFsdp(FullyShardedDataParallelPlugin plugin, int64_t compare_parameters_every)
       : plugin_(std::move(plugin)), compare_parameters_every_(compare_parameters_every) {}
 
+  bool joins_data() const override { return true; }
   std::optional<DistributedType> distributed_type() const override { return DistributedType::FSDP; }
   std::optional<StateDictType> state_dict_type() const override { return plugin_.state_dict_type; }
   StateDictConfig state_dict_config() const override { return of_whole_state(plugin_.state_dict_config); }
@@ -52,7 +53,7 @@ class ChosenFsdp final : public ChosenEngine {
   JobFacts job(int64_t num_processes) const override {
     return {.num_processes = num_processes, .is_fsdp2 = plugin_.fsdp_version == 2};
   }
-  std::vector<comm::AxisSize> axes(const std::optional<ParallelismConfig>&, const comm::Group& all) const override {
+  std::vector<comm::AxisSize> axes(const comm::Group& all) const override {
     return axes_of(plugin_, all.world_size(), all.local_world_size());
   }
   void set_precision(PrecisionType precision) override {
@@ -65,12 +66,13 @@ class ChosenFsdp final : public ChosenEngine {
   bool places_models() const override { return true; }
 
   /// Also in evaluation mode: a teacher that is never trained may be too large to be whole everywhere.
-  std::shared_ptr<Engine> make(const ModelRef& model, const at::Device& device, bool) const override {
+  std::unique_ptr<Layer> make(const ModelRef& model, const at::Device& device, bool,
+                              const std::vector<Held>& given) const override {
     const auto group = comm::mesh().along(comm::kTokens);
     auto settings = settings_of(plugin_, group ? group->world_size() : 1, group ? group->local_world_size() : 1);
     settings.fp8_weights = {fp8_weights_.begin(), fp8_weights_.end()};
     settings.compare_parameters_every = compare_parameters_every_;
-    return std::make_shared<Sharding>(model, device, std::move(settings));
+    return std::make_unique<Sharding>(model, device, std::move(settings), given);
   }
 
  private:
@@ -106,7 +108,7 @@ void refuse_settings_of_ddp(const DistributedDataParallelKwargs& kwargs) {
 
 }  // namespace
 
-std::unique_ptr<ChosenEngine> choose_fsdp(const EngineRequest& request) {
+std::unique_ptr<ChosenLayer> choose_fsdp(const EngineRequest& request) {
   auto plugin = requested_sharding(request);
   if (!plugin) return nullptr;
   check_hook_settings(request.ddp);

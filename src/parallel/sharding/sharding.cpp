@@ -100,6 +100,7 @@ struct Sharding::Impl {
   std::unordered_map<const at::TensorImpl*, BeforeGradient> before_gradient;  ///< by the module's parameter
   std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of;        ///< by the module's parameter; of `parts`
   std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of_piece;
+  std::unordered_map<const at::TensorImpl*, Held> boxes;  ///< by the module's parameter: what layers before have cut
   std::vector<std::string>
       full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
   std::unique_ptr<residency::UnitCheckpoints> checkpoints;  ///< null: not asked for
@@ -318,17 +319,34 @@ struct Sharding::Impl {
     }
   }
 
-  /// Without its names.
-  Held held(const ShardedMember& member, const Engine& engine) const {
-    return {.names = {},
-            .tensor = member.tensor,
-            .whole = member.tensor,
-            .value = member.shard,
-            .slice = Slice::stretch(member.tensor.sizes(), member.begin, member.shard.numel()),
-            .cut = {comm::Axis::dp_shard},
-            .mesh = &groups.mesh,
-            .part = static_cast<int64_t>(member.part),
-            .engine = &engine};
+  Held held(const ShardedMember& member) const {
+    Held held{.names = {member.name},
+              .tensor = member.tensor,
+              .whole = member.tensor,
+              .value = member.shard,
+              .slice = Slice::stretch(member.tensor.sizes(), member.begin, member.shard.numel()),
+              .cut = {comm::Axis::dp_shard},
+              .mesh = &groups.mesh,
+              .part = static_cast<int64_t>(member.part)};
+    if (const auto found = boxes.find(member.tensor.unsafeGetTensorImpl()); found != boxes.end()) {
+      const Held& box = found->second;
+      held.whole = box.whole;
+      held.slice.corner = box.slice.corner;
+      held.cut = held.cut | box.cut;
+      held.mesh = box.mesh;
+    }
+    return held;
+  }
+
+  /// What layers before have cut.
+  void take_boxes(const std::vector<Held>& given) {
+    for (const auto& held : given) {
+      if (held.cut.empty()) continue;
+      if (!held.value.is_same(held.tensor) || held.slice.sizes != held.tensor.sizes())
+        throw InternalError("sharding: a layer before it has left a piece of '" + held.names.front() +
+                            "' that is not the module's tensor, expected boxes that modules compute with");
+      boxes.emplace(held.tensor.unsafeGetTensorImpl(), held);
+    }
   }
 
   ShardedMember* find(const at::Tensor& parameter) const {
@@ -492,9 +510,11 @@ struct Sharding::Impl {
   }
 };
 
-Sharding::Sharding(const ModelRef& model, const at::Device& device, ShardingSettings settings)
+Sharding::Sharding(const ModelRef& model, const at::Device& device, ShardingSettings settings,
+                   const std::vector<Held>& given)
     : impl_(std::make_unique<Impl>()) {
   Impl& self = *impl_;
+  self.take_boxes(given);
   self.settings = std::move(settings);
   self.group = comm::mesh().along(comm::kTokens);
   self.groups = make_shard_groups(self.settings.axes, self.settings.near, self.group);
@@ -606,7 +626,7 @@ std::optional<Held> Sharding::gradient(const at::Tensor& parameter) const {
   if (impl_->parts[member->part].trainable &&
       impl_->gradients->settle(*member, /*left=*/impl_->backward_is_due || !impl_->sync))
     impl_->show_gradients();
-  Held gradient = impl_->held(*member, *this);
+  Held gradient = impl_->held(*member);
   gradient.value = member->shard.grad();
   return gradient;
 }
@@ -619,7 +639,6 @@ std::optional<at::ScalarType> Sharding::input_dtype() const { return impl_->sett
 std::optional<at::ScalarType> Sharding::output_dtype() const { return impl_->settings.output_dtype; }
 
 void Sharding::set_apart(bool apart) {
-  if (!impl_->groups.replicate) return Engine::set_apart(apart);
   impl_->apart = apart;
   impl_->reducer->set_apart(apart);
 }
@@ -642,7 +661,7 @@ void Sharding::before_step() {
 
 void Sharding::after_step() { impl_->publish(); }
 
-void Sharding::gather_each(const PieceOf& piece_of, const std::function<void(const Whole&)>& take,
+void Sharding::gather_each(const Engine::PieceOf& piece_of, const std::function<void(const Engine::Whole&)>& take,
                            bool everywhere) const {
   const Impl& self = *impl_;
   if (!everywhere && replica() != 0) return;
@@ -672,16 +691,20 @@ void Sharding::gather_each(const PieceOf& piece_of, const std::function<void(con
   }
 }
 
-std::vector<Held> Sharding::pieces() const {
+std::vector<Held> Sharding::held() const {
   std::vector<Held> all;
   for (const auto& part : impl_->parts) {
     if (part.codes) continue;
-    for (const auto& member : part.members) {
-      all.push_back(impl_->held(member, *this));
-      all.back().names = {member.name};
-    }
+    for (const auto& member : part.members) all.push_back(impl_->held(member));
   }
   return all;
+}
+
+void Sharding::begin_join() {
+  throw ConfigError(
+      "join_uneven_inputs: found a model with sharded parameters, expected one trained by DistributedDataParallel: "
+      "a rank without data would have to take part in every gather; "
+      "let the loader give all ranks the same number of batches (even_batches)");
 }
 
 }  // namespace accelerate::parallel

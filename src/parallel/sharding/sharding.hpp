@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "accelerate/model/model_ref.hpp"
-#include "accelerate/parallel/engine.hpp"
 #include "accelerate/utils/export.hpp"
+#include "parallel/layer.hpp"
 #include "parallel/sharding/settings.hpp"
 
 namespace accelerate::parallel {
@@ -25,10 +25,14 @@ namespace accelerate::parallel {
 /// written acts once, on this rank's piece at once. Optimizers step on the pieces.
 /// @throws ShapeError naming the first parameter whose name, shape or dtype differs between ranks, CommError,
 /// ResourceError. Source: arXiv:2304.11277 (FSDP), arXiv:1910.02054 (ZeRO).
-class ACCELERATE_API Sharding final : public Engine {
+class ACCELERATE_API Sharding final : public Layer {
  public:
-  Sharding(const ModelRef& model, const at::Device& device, ShardingSettings settings);
+  /// @param given  what layers before have left of the parameters: boxes, which are sharded in place of the whole,
+  /// where they are the module's tensors themselves
+  Sharding(const ModelRef& model, const at::Device& device, ShardingSettings settings, const std::vector<Held>& given);
   ~Sharding() override;
+
+  std::string name() const override { return "sharding"; }
 
   void before_forward() override;
   void after_forward(const std::vector<at::Tensor>& outputs) override;
@@ -54,13 +58,15 @@ class ACCELERATE_API Sharding final : public Engine {
   std::optional<int64_t> apart() const override;
   comm::Group* replicas() const override;
 
-  std::vector<Held> pieces() const override;
+  bool cuts() const override { return true; }
+  std::vector<Held> held() const override;
   std::optional<Held> gradient(const at::Tensor& parameter) const override;
   void clear_gradient(const at::Tensor& held) override;
-  bool holds_pieces() const override { return true; }
   /// Only the first replica gathers, unless `everywhere`.
-  void gather_each(const PieceOf& piece_of, const std::function<void(const Whole&)>& take,
+  void gather_each(const Engine::PieceOf& piece_of, const std::function<void(const Engine::Whole&)>& take,
                    bool everywhere) const override;
+
+  void begin_join() override;
 
   /// With the hybrid strategies: which replica of the model this rank's pieces belong to. What is written or counted
   /// once per model is done by replica 0. Not collective.

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "accelerate/model/model_ref.hpp"
-#include "accelerate/parallel/engine.hpp"
 #include "accelerate/utils/export.hpp"
 #include "accelerate/utils/kwargs.hpp"
+#include "parallel/layer.hpp"
 
 namespace accelerate::parallel {
 
@@ -31,11 +31,12 @@ namespace accelerate::parallel {
 /// rank rank 0's values.
 /// @throws ShapeError naming the first parameter whose name, shape or dtype differs between ranks (on every rank),
 /// CommError. Source: PyTorch DDP (arXiv:2006.15704); reference documentation of DistributedDataParallelKwargs.
-class ACCELERATE_API DistributedDataParallel final : public Engine {
+class ACCELERATE_API Averaging final : public Layer {
  public:
-  DistributedDataParallel(NamedTensors parameters, const NamedTensors& buffers,
-                          const DistributedDataParallelKwargs& kwargs);
-  ~DistributedDataParallel() override;
+  Averaging(NamedTensors parameters, const NamedTensors& buffers, const DistributedDataParallelKwargs& kwargs);
+  ~Averaging() override;
+
+  std::string name() const override { return "averaging"; }
 
   /// Broadcasts buffers when due and readies the Reducer.
   void before_forward() override;
@@ -73,9 +74,5 @@ class ACCELERATE_API DistributedDataParallel final : public Engine {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-/// Runs `backward` (autograd) so that a transport error in gradient averaging becomes a CommError that names the ranks.
-/// Used by Accelerator::backward.
-ACCELERATE_API void guard_backward(const std::function<void()>& backward);
 
 }  // namespace accelerate::parallel

@@ -1,4 +1,4 @@
-#include "accelerate/parallel/ddp.hpp"
+#include "parallel/averaging/averaging.hpp"
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
@@ -141,7 +141,7 @@ using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorIm
 
 }  // namespace
 
-struct DistributedDataParallel::Impl {
+struct Averaging::Impl {
   std::shared_ptr<comm::Group> group = comm::mesh().along(comm::kTokens);  ///< whose gradients are averaged
   NamedTensors parameters, buffers;
   std::unordered_set<const at::TensorImpl*> known;  ///< the parameters
@@ -523,8 +523,7 @@ struct DistributedDataParallel::Impl {
   }
 };
 
-DistributedDataParallel::DistributedDataParallel(NamedTensors parameters, const NamedTensors& buffers,
-                                                 const DistributedDataParallelKwargs& kwargs)
+Averaging::Averaging(NamedTensors parameters, const NamedTensors& buffers, const DistributedDataParallelKwargs& kwargs)
     : impl_(std::make_unique<Impl>()) {
   if (kwargs.bucket_cap_mb < 1)
     raise<ConfigError>("DistributedDataParallelKwargs: bucket_cap_mb is {}, expected at least 1", kwargs.bucket_cap_mb);
@@ -543,13 +542,13 @@ DistributedDataParallel::DistributedDataParallel(NamedTensors parameters, const 
   });
 }
 
-DistributedDataParallel::~DistributedDataParallel() { impl_->drop_reducer(); }
+Averaging::~Averaging() { impl_->drop_reducer(); }
 
-bool DistributedDataParallel::averages(const at::Tensor& parameter) const {
+bool Averaging::averages(const at::Tensor& parameter) const {
   return impl_->known.contains(parameter.unsafeGetTensorImpl());
 }
 
-void DistributedDataParallel::before_forward() {
+void Averaging::before_forward() {
   Impl& ddp = *impl_;
   impl_->group->guard("forward", [&] {
     const bool training = at::GradMode::is_enabled();
@@ -567,7 +566,7 @@ void DistributedDataParallel::before_forward() {
   });
 }
 
-void DistributedDataParallel::after_forward(const std::vector<at::Tensor>& outputs) {
+void Averaging::after_forward(const std::vector<at::Tensor>& outputs) {
   Impl& ddp = *impl_;
   ddp.forward_sync = at::GradMode::is_enabled() && ddp.grad_sync;
   if (!ddp.reducer) return;
@@ -587,7 +586,7 @@ void DistributedDataParallel::after_forward(const std::vector<at::Tensor>& outpu
   ddp.expect_gradients(ddp.searches_unused() ? outputs : std::vector<at::Tensor>{});
 }
 
-void DistributedDataParallel::before_backward(const at::Tensor& loss) {
+void Averaging::before_backward(const at::Tensor& loss) {
   Impl& ddp = *impl_;
   ddp.loss = WeakTensor(loss.getIntrusivePtr());
   // The forward may have been the module's own.
@@ -595,7 +594,7 @@ void DistributedDataParallel::before_backward(const at::Tensor& loss) {
   else ddp.follow_flags("backward");
 }
 
-void DistributedDataParallel::after_backward() {
+void Averaging::after_backward() {
   Impl& ddp = *impl_;
   if (ddp.grad_sync && ddp.reducer && !ddp.joining) ddp.drift.after_average([&] { return ddp.parameters; });
   // Not within the backward, which may need those of its forward.
@@ -603,18 +602,18 @@ void DistributedDataParallel::after_backward() {
   impl_->group->guard("backward", [&] { ddp.sync_buffers(0); });
 }
 
-bool DistributedDataParallel::require_backward_grad_sync() const { return impl_->grad_sync; }
-void DistributedDataParallel::set_require_backward_grad_sync(bool value) {
+bool Averaging::require_backward_grad_sync() const { return impl_->grad_sync; }
+void Averaging::set_require_backward_grad_sync(bool value) {
   impl_->grad_sync = value && !impl_->apart;
   if (!impl_->grad_sync) impl_->suspended = true;
 }
 
-void DistributedDataParallel::resume_accumulation() {
+void Averaging::resume_accumulation() {
   impl_->suspended = impl_->resumed = true;
   impl_->count_gradients_as_used();
 }
 
-void DistributedDataParallel::settle_gradients() {
+void Averaging::settle_gradients() {
   // Where neither the forward nor the backward came by here.
   impl_->check_in_place("step");
   impl_->check_all_averaged();
@@ -631,7 +630,7 @@ void DistributedDataParallel::settle_gradients() {
   impl_->group->guard("step", [&] { impl_->average_what_is_left(); });
 }
 
-void DistributedDataParallel::prepare_backward_sync() {
+void Averaging::prepare_backward_sync() {
   if (impl_->apart) return;
   impl_->grad_sync = true;
   impl_->forward_sync = true;
@@ -639,7 +638,7 @@ void DistributedDataParallel::prepare_backward_sync() {
   if (impl_->reducer && !impl_->searches_unused()) impl_->expect_gradients({});
 }
 
-void DistributedDataParallel::set_apart(bool apart) {
+void Averaging::set_apart(bool apart) {
   if (apart && impl_->joining)
     throw ConfigError(
         "LocalSGD: found it within join_uneven_inputs, expected it outside: a rank without data takes no part in "
@@ -649,16 +648,16 @@ void DistributedDataParallel::set_apart(bool apart) {
   impl_->suspended = impl_->expected_after_suspended = false;
 }
 
-std::optional<int64_t> DistributedDataParallel::apart() const {
+std::optional<int64_t> Averaging::apart() const {
   return impl_->apart ? std::optional(impl_->group->rank()) : std::nullopt;
 }
 
-comm::Group* DistributedDataParallel::replicas() const { return impl_->group.get(); }
+comm::Group* Averaging::replicas() const { return impl_->group.get(); }
 
-bool DistributedDataParallel::shares_buffers() const { return impl_->kwargs.broadcast_buffers && impl_->forward_sync; }
-void DistributedDataParallel::set_shares_buffers(bool value) { impl_->forward_sync = value; }
+bool Averaging::shares_buffers() const { return impl_->kwargs.broadcast_buffers && impl_->forward_sync; }
+void Averaging::set_shares_buffers(bool value) { impl_->forward_sync = value; }
 
-c10::IValue DistributedDataParallel::own_state() const {
+c10::IValue Averaging::own_state() const {
   if (!impl_->hook || impl_->hook->state().isNone()) return {};
   c10::List<c10::List<int64_t>> layout;
   for (const auto& bucket : impl_->reducer->layout()) {
@@ -672,8 +671,8 @@ c10::IValue DistributedDataParallel::own_state() const {
   return state;
 }
 
-std::function<void()> DistributedDataParallel::stage_own_state(const c10::IValue& state) {
-  if (!impl_->hook || impl_->hook->state().isNone()) return Engine::stage_own_state(state);
+std::function<void()> Averaging::stage_own_state(const c10::IValue& state) {
+  if (!impl_->hook || impl_->hook->state().isNone()) return Layer::stage_own_state(state);
   std::vector<std::vector<size_t>> layout;
   std::vector<size_t> all;
   c10::IValue hook;
@@ -702,7 +701,7 @@ std::function<void()> DistributedDataParallel::stage_own_state(const c10::IValue
   };
 }
 
-void DistributedDataParallel::begin_join() {
+void Averaging::begin_join() {
   if (impl_->apart)
     throw ConfigError(
         "join_uneven_inputs: found it within LocalSGD, expected it outside: a rank without data takes no part in "
@@ -710,16 +709,16 @@ void DistributedDataParallel::begin_join() {
   impl_->group->guard("join_uneven_inputs", [&] { impl_->follow_flags("join_uneven_inputs"); });
   impl_->joining = true;
 }
-void DistributedDataParallel::end_join() noexcept { impl_->joining = false; }
+void Averaging::end_join() noexcept { impl_->joining = false; }
 
-std::optional<bool> DistributedDataParallel::shadow_step() {
+std::optional<bool> Averaging::shadow_step() {
   const auto [training, averaging] = impl_->count_active(false);
   if (training == 0) return std::nullopt;
   impl_->shadow(averaging);
   return averaging > 0;
 }
 
-void DistributedDataParallel::finish_join(int64_t source) {
+void Averaging::finish_join(int64_t source) {
   broadcast_in_place(*impl_->group, tensors_of(impl_->parameters), source);
   broadcast_in_place(*impl_->group, tensors_of(impl_->buffers), source);
   // What any rank has left over is averaged with the next step of all.
@@ -728,12 +727,14 @@ void DistributedDataParallel::finish_join(int64_t source) {
 
 namespace {
 
-class Averaging final : public ChosenEngine {
+class ChosenAveraging final : public ChosenLayer {
  public:
-  explicit Averaging(const DistributedDataParallelKwargs& kwargs) : kwargs_(kwargs) {}
-  std::shared_ptr<Engine> make(const ModelRef& model, const at::Device&, bool evaluation_mode) const override {
+  explicit ChosenAveraging(const DistributedDataParallelKwargs& kwargs) : kwargs_(kwargs) {}
+  bool joins_data() const override { return true; }
+  std::unique_ptr<Layer> make(const ModelRef& model, const at::Device&, bool evaluation_mode,
+                              const std::vector<Held>&) const override {
     if (comm::mesh().size(comm::kTokens) == 1 || evaluation_mode) return nullptr;
-    return std::make_shared<DistributedDataParallel>(model.parameters(), model.buffers(), kwargs_);
+    return std::make_unique<Averaging>(model.parameters(), model.buffers(), kwargs_);
   }
 
  private:
@@ -742,17 +743,9 @@ class Averaging final : public ChosenEngine {
 
 }  // namespace
 
-std::unique_ptr<ChosenEngine> choose_ddp(const EngineRequest& request) {
+std::unique_ptr<ChosenLayer> choose_averaging(const EngineRequest& request) {
   check_hook_settings(request.ddp);
-  return std::make_unique<Averaging>(request.ddp);
-}
-
-void guard_backward(const std::function<void()>& backward) {
-  const auto& group = comm::mesh().all();
-  if (!group) return backward();
-  take_wait_since_last_bucket();  // of a backward that threw
-  group->guard("backward", backward);
-  counts::add(Count::comm_wait_ns, take_wait_since_last_bucket());
+  return std::make_unique<ChosenAveraging>(request.ddp);
 }
 
 }  // namespace accelerate::parallel

@@ -1,0 +1,111 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "accelerate/model/model_ref.hpp"
+#include "accelerate/parallel/engine.hpp"
+#include "accelerate/parallel/held.hpp"
+#include "accelerate/utils/export.hpp"
+
+namespace c10 {
+struct IValue;
+}
+
+namespace accelerate::parallel {
+
+/// One technique's share in how ranks train a model: averaging whole replicas, sharding them, and so on. An Engine is a
+/// stack of layers. The first one gets the model's tensors, each next one what the one before has left of them on this
+/// rank; the last one makes gradients those of all ranks (of the axes of the data).
+///
+/// Members are called by the engine in the order of the stack, those that undo something (after_forward(),
+/// after_step(), widen()) in reverse, and all of them by all ranks in the same order unless they say otherwise. What a
+/// layer has no word about it leaves as it is.
+class ACCELERATE_API Layer {
+ public:
+  virtual ~Layer() = default;
+
+  /// What messages, and files of its own state, call it.
+  virtual std::string name() const = 0;
+
+  // A training step; see Engine for each.
+
+  virtual void before_forward() {}
+  virtual void after_forward(const std::vector<at::Tensor>& outputs) { static_cast<void>(outputs); }
+  virtual void leave_forward() noexcept {}
+  virtual void before_backward(const at::Tensor& loss) { static_cast<void>(loss); }
+  virtual bool averages(const at::Tensor& parameter) const {
+    static_cast<void>(parameter);
+    return true;
+  }
+  virtual bool took_part() const { return true; }
+  /// A layer that cuts takes the gradients of what it was given to what it has left of it.
+  virtual void after_backward() {}
+  virtual void before_step() { settle_gradients(); }
+  /// A layer that cuts takes the values of what it has left back to what it was given.
+  virtual void after_step() {}
+  virtual std::optional<at::ScalarType> input_dtype() const { return std::nullopt; }
+  virtual std::optional<at::ScalarType> output_dtype() const { return std::nullopt; }
+  virtual bool keeps_parameters() const { return true; }
+
+  // Accumulation.
+
+  virtual bool require_backward_grad_sync() const { return true; }
+  virtual void set_require_backward_grad_sync(bool value) { static_cast<void>(value); }
+  virtual void prepare_backward_sync() {}
+  virtual void resume_accumulation() {}
+  virtual void settle_gradients() {}
+
+  // Replicas that train apart for a while. Only a layer that has replicas() is asked.
+
+  virtual void set_apart(bool apart) { static_cast<void>(apart); }
+  virtual std::optional<int64_t> apart() const { return std::nullopt; }
+  virtual comm::Group* replicas() const { return nullptr; }
+
+  // What each rank knows for itself and a resumed run needs.
+
+  virtual c10::IValue own_state() const;
+  /// @throws CheckpointError: the default, for a state of a layer that has none
+  virtual std::function<void()> stage_own_state(const c10::IValue& state);
+  virtual bool shares_buffers() const { return false; }
+  virtual void set_shares_buffers(bool value) { static_cast<void>(value); }
+
+  // What this rank holds.
+
+  /// Whether it leaves ranks different pieces of what it is given, the same on all ranks. Not collective.
+  virtual bool cuts() const { return false; }
+  /// These pieces, with Held::tensor as it was given. Not collective.
+  virtual std::vector<Held> held() const { return {}; }
+  /// The gradient of a parameter among held(), or of such a piece, in Held::value, which is undefined where backward
+  /// has not reached it; nothing for other tensors. Not collective.
+  virtual std::optional<Held> gradient(const at::Tensor& parameter) const {
+    static_cast<void>(parameter);
+    return std::nullopt;
+  }
+  virtual void clear_gradient(const at::Tensor& held) { static_cast<void>(held); }
+  /// What was given, of what this layer has left of it: of a parameter, or of something that lies as a parameter does
+  /// (a moment of Adam). @param held  of held()  @param piece  of the sizes of held.value
+  virtual at::Tensor widen(const Held& held, const at::Tensor& piece) const;
+  /// The same of all of held(), in its order, by a layer that can do better than one after the other: peak memory is
+  /// one part. @param everywhere  false: only rank 0 needs what comes out
+  virtual void gather_each(const Engine::PieceOf& piece_of, const std::function<void(const Engine::Whole&)>& take,
+                           bool everywhere) const;
+
+  // Ranks with different numbers of batches, see join().
+
+  virtual void begin_join();  ///< @throws ConfigError: the default
+  virtual void end_join() noexcept {}
+  /// Of the last layer; see Engine.
+  virtual std::optional<bool> shadow_step() { return std::nullopt; }
+  virtual void finish_join(int64_t source) { static_cast<void>(source); }
+};
+
+/// The model's tensors as the first layer finds them: whole on all ranks. Not collective.
+ACCELERATE_API std::vector<Held> whole_tensors(const NamedTensors& parameters);
+
+}  // namespace accelerate::parallel
