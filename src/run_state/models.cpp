@@ -194,11 +194,21 @@ void StagedModel::stage(const detail::PreparedModel& model, const checkpointing:
   const auto note = [&](const std::string& name, at::IntArrayRef size) {
     sizes.try_emplace(name, at::empty(size, at::TensorOptions().device(at::kMeta)));
   };
-  for (const auto& [name, tensor] : stored) note(name, tensor.sizes);
+  const auto holdings = holdings_of(model);
+  // Of what modules compute with a part of, files have the whole.
+  std::map<std::string, const parallel::Held*> parts;
+  for (const auto& holding : holdings)
+    for (const auto& name : holding.names)
+      if (holding.tensor.sizes() != holding.whole.sizes()) parts.emplace(name, &holding);
+  for (const auto& [name, tensor] : stored) {
+    const auto part = parts.find(name);
+    const bool fits = part != parts.end() && part->second->whole.sizes() == at::IntArrayRef(tensor.sizes);
+    note(name, fits ? part->second->tensor.sizes() : at::IntArrayRef(tensor.sizes));
+  }
   for (const auto& [name, tensor] : model.model.state())
     if (may_miss.contains(name) || is_left_out(tensor)) note(name, tensor.sizes());
   checkpointing::check_state_dict(model.model, sizes);
-  for (const auto& holding : holdings_of(model)) {
+  for (const auto& holding : holdings) {
     for (const auto& name : holding.names) {
       const auto found = stored.find(name);
       if (found == stored.end()) continue;

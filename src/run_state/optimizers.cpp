@@ -46,7 +46,7 @@ std::vector<parallel::Held> parameters_of(const AcceleratedOptimizer& optimizer,
   for (size_t i = 0; i < models.size(); ++i)
     for (auto& holding : holdings_of(*models[i])) {
       // What is not element-wise steps on whole parameters.
-      if (holding.in_pieces())
+      if (holding.in_pieces() && !holding.value.is_same(holding.tensor))
         known.try_emplace(holding.tensor.unsafeGetTensorImpl(), i, whole_on_all_ranks(holding.names, holding.tensor));
       const auto* held = holding.value.unsafeGetTensorImpl();
       known.try_emplace(held, i, std::move(holding));

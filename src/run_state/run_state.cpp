@@ -102,10 +102,19 @@ void look_for_whole(parallel::Engine& engine, const std::unordered_set<const voi
                        [&](const at::Tensor& parameter) { return sharded.contains(parameter.unsafeGetTensorImpl()); });
   });
   if (!any) return;
-  if (!optim::is_element_wise(optimizer) && !optim::has_own_state_dict(optimizer))
-    return tell_of_whole_parameters(optimizer);
+  const bool whole = !optim::is_element_wise(optimizer) && !optim::has_own_state_dict(optimizer);
   PieceOfParameter pieces;
-  for (auto& holding : engine.pieces()) pieces.emplace(holding.tensor.unsafeGetTensorImpl(), holding);
+  for (auto& holding : engine.pieces()) {
+    const bool computes = holding.value.is_same(holding.tensor);  // modules have a part only: there is no whole one
+    if (computes && whole)
+      raise<ConfigError>(
+          "prepare: found an optimizer of class {} for '{}', of which each rank computes with a part, expected one "
+          "that "
+          "works element by element. If it does, derive it from accelerate::optim::ElementWise, too",
+          c10::demangle(typeid(optimizer).name()), holding.names.front());
+    if (!computes) pieces.emplace(holding.tensor.unsafeGetTensorImpl(), holding);
+  }
+  if (whole) return tell_of_whole_parameters(optimizer);
   give_pieces(pieces, optimizer);
 }
 

@@ -185,6 +185,43 @@ class CutLayer final : public parallel::Layer {
   bool sync_ = true;
 };
 
+/// Modules compute with some rows of each parameter, as in tensor parallelism: the module's tensors become these.
+class RowsLayer final : public parallel::Layer {
+ public:
+  explicit RowsLayer(const std::vector<parallel::Held>& given) : group_(comm::mesh().along({comm::Axis::tp})) {
+    for (const auto& from : given) {
+      held_.push_back(from);
+      auto& held = held_.back();
+      held.whole = at::empty_like(from.tensor, at::TensorOptions().device(at::kMeta));
+      const int64_t rows = from.tensor.size(0) / group_->world_size();
+      held.slice.corner[0] = rows * group_->rank();
+      held.slice.sizes[0] = rows;
+      held.slice.numel = c10::multiply_integers(held.slice.sizes);
+      held.cut = held.cut | comm::Axes{comm::Axis::tp};
+      held.part = static_cast<int64_t>(held_.size()) - 1;
+      held.tensor.set_data(from.tensor.detach().narrow(0, held.slice.corner[0], rows).clone());
+    }
+  }
+  std::string name() const override { return "rows"; }
+  bool cuts() const override { return true; }
+  std::vector<parallel::Held> held() const override { return held_; }
+  std::optional<parallel::Held> gradient(const at::Tensor& parameter) const override {
+    for (parallel::Held held : held_)
+      if (held.tensor.is_same(parameter)) {
+        held.value = held.tensor.grad();
+        return held;
+      }
+    return std::nullopt;
+  }
+  at::Tensor widen(const parallel::Held&, const at::Tensor& piece) const override {
+    return group_->all_gather(piece.contiguous(), "widen");
+  }
+
+ private:
+  std::shared_ptr<comm::Group> group_;
+  std::vector<parallel::Held> held_;
+};
+
 std::vector<std::string> stack_wanted;  ///< of cuts(); what joins the data is averaging where none of them does
 std::vector<comm::AxisSize> axes_wanted;
 std::optional<StateDictType> state_dict_type_wanted;
@@ -204,6 +241,15 @@ class ChosenCut final : public parallel::ChosenLayer {
   Cut cut_;
 };
 
+class ChosenRows final : public parallel::ChosenLayer {
+ public:
+  std::vector<comm::AxisSize> axes(const comm::Group&) const override { return axes_wanted; }
+  std::unique_ptr<parallel::Layer> make(const ModelRef&, const at::Device&, bool,
+                                        const std::vector<parallel::Held>& given) const override {
+    return std::make_unique<RowsLayer>(given);
+  }
+};
+
 /// The layers of a name, and how many ranks they lie over.
 void want(const std::string& engine) {
   using comm::Axis;
@@ -218,6 +264,9 @@ void want(const std::string& engine) {
   } else if (engine == "stretches of columns") {
     stack_wanted = {"columns", "stretches"};
     axes_wanted = {{Axis::dp_replicate, copies}, {Axis::dp_shard, ranks / copies / columns}, {Axis::tp, columns}};
+  } else if (engine == "averaged rows" || engine == "sharded rows") {
+    stack_wanted = {"rows"};
+    axes_wanted = {{engine == "sharded rows" ? Axis::dp_shard : Axis::dp_replicate, ranks / 2}, {Axis::tp, 2}};
   } else if (engine == "averaged columns") {
     stack_wanted = {"columns"};
     axes_wanted = {{Axis::dp_replicate, ranks / 2}, {Axis::tp, 2}};
@@ -235,20 +284,20 @@ AcceleratorOptions options_for(const std::string& engine, int64_t accumulation =
   [[maybe_unused]] static const bool registered = [] {
     auto& kinds = parallel::layer_kinds();
     auto next = kinds.begin();
-    for (const std::string name : {"absent", "columns", "columns from the right", "stretches"}) {
-      next = kinds.insert(next, {name, [name](const parallel::EngineRequest&) {
-                                   const bool wanted =
-                                       std::find(stack_wanted.begin(), stack_wanted.end(), name) != stack_wanted.end();
-                                   return wanted ? std::make_unique<ChosenCut>(cuts().at(name)) : nullptr;
-                                 }});
-      ++next;
+    for (const std::string name : {"rows", "absent", "columns", "columns from the right", "stretches"}) {
+      const auto choose = [name](const parallel::EngineRequest&) -> std::unique_ptr<parallel::ChosenLayer> {
+        if (std::find(stack_wanted.begin(), stack_wanted.end(), name) == stack_wanted.end()) return nullptr;
+        if (name == "rows") return std::make_unique<ChosenRows>();
+        return std::make_unique<ChosenCut>(cuts().at(name));
+      };
+      next = std::next(kinds.insert(next, {name, choose}));
     }
     return true;
   }();
   AcceleratorState::reset();  // else it would have the engine of the first Accelerator
   want(engine);
   AcceleratorOptions options{.gradient_accumulation_steps = accumulation, .cpu = true};
-  if (engine == "fsdp")
+  if (engine == "fsdp" || engine == "sharded rows")
     options.fsdp_plugin = FullyShardedDataParallelPlugin{.auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
                                                          .state_dict_type = StateDictType::full_state_dict,
                                                          .min_num_params = 10};
@@ -465,6 +514,102 @@ RANKS_TEST(Engines, ComposedLayers, 4, 8) {
       distributed_checkpoint::load(state, sharded);
       distributed_checkpoint::set_model_state_dict(trained.model, state);
       expect_equal(trained.weights(), saved, "sharded, " + from + " to " + to);
+    }
+  }
+}
+
+/// A loss that is the sum of what its ranks compute of it.
+struct PartsImpl : torch::nn::Module {
+  PartsImpl() {
+    torch::manual_seed(12);
+    weight = register_parameter("weight", torch::randn({6, 5}));
+    bias = register_parameter("bias", torch::randn({6}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return (x.matmul(weight.t()) + bias - 0.3).pow(2).sum() / static_cast<double>(6 * x.size(0));
+  }
+  torch::Tensor weight, bias;
+};
+TORCH_MODULE(Parts);
+
+// Sharding and averaging of what modules have a part of: they take the boxes that they are given.
+RANKS_TEST(Engines, LayersOnBoxesThatModulesComputeWith, 2, 4) {
+  const std::filesystem::path folder = support::scratch_dir();
+  std::vector<std::string> engines = {"averaged rows", "sharded rows"};
+  struct Run {
+    Accelerator accelerator;
+    Parts net;
+    torch::optim::Adam own{net->parameters(), torch::optim::AdamOptions(0.05)};
+    Prepared<Parts> model;
+    AcceleratedOptimizer optimizer;
+    explicit Run(const std::string& engine)
+        : accelerator(options_for(engine)), model(accelerator.prepare(net)), optimizer(accelerator.prepare(own)) {}
+    double step(int64_t number) {
+      accelerator.backward(model(own_rows(number)));
+      const auto norm = accelerator.clip_grad_norm_(net->parameters(), 0.5);
+      optimizer.step();
+      optimizer.zero_grad();
+      return norm.item<double>();
+    }
+    Weights weights() {
+      Weights now;
+      for (const auto& [name, value] : accelerator.get_state_dict(model)) now[name] = value.clone();
+      return now;
+    }
+  };
+  {
+    struct Unknown final : torch::optim::Optimizer {
+      explicit Unknown(const std::vector<torch::Tensor>& parameters)
+          : Optimizer(parameters, std::make_unique<torch::optim::SGDOptions>(0.1)) {}
+      torch::Tensor step(LossClosure) override { return {}; }
+    };
+    Accelerator accelerator(options_for("averaged rows"));
+    Parts net;
+    Unknown optimizer(net->parameters());
+    EXPECT_THAT(message_of<ConfigError>([&] { accelerator.prepare(net, optimizer); }),
+                HasSubstr("of which each rank computes with a part"));
+  }
+  for (const auto& from : engines) {
+    Weights saved, last;
+    {
+      Parts plain;
+      torch::optim::Adam plainly(plain->parameters(), torch::optim::AdamOptions(0.05));
+      Run run(from);
+      for (int64_t number = 0; number < 3; ++number) {
+        plainly.zero_grad();
+        plain->forward(all_rows(number)).backward();
+        const double norm = torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.5);
+        plainly.step();
+        EXPECT_NEAR(run.step(number), norm, 1e-5 * norm) << from;
+      }
+      saved = run.weights();
+      if (rank() == 0)
+        for (const auto& parameter : plain->named_parameters())
+          EXPECT_TRUE(torch::allclose(saved.at(parameter.key()), parameter.value(), 1e-4, 1e-6))
+              << from << " " << parameter.key();
+      run.accelerator.save_state(folder / from);
+      distributed_checkpoint::save(distributed_checkpoint::get_model_state_dict(run.model), folder / from / "sharded");
+      run.step(3);
+      last = run.weights();
+    }
+    auto layouts = engines;
+    layouts.insert(layouts.end(), {"ddp", "fsdp"});
+    for (const auto& to : layouts) {
+      // Without the layer of rows a module computes with all of them, and the loss is whole.
+      Run run(to);
+      run.step(77);
+      run.accelerator.load_state(folder / from);
+      expect_equal(run.weights(), saved, from + " to " + to);
+      run.step(3);
+      const auto resumed = run.weights();
+      if (to == from) expect_equal(resumed, last, "resumed, " + from);
+      if (rank() == 0)
+        for (const auto& [name, value] : resumed)
+          EXPECT_TRUE(torch::allclose(value, last.at(name), 1e-4, 1e-6)) << from << " to " << to << " " << name;
+      auto state = distributed_checkpoint::get_model_state_dict(run.model);
+      distributed_checkpoint::load(state, folder / from / "sharded");
+      distributed_checkpoint::set_model_state_dict(run.model, state);
+      expect_equal(run.weights(), saved, "sharded, " + from + " to " + to);
     }
   }
 }

@@ -1589,6 +1589,23 @@ F("two LocalSGDs have states of their own", "src/accelerator/local_sgd.cpp",
   "communication_hooks_tests LocalSgd.TwoComeBackFromOneCheckpoint")
 F("norms count each element once", "src/parallel/held.cpp", "return «(mesh ? *mesh : comm::mesh()).place(comm::kAllAxes - cut - apart) == 0»;",
   "true", "fsdp_hybrid_tests FsdpHybrid.NormsCountEachElementOnce", "engines_tests Engines.ComposedLayers")
+composed = "engines_tests Engines.ComposedLayers"
+F("layers before the last widen, too", "src/parallel/engine.cpp",
+  "if (whole.value.defined()) «whole.value = layer->widen(held.at(whole.parameter.unsafeGetTensorImpl()), whole.value);»", "",
+  composed)
+F("values go up through all layers after a step", "src/parallel/engine.cpp", "«(*layer)->after_step();»",
+  "if (layer == layers_.rbegin()) (*layer)->after_step();", composed)
+F("a layer is given what the one before has left", "src/parallel/engines.cpp",
+  "if (layer->cuts()) «given = layer->held();»", "", composed)
+boxes = "engines_tests Engines.LayersOnBoxesThatModulesComputeWith"
+F("sharding says where its box lies", "src/parallel/sharding/sharding.cpp", "«held.slice.corner = box.slice.corner;»", "",
+  boxes)
+F("sharding says over which axes its box is cut", "src/parallel/sharding/sharding.cpp", "«held.cut = held.cut | box.cut;»",
+  "", boxes)
+F("files have the whole of what modules have a part of", "src/run_state/models.cpp",
+  "note(name, «fits» ? part->second->tensor.sizes()", "false", boxes)
+F("whole steps on parts of parameters are refused", "src/run_state/run_state.cpp", "if («computes && whole»)", "false",
+  boxes)
 F("replicas apart count their own pieces", file, "piece->counts(«apart ? comm::Axes{comm::Axis::dp_replicate} : comm::Axes{}»)",
   "comm::Axes{}", "communication_hooks_tests LocalSgd.ShardGroupsHaveNormsOfTheirOwn")
 F("a stretch of a box lies in the box", "src/run_state/holdings.cpp", "part.box.offsets[dim] += «slice.corner[dim]»;", "0",
