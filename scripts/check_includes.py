@@ -13,8 +13,9 @@ It fails on
   - a circle of arrows, a module that is not drawn, a public header that belongs to no module;
   - a public header or an example that includes a private header;
   - the command line program, the launcher or their helpers (TORCH_FREE) reaching a LibTorch header through any number of includes;
-  - a public header that accelerate.hpp, which is to have everything, does not reach; but for those of OWN_LIBRARY, and other umbrellas;
+  - a public header that accelerate.hpp, which is to have everything, does not reach; but for those of OWN_LIBRARY, of single layers (LAYERS), and other umbrellas;
   - world_group() in parallel, data or optim (BY_AXES), where comm::mesh() says who works with whom;
+  - settings.cpp of a layer (src/parallel/*/), which the launcher compiles, reaching LibTorch or another module than `config`;
   - a plugin's header in src/parallel/sharding, which is told what to do in terms of nobody's plugin;
   - the program given with --program being linked with LibTorch.
 
@@ -35,6 +36,7 @@ TORCH_FREE = ("cli", "launch", "config", "timeline", "programs/sagemaker")  # wi
 UMBRELLA = "umbrella"
 OWN_LIBRARY = ("models",)
 BY_AXES = ("parallel", "data", "optim")
+LAYERS = PUBLIC / "accelerate/parallel/layers"  # plugins of layers, which programs that use them include
 
 
 def is_door(path):
@@ -79,6 +81,8 @@ def module_of(path, drawn):
     """The module that a file belongs to; of folders inside each other the innermost that is drawn. None for examples and tests."""
     if is_door(path):
         return UMBRELLA
+    if re.fullmatch(r"src/parallel/\w+/settings\.cpp", path.relative_to(ROOT).as_posix()):
+        return "config"
     place = place_of(path)
     names = ["/".join(place[:n]) for n in range(len(place), 0, -1)]
     return next((name for name in names if name in drawn), names[-1] if names else None)
@@ -188,7 +192,8 @@ def check():
             problems.append(f"{shown}: {module} starts processes and must not need LibTorch, but reaches it: " + " -> ".join(chain))
     everything = reached(PUBLIC / "accelerate/accelerate.hpp", set())
     problems += [f"accelerate.hpp does not reach {path.relative_to(PUBLIC)}" for path in sources("include")
-                 if path not in everything and not is_door(path) and module_of(path, arrows) not in OWN_LIBRARY]
+                 if path not in everything and not is_door(path) and not path.is_relative_to(LAYERS)
+                 and module_of(path, arrows) not in OWN_LIBRARY]
     problems += [f"{path.relative_to(ROOT)}: an example includes the private header '{name}'" for path in sources("examples")
                  for name, target in includes(path) if target and target.is_relative_to(PRIVATE)]
     problems += [f"ARCHITECTURE.md draws {a} -> {b}, which no #include uses: delete the arrow" for a in sorted(arrows)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Proves the tests of options: takes out each option's effect in turn, and sees the option's test fail.
 
-tests/mutations/faults.py lists the faults, with the tests that have to notice each. All are compiled in at once, in a
+tests/mutations/ lists the faults, with the tests that have to notice each. All are compiled in at once, in a
 copy of the sources, as `fault("name") ? wrong : right`; ACCELERATE_FAULT names the one that is active in a run, so that
 hundreds of faults cost one build. Each test is run once without any fault, where it must pass, and once with each of
 its faults, where it must fail. Where a test passes all the same the fault has survived, and the exit status is 1.
@@ -25,6 +25,7 @@ import argparse
 import collections
 import concurrent.futures
 import fnmatch
+import importlib
 import os
 import pathlib
 import re
@@ -39,6 +40,9 @@ sys.dont_write_bytecode = True
 import check_options  # noqa: E402
 import engines  # noqa: E402
 import faults as listed  # noqa: E402
+
+for path in sorted((ROOT / "tests/mutations").glob("*.py")):  # a layer may bring its own
+    importlib.import_module(path.stem)
 
 # What hangs has noticed: with a fault a test may take so many times what it took without, and at least so many seconds,
 # since machines have other things to do. Without a fault, it may take the seconds of a whole run of ctest.

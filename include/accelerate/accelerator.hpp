@@ -4,6 +4,7 @@
 /// reference's (features table 1.2).
 
 #include <ATen/core/Tensor.h>
+#include <any>
 
 #include <concepts>
 #include <cstdint>
@@ -107,6 +108,10 @@ struct AcceleratorOptions {
   /// so many ranks, with fsdp_plugin's other settings (fsdp_version 2, also when nothing else asks for it). Other axes
   /// are refused. Also read when `accelerate launch --use_parallelism_config` started this process.
   std::optional<ParallelismConfig> parallelism_config;
+  /// Extension: settings of further ways to split the training of a model (src/parallel), each a struct of a header of
+  /// its own, at most one of each: {ColumnsPlugin{.size = 2}}. One that nothing here takes is refused by name. A later
+  /// Accelerator that is not given any has the first one's.
+  std::vector<std::any> layer_plugins;
 };
 
 struct BackwardOptions {

@@ -46,6 +46,7 @@ GradientAccumulationPlugin accumulation_of(const AcceleratorOptions& options) {
 struct SharedEngine {
   std::optional<FullyShardedDataParallelPlugin> fsdp_plugin;
   std::optional<ParallelismConfig> parallelism_config;
+  std::vector<std::any> layer_plugins;
 };
 
 /// What this one was not told, the first one was.
@@ -54,11 +55,14 @@ void take_shared(AcceleratorOptions& options) {
   if (!first) return;
   if (!options.fsdp_plugin) options.fsdp_plugin = first->fsdp_plugin;
   if (!options.parallelism_config) options.parallelism_config = first->parallelism_config;
+  if (options.layer_plugins.empty()) options.layer_plugins = first->layer_plugins;
 }
 
 void share(const AcceleratorOptions& options) {
   auto& first = AcceleratorState::shared_engine();
-  if (!first) first = std::make_shared<SharedEngine>(SharedEngine{options.fsdp_plugin, options.parallelism_config});
+  if (!first)
+    first = std::make_shared<SharedEngine>(
+        SharedEngine{options.fsdp_plugin, options.parallelism_config, options.layer_plugins});
 }
 
 /// MS-AMP's part beside the products. @throws ConfigError where the program says itself how gradients travel.
@@ -118,7 +122,8 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
                                     .deepspeed = options.deepspeed_plugin,
                                     .megatron_lm = options.megatron_lm_plugin,
                                     .parallelism = parallelism,
-                                    .ddp = ddp});
+                                    .ddp = ddp,
+                                    .plugins = options.layer_plugins});
   const auto plugin = accumulation_of(options);
   state.emplace(AcceleratorStateOptions{.mixed_precision = options.mixed_precision,
                                         .partial = {.cpu = options.cpu, .process_group = process_group}});

@@ -129,7 +129,9 @@ Receipts Accelerator::receipts() const {
   facts.fetches = moved.faults + moved.prefetch_hits;
   facts.fetches_ahead = moved.prefetch_hits;
   facts.evictions = moved.evictions;
-  return receipts::make(facts);
+  auto all = receipts::make(facts);
+  for (auto& receipt : self.engine->receipts()) all.entries.push_back(std::move(receipt));
+  return all;
 }
 
 namespace {

@@ -1,4 +1,7 @@
+#include <algorithm>
+
 #include "accelerate/config/option.hpp"
+#include "config/layer_settings.hpp"
 
 /// The settings of `accelerate launch`.
 ///
@@ -1113,29 +1116,38 @@ constexpr Alias kAliases[] = {
     {"fsdp_config", "fsdp_backward_prefetch_policy", "fsdp_backward_prefetch"},
 };
 
+/// Theirs come before what older versions had.
+CommandTable with_layers(CommandTable table) {
+  const auto layers = layer_settings();
+  const auto retired = std::find_if(table.groups.begin(), table.groups.end(),
+                                    [](const Group& group) { return std::string_view(group.title) == kRetired; });
+  table.groups.insert(retired, layers.begin(), layers.end());
+  return table;
+}
+
 }  // namespace
 
 const CommandTable& launch_table() {
-  static const CommandTable table{"launch",
-                                  "Start a program in one or many processes",
-                                  "accelerate launch [options] PROGRAM [arguments of PROGRAM]",
-                                  {{"", kGeneral},
-                                   {"Hardware Selection", kHardware},
-                                   {"Resource Selection", kResources},
-                                   {"Training Paradigm", kParadigms},
-                                   {"Distributed GPUs", kDistributed},
-                                   {"TPU", kTpu},
-                                   {"DeepSpeed", kDeepSpeed},
-                                   {"FSDP", kFsdp},
-                                   {"Megatron-LM", kMegatron},
-                                   {"FP8", kFp8},
-                                   {"AWS", kAws},
-                                   {"MPI", kMpi},
-                                   {"ParallelismConfig", kParallelism},
-                                   {"Positional", kProgram},
-                                   {kAdditions, kOurs},
-                                   {kRetired, kRetiredSettings},
-                                   {"Config files only", kFileOnly}}};
+  static const CommandTable table = with_layers({"launch",
+                                                 "Start a program in one or many processes",
+                                                 "accelerate launch [options] PROGRAM [arguments of PROGRAM]",
+                                                 {{"", kGeneral},
+                                                  {"Hardware Selection", kHardware},
+                                                  {"Resource Selection", kResources},
+                                                  {"Training Paradigm", kParadigms},
+                                                  {"Distributed GPUs", kDistributed},
+                                                  {"TPU", kTpu},
+                                                  {"DeepSpeed", kDeepSpeed},
+                                                  {"FSDP", kFsdp},
+                                                  {"Megatron-LM", kMegatron},
+                                                  {"FP8", kFp8},
+                                                  {"AWS", kAws},
+                                                  {"MPI", kMpi},
+                                                  {"ParallelismConfig", kParallelism},
+                                                  {"Positional", kProgram},
+                                                  {kAdditions, kOurs},
+                                                  {kRetired, kRetiredSettings},
+                                                  {"Config files only", kFileOnly}}});
   return table;
 }
 

@@ -1,6 +1,10 @@
 #include "parallel/engines.hpp"
 
+#include <c10/util/Type.h>
+
 #include <algorithm>
+#include <set>
+#include <typeindex>
 #include <utility>
 
 #include "comm/group.hpp"
@@ -8,13 +12,21 @@
 
 namespace accelerate::parallel {
 
+// All that there are, in the order of the stack: a layer's folder defines choose_NAME().
+#define ACCELERATE_LAYERS(X)   \
+  X(deepspeed)   /* refused */ \
+  X(megatron_lm) /* refused */ \
+  X(fsdp)                      \
+  X(averaging)
+
+#define ACCELERATE_DECLARE(name) std::unique_ptr<ChosenLayer> choose_##name(const EngineRequest& request);
+ACCELERATE_LAYERS(ACCELERATE_DECLARE)
+#undef ACCELERATE_DECLARE
+
 std::vector<LayerKind>& layer_kinds() {
-  static std::vector<LayerKind> kinds = {
-      {"deepspeed", choose_deepspeed},      // refused
-      {"megatron_lm", choose_megatron_lm},  // refused
-      {"fsdp", choose_fsdp},
-      {"averaging", choose_averaging},
-  };
+#define ACCELERATE_ROW(name) {#name, choose_##name},
+  static std::vector<LayerKind> kinds = {ACCELERATE_LAYERS(ACCELERATE_ROW)};
+#undef ACCELERATE_ROW
   return kinds;
 }
 
@@ -81,6 +93,12 @@ void ChosenEngine::set_precision(PrecisionType mixed_precision) {
 void ChosenEngine::gather_in_fp8(const std::vector<std::string>& weights) {
   for (const auto& layer : layers_) layer->gather_in_fp8(weights);
 }
+std::vector<Receipt> ChosenEngine::receipts() const {
+  std::vector<Receipt> all;
+  for (const auto& layer : layers_)
+    for (auto& receipt : layer->receipts()) all.push_back(std::move(receipt));
+  return all;
+}
 bool ChosenEngine::places_models() const {
   return std::any_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->places_models(); });
 }
@@ -96,6 +114,25 @@ std::shared_ptr<Engine> ChosenEngine::make(const ModelRef& model, const at::Devi
   return layers.empty() ? nullptr : std::make_shared<Engine>(std::move(layers));
 }
 
+namespace {
+
+void check_plugins(const EngineRequest& request) {
+  std::set<std::type_index> seen;
+  for (size_t i = 0; i < request.plugins.size(); ++i) {
+    const auto& type = request.plugins[i].type();
+    if (!seen.insert(type).second)
+      raise<ConfigError>("Accelerator: layer_plugins has two of {}, expected one of each type",
+                         c10::demangle(type.name()));
+    if (!request.taken.contains(i))
+      raise<ConfigError>(
+          "Accelerator: layer_plugins has a {}, which no layer of this run takes, expected plugins of layers that are "
+          "here and go together; leave it out",
+          c10::demangle(type.name()));
+  }
+}
+
+}  // namespace
+
 std::unique_ptr<ChosenEngine> choose_engine(const EngineRequest& request) {
   std::vector<std::unique_ptr<ChosenLayer>> layers;
   for (const auto& kind : layer_kinds())
@@ -103,6 +140,7 @@ std::unique_ptr<ChosenEngine> choose_engine(const EngineRequest& request) {
       layers.push_back(std::move(chosen));
       if (layers.back()->joins_data()) break;
     }
+  check_plugins(request);
   auto engine = std::make_unique<ChosenEngine>(std::move(layers));
   if (request.parallelism) check_axes(*request.parallelism, *engine);
   return engine;

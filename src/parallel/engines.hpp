@@ -1,9 +1,11 @@
 #pragma once
 
+#include <any>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "accelerate/state.hpp"
 #include "accelerate/utils/given.hpp"
 #include "accelerate/utils/kwargs.hpp"
+#include "accelerate/utils/receipts.hpp"
 #include "comm/mesh.hpp"
 #include "parallel/layer.hpp"
 
@@ -29,6 +32,15 @@ struct EngineRequest {
   Given<MegatronLMPlugin> megatron_lm = {};
   std::optional<ParallelismConfig> parallelism = {};  ///< resolved
   DistributedDataParallelKwargs ddp = {};
+  std::vector<std::any> plugins = {};  ///< AcceleratorOptions::layer_plugins
+
+  /// That of this type; null: not given.
+  template <class Plugin> const Plugin* plugin() const {
+    for (size_t i = 0; i < plugins.size(); ++i)
+      if (const auto* found = std::any_cast<Plugin>(&plugins[i])) return taken.insert(i), found;
+    return nullptr;
+  }
+  mutable std::set<size_t> taken = {};  ///< those that somebody has asked for
 };
 
 /// A layer that a run has chosen: makes it for each of its models.
@@ -62,6 +74,8 @@ class ChosenLayer {
   virtual void set_precision(PrecisionType /*mixed_precision*/) {}
   /// Before each make(): names of the model's weights that may travel as fp8, because that is what they compute as.
   virtual void gather_in_fp8(const std::vector<std::string>& /*weights*/) {}
+  /// What the settings of its own plugin did, an entry for each.
+  virtual std::vector<Receipt> receipts() const { return {}; }
   /// Whether make() gives the model its memory and its place.
   virtual bool places_models() const { return false; }
 
@@ -89,6 +103,7 @@ class ChosenEngine {
   std::vector<comm::AxisSize> axes(const std::optional<ParallelismConfig>& config, const comm::Group& all) const;
   void set_precision(PrecisionType mixed_precision);
   void gather_in_fp8(const std::vector<std::string>& weights);
+  std::vector<Receipt> receipts() const;
   /// Otherwise prepare() has moved the model to the device before make().
   bool places_models() const;
   /// The engine of one model; null where no layer is needed. Collective.
@@ -107,8 +122,8 @@ struct LayerKind {
   std::function<std::unique_ptr<ChosenLayer>(const EngineRequest&)> choose;
 };
 
-/// All of them, in the order of the stack; the last one takes the data where nobody else does. A test may put one of
-/// its own in front.
+/// All of them, in the order of the stack: engines.cpp has a line for each. The last one takes the data where nobody
+/// else does. A test may put one of its own in front.
 std::vector<LayerKind>& layer_kinds();
 
 /// All that are asked for. @throws ConfigError also for axes of the parallelism configuration that none of them splits.
@@ -120,12 +135,6 @@ std::vector<comm::AxisSize> axes_of(const std::optional<ParallelismConfig>& conf
 
 /// The resolved parallelism configuration, if the program or the environment has one.
 std::optional<ParallelismConfig> requested_parallelism(const std::optional<ParallelismConfig>& given);
-
-// The choices of layer_kinds(), each in its folder.
-std::unique_ptr<ChosenLayer> choose_deepspeed(const EngineRequest& request);
-std::unique_ptr<ChosenLayer> choose_megatron_lm(const EngineRequest& request);
-std::unique_ptr<ChosenLayer> choose_fsdp(const EngineRequest& request);
-std::unique_ptr<ChosenLayer> choose_averaging(const EngineRequest& request);
 
 /// Runs `backward` (autograd) so that a transport error in gradient averaging becomes a CommError that names the ranks.
 /// Used by Accelerator::backward.

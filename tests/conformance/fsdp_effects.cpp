@@ -9,7 +9,7 @@
 #include "accelerate/residency/deferred.hpp"
 #include "comm/dry_process_group.hpp"
 #include "comm/group.hpp"
-#include "parallel/fsdp/settings.hpp"
+#include "parallel/fsdp/translate.hpp"
 #include "parallel/sharding/shard_store.hpp"
 #include "ranks.hpp"
 

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <any>
 #include <map>
 #include <random>
 
@@ -241,14 +242,40 @@ class ChosenCut final : public parallel::ChosenLayer {
   Cut cut_;
 };
 
+/// What a program may ask for it with.
+struct RowsPlugin {
+  int64_t places = 2;
+};
+
 class ChosenRows final : public parallel::ChosenLayer {
  public:
-  std::vector<comm::AxisSize> axes(const comm::Group&) const override { return axes_wanted; }
+  explicit ChosenRows(const std::vector<comm::AxisSize>& axes) : axes_(axes) {}
+  std::vector<comm::AxisSize> axes(const comm::Group&) const override { return axes_; }
+  std::vector<Receipt> receipts() const override {
+    return {{.setting = "RowsPlugin.places",
+             .value = std::to_string(axes_.back().size),
+             .source = "call",
+             .expected = "modules compute with rows",
+             .state = ReceiptState::acted,
+             .effect = "rows are cut"}};
+  }
   std::unique_ptr<parallel::Layer> make(const ModelRef&, const at::Device&, bool,
                                         const std::vector<parallel::Held>& given) const override {
     return std::make_unique<RowsLayer>(given);
   }
+
+ private:
+  std::vector<comm::AxisSize> axes_;
 };
+
+std::unique_ptr<parallel::ChosenLayer> choose_rows(const parallel::EngineRequest& request) {
+  using comm::Axis;
+  if (const auto* plugin = request.plugin<RowsPlugin>())
+    return std::make_unique<ChosenRows>(
+        std::vector<comm::AxisSize>{{Axis::dp_replicate, world_size() / plugin->places}, {Axis::tp, plugin->places}});
+  if (std::find(stack_wanted.begin(), stack_wanted.end(), "rows") == stack_wanted.end()) return nullptr;
+  return std::make_unique<ChosenRows>(axes_wanted);
+}
 
 /// The layers of a name, and how many ranks they lie over.
 void want(const std::string& engine) {
@@ -285,9 +312,9 @@ AcceleratorOptions options_for(const std::string& engine, int64_t accumulation =
     auto& kinds = parallel::layer_kinds();
     auto next = kinds.begin();
     for (const std::string name : {"rows", "absent", "columns", "columns from the right", "stretches"}) {
-      const auto choose = [name](const parallel::EngineRequest&) -> std::unique_ptr<parallel::ChosenLayer> {
+      const auto choose = [name](const parallel::EngineRequest& request) -> std::unique_ptr<parallel::ChosenLayer> {
+        if (name == "rows") return choose_rows(request);
         if (std::find(stack_wanted.begin(), stack_wanted.end(), name) == stack_wanted.end()) return nullptr;
-        if (name == "rows") return std::make_unique<ChosenRows>();
         return std::make_unique<ChosenCut>(cuts().at(name));
       };
       next = std::next(kinds.insert(next, {name, choose}));
@@ -612,6 +639,32 @@ RANKS_TEST(Engines, LayersOnBoxesThatModulesComputeWith, 2, 4) {
       expect_equal(run.weights(), saved, "sharded, " + from + " to " + to);
     }
   }
+}
+
+RANKS_TEST(Engines, PluginsOfLayers, 2, 4) {
+  auto options = options_for("ddp");
+  options.layer_plugins = {RowsPlugin{.places = 2}};
+  {
+    Accelerator accelerator(options);
+    EXPECT_EQ(comm::mesh().size({comm::Axis::tp}), 2);
+    Parts net;
+    const auto model = accelerator.prepare(net);
+    EXPECT_EQ(net->weight.size(0), 3);
+    EXPECT_EQ(accelerator.receipts()["RowsPlugin.places"].value, "2");
+    // The first one's.
+    Accelerator second({.cpu = true});
+    Parts other;
+    const auto with_it = second.prepare(other);
+    EXPECT_EQ(other->weight.size(0), 3);
+  }
+  struct Stranger {};
+  const auto refusal = [](std::vector<std::any> plugins) {
+    auto wrong = options_for("ddp");
+    wrong.layer_plugins = std::move(plugins);
+    return message_of<ConfigError>([&] { Accelerator accelerator(wrong); });
+  };
+  EXPECT_THAT(refusal({Stranger{}}), HasSubstr("Stranger, which no layer of this run takes"));
+  EXPECT_THAT(refusal({RowsPlugin{}, RowsPlugin{}}), HasSubstr("has two of"));
 }
 
 RANKS_TEST(Engines, ComposedLayersAccumulate, 4) {

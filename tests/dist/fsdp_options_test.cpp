@@ -10,7 +10,7 @@
 #include "comm/group.hpp"
 #include "fsdp_of.hpp"
 #include "message_of.hpp"
-#include "parallel/fsdp/settings.hpp"
+#include "parallel/fsdp/translate.hpp"
 #include "parallel/sharding/gradient_reducer.hpp"
 #include "parallel/sharding/shard_store.hpp"
 #include "ranks.hpp"

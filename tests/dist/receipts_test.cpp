@@ -22,7 +22,7 @@
 #include "accelerator/receipts.hpp"
 #include "both_stores.hpp"
 #include "message_of.hpp"
-#include "parallel/fsdp/settings.hpp"
+#include "parallel/fsdp/translate.hpp"
 #include "parallel/sharding/shard_store.hpp"
 #include "program.hpp"
 #include "ranks.hpp"

@@ -397,7 +397,7 @@ F("InitProcessGroupKwargs::init_method", "src/state/partial_state.cpp",
 
 # ---- sharding
 f = "fsdp_features_tests FsdpOptions."
-file = "src/parallel/fsdp/settings.cpp"
+file = "src/parallel/fsdp/translate.cpp"
 F("FullyShardedDataParallelPlugin::limit_all_gathers", file, "const bool limited = «plugin.limit_all_gathers»;", "true",
   f + "UnitsAreFetchedAheadAsFarAsIsAskedFor")
 F("FullyShardedDataParallelPlugin::forward_prefetch", file, "ahead(«plugin.forward_prefetch.value_or(false)» ? 2 : 1)",
@@ -1597,6 +1597,13 @@ F("values go up through all layers after a step", "src/parallel/engine.cpp", "«
   "if (layer == layers_.rbegin()) (*layer)->after_step();", composed)
 F("a layer is given what the one before has left", "src/parallel/engines.cpp",
   "if (layer->cuts()) «given = layer->held();»", "", composed)
+plugged = "engines_tests Engines.PluginsOfLayers"
+F("AcceleratorOptions::layer_plugins", "src/accelerator/accelerator.cpp", ".plugins = «options.layer_plugins»",
+  "std::vector<std::any>()", plugged)
+F("a second Accelerator has the first one's layer plugins", "src/accelerator/accelerator.cpp",
+  "if (options.layer_plugins.empty()) «options.layer_plugins = first->layer_plugins;»", "", plugged)
+F("plugins that no layer takes are refused", "src/parallel/engines.cpp", "if («!request.taken.contains(i)»)", "false", plugged)
+F("layers have receipts", "src/accelerator/receipts.cpp", "«all.entries.push_back(std::move(receipt));»", "", plugged)
 boxes = "engines_tests Engines.LayersOnBoxesThatModulesComputeWith"
 F("sharding says where its box lies", "src/parallel/sharding/sharding.cpp", "«held.slice.corner = box.slice.corner;»", "",
   boxes)

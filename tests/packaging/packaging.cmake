@@ -1,6 +1,7 @@
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 add_test(NAME structure COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_includes.py --program $<TARGET_FILE:accelerate_cli>)
 add_test(NAME structure.receipts COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_receipts.py)
+add_test(NAME structure.layer COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_layer.py ${PROJECT_BINARY_DIR})
 add_test(NAME structure.inputs COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_inputs.py)
 add_test(NAME structure.clocks COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_clocks.py)
 add_test(NAME structure.times COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_times.py)
@@ -26,3 +27,4 @@ endforeach()
 add_test(NAME packaging.run_paths COMMAND sh -c "for program in *; do readelf -d $program 2>/dev/null | grep -E 'R(UN)?PATH.*(\\[:|::|:\\])' && echo FAILED: $program; done; \
 readelf -d accelerate | grep -q NEEDED && echo looked at all" WORKING_DIRECTORY ${CMAKE_RUNTIME_OUTPUT_DIRECTORY})
 set_tests_properties(packaging.run_paths PROPERTIES LABELS packaging TIMEOUT 60 FAIL_REGULAR_EXPRESSION "FAILED" PASS_REGULAR_EXPRESSION "looked at all")
+set_tests_properties(structure.layer PROPERTIES LABELS packaging TIMEOUT 1200 COST 100)

@@ -80,7 +80,7 @@ class ACCELERATE_API Engine final {
   // Replicas that train apart for a while, see LocalSGD.
 
   /// From here on gradients are not averaged between replicas (data parallelism: each rank; hybrid sharding: the ranks
-  /// that hold the model together), or are again. @throws ConfigError where there is one replica only (the default).
+  /// that hold the model together), or are again. @throws ConfigError where there is one replica only.
   /// Not collective, but for all ranks alike.
   void set_apart(bool apart);
   /// The number of this rank's replica while they train apart; unset otherwise. Not collective.
@@ -123,8 +123,8 @@ class ACCELERATE_API Engine final {
 
   // Ranks with different numbers of batches, see join().
 
-  /// From here on ranks may take different numbers of steps. @throws ConfigError where the engine can't do that (the
-  /// default). Not collective.
+  /// From here on ranks may take different numbers of steps. @throws ConfigError where a layer can't do that. Not
+  /// collective.
   void begin_join();
   void end_join() noexcept;
   /// A rank without data does its share of one step of the others. @return whether gradients were averaged in it;

@@ -1,7 +1,7 @@
 #include "comm/group.hpp"
 #include "comm/mesh.hpp"
 #include "parallel/engines.hpp"
-#include "parallel/fsdp/settings.hpp"
+#include "parallel/fsdp/translate.hpp"
 #include "parallel/gradient_hook.hpp"
 #include "parallel/sharding/sharding.hpp"
 #include "utils/environment.hpp"

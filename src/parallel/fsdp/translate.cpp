@@ -1,4 +1,4 @@
-#include "parallel/fsdp/settings.hpp"
+#include "parallel/fsdp/translate.hpp"
 
 #include <algorithm>
 #include <limits>
