@@ -37,7 +37,10 @@ Holders holders_of(const RunState& run) {
     const auto name_in = [i](const std::string& name) { return fmt::format("{}.{}", i, name); };
     for (const auto& [name, parameter] : run.models[i]->model.parameters()) all.whole.emplace(name_in(name), parameter);
     if (const auto& engine = run.models[i]->engine)
-      for (const auto& holding : engine->pieces()) all.pieces.emplace(name_in(holding.names.front()), holding.value);
+      for (const auto& holding : engine->pieces()) {
+        engine->gradient(holding.tensor);  // what was cleared or replaced in one of the two is in both from here on
+        all.pieces.emplace(name_in(holding.names.front()), holding.value);
+      }
   }
   return all;
 }

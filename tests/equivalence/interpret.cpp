@@ -59,10 +59,11 @@ class Flow {
     }
     if (verb == "save" || verb == "load" || verb == "reload" || verb == "save_model" || verb == "load_model")
       return file(operation);
-    // After a join only those ranks have a gradient of what no optimizer clears that had data to the end.
+    // Gradients of what no optimizer clears are of those ranks alone that had data to the end of a join, and of each
+    // replica by itself after LocalSGD.
     if (verb == "join" || verb == "local_sgd" || verb == "leave_out") {
       if (forwards_ > 0 || has_gradients_ || !scopes_.empty() || !gate_ || unprepared_ ||
-          (verb == "join" ? withheld_ : scaled_))
+          (withheld_ && verb != "leave_out") || (scaled_ && verb != "join"))
         return false;
       scaled_once_ = true;
       return true;

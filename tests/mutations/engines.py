@@ -56,7 +56,7 @@ F("room is used again before it was read", file,
   "true")
 F("rooms hold what one rank alone has not", file, "used[m] = static_cast<char>(«used[m] | theirs[m]»);", "theirs[m]")
 F("what was cleared past the prepared optimizer", "src/parallel/sharding/whole_gradients.cpp",
-  "if («!member.shard.grad().defined()» && shows(member)) take(member);", "false")
+  "void WholeGradients::drop_cleared(ShardedMember& member) { if («!member.shard.grad().defined()» && shows", "false")
 file = "src/parallel/sharding/replicas.cpp"
 F("replicas sum", file, "«gradient.div_(group_->world_size());»  // before the sum", "")
 F("replicas in shared memory sum", file, "«static_cast<double>(group_->world_size())»)) {", "1.0")

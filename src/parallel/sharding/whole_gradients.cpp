@@ -135,9 +135,7 @@ void WholeGradients::show() {
   const at::NoGradGuard no_grad;
   ++shown_;
   for (auto& part : parts_) {
-    // An optimizer that was not prepared clears pieces, and knows nothing of what shows them.
-    for (auto& member : part.members)
-      if (!member.shard.grad().defined() && shows(member)) take(member);
+    for (auto& member : part.members) drop_cleared(member);
     if (!part.trained || part.members.front().tensor.is_meta()) continue;
     const bool any = std::any_of(part.members.begin(), part.members.end(),
                                  [](const ShardedMember& member) { return member.shard.grad().defined(); });
@@ -160,6 +158,7 @@ void WholeGradients::show() {
 
 bool WholeGradients::settle(ShardedMember& member, bool left) {
   const at::NoGradGuard no_grad;
+  drop_cleared(member);
   State& was = state(member);
   at::Tensor& now = member.tensor.mutable_grad();
   if (shows(member)) return false;
@@ -176,6 +175,10 @@ bool WholeGradients::settle(ShardedMember& member, bool left) {
     return true;
   }
   return false;
+}
+
+void WholeGradients::drop_cleared(ShardedMember& member) {
+  if (!member.shard.grad().defined() && shows(member)) take(member);
 }
 
 bool WholeGradients::shows(const ShardedMember& member) const {

@@ -55,6 +55,8 @@ class WholeGradients {
   };
   State& state(const ShardedMember& member) { return states_[member.part][member.index]; }
   const State& state(const ShardedMember& member) const { return states_[member.part][member.index]; }
+  /// An optimizer that was not prepared clears pieces, and knows nothing of what shows them.
+  void drop_cleared(ShardedMember& member);
   /// The tensors to show of a part, made when they are first needed.
   void make(ShardedPart& part);
   /// Somebody else holds what has been shown, and would see another gradient in it.
