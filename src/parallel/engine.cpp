@@ -38,7 +38,9 @@ void Engine::before_backward(const at::Tensor& loss) {
 bool Engine::averages(const at::Tensor& parameter) const {
   return std::all_of(layers_.begin(), layers_.end(), [&](const auto& layer) { return layer->averages(parameter); });
 }
-bool Engine::took_part() const { return layers_.back()->took_part(); }
+bool Engine::took_part() const {
+  return std::all_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->took_part(); });
+}
 void Engine::after_backward() {
   for (const auto& layer : layers_) layer->after_backward();
 }
@@ -63,7 +65,10 @@ bool Engine::keeps_parameters() const {
   return std::all_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->keeps_parameters(); });
 }
 
-bool Engine::require_backward_grad_sync() const { return layers_.back()->require_backward_grad_sync(); }
+bool Engine::require_backward_grad_sync() const {
+  return std::all_of(layers_.begin(), layers_.end(),
+                     [](const auto& layer) { return layer->require_backward_grad_sync(); });
+}
 void Engine::set_require_backward_grad_sync(bool value) {
   for (const auto& layer : layers_) layer->set_require_backward_grad_sync(value);
 }
@@ -151,7 +156,11 @@ void Engine::begin_join() {
 void Engine::end_join() noexcept {
   for (const auto& layer : layers_) layer->end_join();
 }
-std::optional<bool> Engine::shadow_step() { return layers_.back()->shadow_step(); }
+std::optional<bool> Engine::shadow_step() {
+  for (const auto& layer : layers_)
+    if (const auto averaged = layer->shadow_step()) return averaged;
+  return std::nullopt;
+}
 void Engine::finish_join(int64_t source) {
   for (const auto& layer : layers_) layer->finish_join(source);
 }

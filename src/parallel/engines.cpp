@@ -17,7 +17,8 @@ namespace accelerate::parallel {
   X(deepspeed)   /* refused */ \
   X(megatron_lm) /* refused */ \
   X(fsdp)                      \
-  X(averaging)
+  X(averaging)                 \
+  X(recompute)
 
 #define ACCELERATE_DECLARE(name) std::unique_ptr<ChosenLayer> choose_##name(const EngineRequest& request);
 ACCELERATE_LAYERS(ACCELERATE_DECLARE)
@@ -65,8 +66,11 @@ std::vector<comm::AxisSize> axes_of(const std::optional<ParallelismConfig>& conf
 }
 
 ChosenEngine::ChosenEngine(std::vector<std::unique_ptr<ChosenLayer>> layers) : layers_(std::move(layers)) {
-  if (layers_.empty() || !last().joins_data())
-    throw InternalError("Accelerator: no layer joins the data of the ranks, expected the last of layer_kinds() to");
+  const auto joins =
+      std::find_if(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->joins_data(); });
+  if (joins == layers_.end())
+    throw InternalError("Accelerator: no layer joins the data of the ranks, expected one of layer_kinds() to");
+  data_ = joins->get();
 }
 std::optional<DistributedType> ChosenEngine::distributed_type() const {
   for (const auto& layer : layers_)
@@ -135,11 +139,13 @@ void check_plugins(const EngineRequest& request) {
 
 std::unique_ptr<ChosenEngine> choose_engine(const EngineRequest& request) {
   std::vector<std::unique_ptr<ChosenLayer>> layers;
-  for (const auto& kind : layer_kinds())
-    if (auto chosen = kind.choose(request)) {
-      layers.push_back(std::move(chosen));
-      if (layers.back()->joins_data()) break;
-    }
+  bool joined = false;
+  for (const auto& kind : layer_kinds()) {
+    auto chosen = kind.choose(request);
+    if (!chosen || (joined && chosen->joins_data())) continue;
+    joined = joined || chosen->joins_data();
+    layers.push_back(std::move(chosen));
+  }
   check_plugins(request);
   auto engine = std::make_unique<ChosenEngine>(std::move(layers));
   if (request.parallelism) check_axes(*request.parallelism, *engine);

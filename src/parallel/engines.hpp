@@ -41,6 +41,8 @@ struct EngineRequest {
     return nullptr;
   }
   mutable std::set<size_t> taken = {};  ///< those that somebody has asked for
+  /// fsdp as it applies to the run, every field decided; null until somebody asks.
+  mutable std::shared_ptr<const std::optional<FullyShardedDataParallelPlugin>> sharding = {};
 };
 
 /// A layer that a run has chosen: makes it for each of its models.
@@ -48,8 +50,8 @@ class ChosenLayer {
  public:
   virtual ~ChosenLayer() = default;
 
-  /// Whether it makes gradients those of all ranks along the axes of the data. The first that does is the last of the
-  /// stack, and no further kind is asked.
+  /// Whether it makes gradients those of all ranks along the axes of the data. There is one such: the first that is
+  /// asked for.
   virtual bool joins_data() const { return false; }
 
   /// What Accelerator::distributed_type() says; unset: what the processes are.
@@ -89,16 +91,16 @@ class ChosenLayer {
 /// The stack that a run has chosen; see ChosenLayer for what it is asked.
 class ChosenEngine {
  public:
-  /// @param layers  in the order of the stack; the last one joins the data
+  /// @param layers  in the order of the stack; one joins the data
   explicit ChosenEngine(std::vector<std::unique_ptr<ChosenLayer>> layers);
 
   std::optional<DistributedType> distributed_type() const;
   std::optional<StateDictType> state_dict_type() const;
-  StateDictConfig state_dict_config() const { return last().state_dict_config(); }
-  StateDictConfig optim_state_dict_config() const { return last().optim_state_dict_config(); }
-  const FullyShardedDataParallelPlugin* sharding() const { return last().sharding(); }
+  StateDictConfig state_dict_config() const { return data_->state_dict_config(); }
+  StateDictConfig optim_state_dict_config() const { return data_->optim_state_dict_config(); }
+  const FullyShardedDataParallelPlugin* sharding() const { return data_->sharding(); }
   bool splits(const std::string& axis) const;
-  JobFacts job(int64_t num_processes) const { return last().job(num_processes); }
+  JobFacts job(int64_t num_processes) const { return data_->job(num_processes); }
   /// How the job's ranks are laid out, outermost axis first. @param config  as it applies to the job
   std::vector<comm::AxisSize> axes(const std::optional<ParallelismConfig>& config, const comm::Group& all) const;
   void set_precision(PrecisionType mixed_precision);
@@ -110,8 +112,8 @@ class ChosenEngine {
   std::shared_ptr<Engine> make(const ModelRef& model, const at::Device& device, bool evaluation_mode) const;
 
  private:
-  const ChosenLayer& last() const { return *layers_.back(); }
   std::vector<std::unique_ptr<ChosenLayer>> layers_;
+  const ChosenLayer* data_;  ///< the one that joins the data
 };
 
 /// A layer that can be asked for.

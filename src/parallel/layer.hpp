@@ -21,7 +21,7 @@ namespace accelerate::parallel {
 
 /// One technique's share in how ranks train a model: averaging whole replicas, sharding them, and so on. An Engine is a
 /// stack of layers. The first one gets the model's tensors, each next one what the one before has left of them on this
-/// rank; the last one makes gradients those of all ranks (of the axes of the data).
+/// rank; one of them makes gradients those of all ranks (of the axes of the data).
 ///
 /// Members are called by the engine in the order of the stack, those that undo something (after_forward(),
 /// after_step(), widen()) in reverse, and all of them by all ranks in the same order unless they say otherwise. What a
@@ -100,7 +100,7 @@ class ACCELERATE_API Layer {
 
   virtual void begin_join();  ///< @throws ConfigError: the default
   virtual void end_join() noexcept {}
-  /// Of the last layer; see Engine.
+  /// Of the layer that joins the data; see Engine.
   virtual std::optional<bool> shadow_step() { return std::nullopt; }
   virtual void finish_join(int64_t source) { static_cast<void>(source); }
 };

@@ -431,11 +431,13 @@ F("MixedPrecision::cast_forward_inputs", file, "? «precision.cast_forward_input
   f + "MixedPrecisionPolicies")
 F("MixedPrecision::cast_root_forward_inputs", file, ": «precision.cast_root_forward_inputs»)", "true",
   f + "MixedPrecisionPolicies")
-F("FullyShardedDataParallelPlugin::activation_checkpointing", file,
-  "settings.recompute = «plugin.activation_checkpointing.value_or(false)»;", "false",
+F("FullyShardedDataParallelPlugin::activation_checkpointing", "src/parallel/fsdp/choose.cpp",
+  "if (!plugin || «!plugin->activation_checkpointing.value_or(false)») return nullptr;", "true",
+  "fsdp_checkpointing_tests FsdpCheckpointing.KeepsLess")
+F("recomputing needs units", file, "if («plugin.activation_checkpointing.value_or(false)» && std::all_of", "false",
   "fsdp_checkpointing_tests FsdpCheckpointing.NeedsUnits")
-F("FullyShardedDataParallelPlugin::activation_checkpointing_offload", file,
-  "settings.recompute_offload = «plugin.activation_checkpointing_offload.value_or(false)»;", "false",
+F("FullyShardedDataParallelPlugin::activation_checkpointing_offload", "src/parallel/fsdp/choose.cpp",
+  "{.offload = «plugin->activation_checkpointing_offload.value_or(false)»}", "false",
   "fsdp_checkpointing_tests FsdpCheckpointing.TrainsBitByBitAsWithout")
 F("FullyShardedDataParallelPlugin::cpu_offload", file,
   "const auto offload = «plugin.cpu_offload.value_or(CPUOffload())»;", "CPUOffload()",

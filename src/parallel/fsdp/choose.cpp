@@ -3,6 +3,7 @@
 #include "parallel/engines.hpp"
 #include "parallel/fsdp/translate.hpp"
 #include "parallel/gradient_hook.hpp"
+#include "parallel/recompute/recompute.hpp"
 #include "parallel/sharding/sharding.hpp"
 #include "utils/environment.hpp"
 #include "utils/raise.hpp"
@@ -11,7 +12,7 @@ namespace accelerate::parallel {
 namespace {
 
 /// The resolved plugin, if sharding is asked for; its groups of ranks are those of the parallelism configuration.
-std::optional<FullyShardedDataParallelPlugin> requested_sharding(const EngineRequest& request) {
+std::optional<FullyShardedDataParallelPlugin> resolve_sharding(const EngineRequest& request) {
   const bool asked = request.fsdp || fsdp_requested();
   const auto& parallelism = request.parallelism;
   if (!asked && !(parallelism && parallelism->dp_shard_enabled())) return std::nullopt;
@@ -37,6 +38,13 @@ std::optional<FullyShardedDataParallelPlugin> requested_sharding(const EngineReq
     from_config(plugin.dp_replicate_size, parallelism->dp_replicate_size, "dp_replicate_size");
   }
   return resolve(std::move(plugin));
+}
+
+/// The same for all who ask: what resolving warns of is said once.
+const std::optional<FullyShardedDataParallelPlugin>& requested_sharding(const EngineRequest& request) {
+  if (!request.sharding)
+    request.sharding = std::make_shared<const std::optional<FullyShardedDataParallelPlugin>>(resolve_sharding(request));
+  return *request.sharding;
 }
 
 class ChosenFsdp final : public ChosenLayer {
@@ -86,6 +94,18 @@ class ChosenFsdp final : public ChosenLayer {
   std::vector<std::string> fp8_weights_;  ///< of the next model
 };
 
+/// Recomputing the units that sharding makes, which the plugin asks for, too.
+class ChosenRecompute final : public ChosenLayer {
+ public:
+  explicit ChosenRecompute(const residency::UnitCheckpointOptions& options) : options_(options) {}
+  std::unique_ptr<Layer> make(const ModelRef&, const at::Device&, bool, const std::vector<Held>& given) const override {
+    return std::make_unique<Recompute>(given, options_);
+  }
+
+ private:
+  residency::UnitCheckpointOptions options_;
+};
+
 /// What data parallelism does by its buckets and its graph. The other settings hold for sharded models anyway: unused
 /// parameters are found, gradients are views, buffers are not sent before forwards.
 void refuse_settings_of_ddp(const DistributedDataParallelKwargs& kwargs) {
@@ -109,11 +129,18 @@ void refuse_settings_of_ddp(const DistributedDataParallelKwargs& kwargs) {
 }  // namespace
 
 std::unique_ptr<ChosenLayer> choose_fsdp(const EngineRequest& request) {
-  auto plugin = requested_sharding(request);
+  const auto& plugin = requested_sharding(request);
   if (!plugin) return nullptr;
   check_hook_settings(request.ddp);
   refuse_settings_of_ddp(request.ddp);
-  return std::make_unique<ChosenFsdp>(std::move(*plugin), request.ddp.compare_parameters_every);
+  return std::make_unique<ChosenFsdp>(*plugin, request.ddp.compare_parameters_every);
+}
+
+std::unique_ptr<ChosenLayer> choose_recompute(const EngineRequest& request) {
+  const auto& plugin = requested_sharding(request);
+  if (!plugin || !plugin->activation_checkpointing.value_or(false)) return nullptr;
+  return std::make_unique<ChosenRecompute>(
+      residency::UnitCheckpointOptions{.offload = plugin->activation_checkpointing_offload.value_or(false)});
 }
 
 }  // namespace accelerate::parallel

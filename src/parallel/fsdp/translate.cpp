@@ -110,11 +110,10 @@ ShardingSettings settings_of(const FullyShardedDataParallelPlugin& plugin, int64
     settings.axes = axes_of(plugin, ranks, local_ranks);
     settings.near = near_of(plugin, settings.axes.back().size);
   }
-  settings.recompute = plugin.activation_checkpointing.value_or(false);
-  settings.recompute_offload = plugin.activation_checkpointing_offload.value_or(false);
-  settings.units = [plugin, recompute = settings.recompute](const ModelRef& model) {
+  settings.units = [plugin](const ModelRef& model) {
     auto units = wrap_units(model, plugin);
-    if (recompute && std::all_of(units.begin(), units.end(), [](const auto& unit) { return unit.path.empty(); }))
+    if (plugin.activation_checkpointing.value_or(false) &&
+        std::all_of(units.begin(), units.end(), [](const auto& unit) { return unit.path.empty(); }))
       throw ConfigError(
           "FSDP: activation_checkpointing recomputes units in backward, but auto_wrap_policy makes none besides the "
           "root's, expected some; choose TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP");

@@ -43,8 +43,6 @@ struct ShardingSettings {
   /// How units come and go.
   residency::Policy forward = {}, backward = {};
   bool prefetch_after_unit = false;  ///< in backward, the next one when a unit's gradients are complete
-  bool recompute = false;            ///< activations of each unit but the root's
-  bool recompute_offload = false;    ///< what recomputing starts from waits on the host
 
   std::optional<at::ScalarType> param_dtype = {};   ///< that units compute in; optimizers step in fp32 then
   std::optional<at::ScalarType> reduce_dtype = {};  ///< of gradients on the wire; unset: their own

@@ -29,7 +29,6 @@
 #include "parallel/sharding/whole_gradients.hpp"
 #include "parallel/stretch.hpp"
 #include "parallel/verify_parameters.hpp"
-#include "residency/activations/unit_checkpoints.hpp"
 #include "residency/deferred/materialize.hpp"
 #include "residency/homes/encoded.hpp"
 #include "residency/member.hpp"
@@ -103,8 +102,7 @@ struct Sharding::Impl {
   std::unordered_map<const at::TensorImpl*, Held> boxes;  ///< by the module's parameter: what layers before have cut
   std::vector<std::string>
       full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
-  std::unique_ptr<residency::UnitCheckpoints> checkpoints;  ///< null: not asked for
-  DriftCheck drift;                                         ///< of replicas
+  DriftCheck drift;    ///< of replicas
   bool sync = true;
   bool in_forward = false;
   bool has_averaged = false;
@@ -539,9 +537,6 @@ Sharding::Sharding(const ModelRef& model, const at::Device& device, ShardingSett
   };
   if (self.group) self.group->guard("prepare", build);
   else build();
-  if (self.settings.recompute)
-    self.checkpoints = std::make_unique<residency::UnitCheckpoints>(
-        *self.units, residency::UnitCheckpointOptions{.offload = self.settings.recompute_offload});
   for (auto& part : self.parts) {
     if (!part.trainable) continue;
     for (auto& member : part.members)
@@ -572,7 +567,6 @@ void Sharding::before_forward() {
   self.gradients_are_open = false;
   self.store->refresh(*self.units);
   self.units->set_policy(policy);
-  if (self.checkpoints && c10::GradMode::is_enabled()) self.checkpoints->begin();
   self.in_forward = true;
   counts::add(Count::forwards_sharded);
 }
@@ -590,7 +584,6 @@ void Sharding::after_forward(const std::vector<at::Tensor>&) {
 
 void Sharding::leave_forward() noexcept {
   impl_->in_forward = false;
-  if (impl_->checkpoints) impl_->checkpoints->end();
   if (!c10::GradMode::is_enabled()) impl_->gradients_are_open = impl_->pieces_have_gradients();
 }
 
