@@ -79,7 +79,7 @@ class ACCELERATE_API Layer {
 
   /// Whether it leaves ranks different pieces of what it is given, the same on all ranks. Not collective.
   virtual bool cuts() const { return false; }
-  /// These pieces, with Held::tensor as it was given. Not collective.
+  /// These pieces, with Held::tensor as it was given; the engine enters itself as Held::engine. Not collective.
   virtual std::vector<Held> held() const { return {}; }
   /// The gradient of a parameter among held(), or of such a piece, in Held::value, which is undefined where backward
   /// has not reached it; nothing for other tensors. Not collective.
