@@ -4,8 +4,8 @@
 /// reference's (features table 1.2).
 
 #include <ATen/core/Tensor.h>
-#include <any>
 
+#include <any>
 #include <concepts>
 #include <cstdint>
 #include <filesystem>

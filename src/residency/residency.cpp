@@ -388,8 +388,12 @@ void Residency::drop(Unit& unit) {
   }
   for (auto& part : unit.parts_) {
     part.transfer.reset();
+    // What is there may be this rank's own image of what has been written since.
+    const bool current =
+        part.home->version() == part.version &&
+        std::none_of(part.members.begin(), part.members.end(), [](const auto& member) { return member->is_behind(); });
     for (auto& member : part.members) member->close();
-    if (policy_.keep_for_backward && !part.mapped.defined()) part.home->keep_for_backward(part.flat);
+    if (policy_.keep_for_backward && current && !part.mapped.defined()) part.home->keep_for_backward(part.flat);
     if (!part.mapped.defined()) buffers_.give(std::move(part.flat));
     part.flat.reset();
     counters().add_resident(-part.resident_bytes());

@@ -18,10 +18,11 @@ class Flow {
       : machine_(machine),
         scaled_(what["precision"] == "fp16"),
         unprepared_(what["prepare"] == "never" || what["prepare"] == "late"),
+        mixed_(what["precision"] != "no"),
         accumulation_(what.integer("accumulation")),
-        sharded_(layout_named(what["layout"]).sharded),
-        rounds_(sharded_ && (what["precision"] != "no" || !layout_named(what["layout"]).param_dtype.empty())),
-        withheld_(what.integer("withheld") != 0) {}
+        withheld_(what.integer("withheld") != 0) {
+    lay_out(what["layout"]);
+  }
 
   bool admits(const Operation& operation) {
     const auto& verb = operation.verb;
@@ -81,9 +82,10 @@ class Flow {
       if (verb == "bare_zero_grad") bare_cleared_ = sharded_;
       else if (bare_cleared_ && verb != "bare_step") return false;
       // Nothing shows a step of LibTorch's SGD on gradients that were stepped on, or of which the program has cleared
-      // what it sees, see docs/fsdp.md.
+      // or replaced what it sees, see docs/fsdp.md.
       if (verb == "bare_step" && ((rounds_ && stepped_on_) || (sharded_ && cleared_))) return false;
       if (verb == "grad_none" || verb == "module_zero_grad") has_gradients_ = averaged_ = false, cleared_ = true;
+      if (verb == "scale_grad" && operation.integer("new") != 0) cleared_ = true;
       return true;
     }
     if (kWriting.contains(verb)) return forwards_ == 0;
@@ -92,6 +94,10 @@ class Flow {
   }
 
  private:
+  void lay_out(const std::string& layout) {
+    sharded_ = layout_named(layout).sharded;
+    rounds_ = sharded_ && (mixed_ || !layout_named(layout).param_dtype.empty());
+  }
   bool begin(const std::string& verb) {
     forget_graphs();
     if (is_in("no_sync") || is_in(verb)) {
@@ -122,7 +128,10 @@ class Flow {
       steps_ = saved_[name].steps;
       unsynchronised_ = has_gradients_ = saved_[name].has_gradients;
     }
-    if (verb == "reload") gate_ = true, scaled_once_ = false;
+    if (verb == "reload") {
+      gate_ = true, scaled_once_ = false;
+      if (const auto layout = operation.word("layout", ""); !layout.empty()) lay_out(layout);
+    }
     return true;
   }
   bool backward(const Operation& operation) {
@@ -154,11 +163,11 @@ class Flow {
   static inline const std::set<std::string> kReading = {"evaluate", "read", "state_dict", "set_rate"};
 
   Machine& machine_;
-  const bool scaled_, unprepared_;
+  const bool scaled_, unprepared_, mixed_;
   const int64_t accumulation_;
-  const bool sharded_;
-  const bool rounds_;  ///< what computes is an image of what is stepped on
-  bool withheld_;      ///< some parameters are in no optimizer
+  bool sharded_ = false;
+  bool rounds_ = false;  ///< what computes is an image of what is stepped on
+  bool withheld_;        ///< some parameters are in no optimizer
   std::vector<std::string> scopes_;
   int64_t forwards_ = 0;         ///< whose graphs are kept
   bool kept_ = false;            ///< the last of them has been gone through, and may be again
@@ -166,7 +175,7 @@ class Flow {
   bool gate_ = true;             ///< GradientState::sync_gradients()
   bool unsynchronised_ = false;  ///< some gradients are each rank's own
   bool has_gradients_ = false;   ///< some parameter may have one
-  bool cleared_ = false;         ///< those of the module, by its own names
+  bool cleared_ = false;         ///< or replaced: those of the module, by its own names
   bool bare_cleared_ = false;    ///< those of a sharded model's pieces, by its optimizer as it is
   bool averaged_ = false;        ///< and some of them are of all ranks
   struct Place {

@@ -55,6 +55,8 @@ F("room is used again before it was read", file,
   "return «mapping_->consumed(group_->rank(), slot.part).load(std::memory_order_acquire) >= slot.round * static_cast<uint64_t>(group_->world_size())»;",
   "true")
 F("rooms hold what one rank alone has not", file, "used[m] = static_cast<char>(«used[m] | theirs[m]»);", "theirs[m]")
+F("what is kept for backward is what all have", "src/residency/residency.cpp",
+  "if (policy_.keep_for_backward && «current» && !part.mapped.defined())", "true")
 F("what was cleared past the prepared optimizer", "src/parallel/sharding/whole_gradients.cpp",
   "void WholeGradients::drop_cleared(ShardedMember& member) { if («!member.shard.grad().defined()» && shows", "false")
 file = "src/parallel/sharding/replicas.cpp"

@@ -18,7 +18,7 @@
 
 namespace accelerate::comm {
 class Group;
-}
+}  // namespace accelerate::comm
 
 namespace accelerate::parallel {
 
