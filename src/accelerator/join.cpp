@@ -64,9 +64,12 @@ void take_over_run(run_state::RunState& run, comm::Group& group, int64_t source)
   if (run.scaler) rest.push_back(run.scaler->state_dict());
   rest.emplace_back(run.step);
   broadcast_list(group, rest, source);
-  if (ours) return;
   size_t next = 0;
-  for (const auto& schedule : run.schedulers) schedule.load_state_dict(rest[next++]);
+  for (const auto& schedule : run.schedulers) {
+    if (!ours) schedule.load_state_dict(rest[next]);
+    ++next;
+  }
+  // Also where it comes from: it has counted the last step there, which would wait for the next loss.
   if (run.scaler) run.scaler->load_state_dict(rest[next++]);
   run.step = rest[next].toInt();
 }

@@ -643,6 +643,10 @@ class Reference final : public Machine {
       for (size_t p = 0; p < replica.parameters.size(); ++p) replica.parameters[p].copy_(source.parameters[p]);
     }
     share_optimizers(source);
+    // Where some ended early all take the loss scale, which has counted the last step.
+    bool together = true;
+    for (int64_t rank = 0; rank < ranks; ++rank) together = together && steps_of(rank) == longest;
+    if (scaled_ && !together) scale_.update();
     copy_buffers(static_cast<size_t>(last));
   }
   /// What is prepared can be asked for its state.

@@ -1327,7 +1327,7 @@ F("clipping waits for what was not averaged yet", file, "if (synchronising) «en
 file = "src/accelerator/join.cpp"
 F("ranks that ended early take optimizers' states", file, "if (group.rank() != source) «optimizer.load_state_dict(state[0]);»", "",
   h + "RanksThatEndedEarlyGoOnAsTheOthers")
-F("ranks that ended early take schedules", file, "«schedule.load_state_dict(rest[next++]);»", "next++;",
+F("ranks that ended early take schedules", file, "if (!ours) «schedule.load_state_dict(rest[next]);»", "",
   h + "RanksThatEndedEarlyGoOnAsTheOthers")
 F("ranks that ended early take the loss scale", file, "if (run.scaler) «run.scaler->load_state_dict(rest[next++]);»",
   "next++;", h + "RanksThatEndedEarlyAreNotAskedForOverflows")

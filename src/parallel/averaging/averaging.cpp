@@ -501,6 +501,8 @@ struct Averaging::Impl {
   /// What a rank without data does while others take a step, which `averaging` of them will average.
   void shadow(int64_t averaging) {
     const WaitClock waiting(Count::comm_wait_ns, on_host());
+    // What a forward before has announced does not come, and would be in the way of new buckets.
+    if (reducer && reducer->expects_gradients()) reducer->expect_nothing();
     rebuild_buckets();
     if (kwargs.broadcast_buffers && forward_sync && !buffers.empty()) sync_buffers(last_candidate(*group, false));
     forward_sync = averaging > 0;
@@ -706,7 +708,10 @@ void Averaging::begin_join() {
     throw ConfigError(
         "join_uneven_inputs: found it within LocalSGD, expected it outside: a rank without data takes no part in "
         "averages of parameters; let the loader give all ranks the same number of batches (even_batches)");
-  impl_->group->guard("join_uneven_inputs", [&] { impl_->follow_flags("join_uneven_inputs"); });
+  impl_->group->guard("join_uneven_inputs", [&] {
+    impl_->recover();  // a rank without data has no forward in which it would
+    impl_->follow_flags("join_uneven_inputs");
+  });
   impl_->joining = true;
 }
 void Averaging::end_join() noexcept { impl_->joining = false; }
