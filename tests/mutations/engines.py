@@ -79,6 +79,8 @@ F("layers that are frozen between no_sync and the average", file,
 F("a checkpoint's gradients of frozen layers", file, "if («!of_a_checkpoint») return;", "true")
 F("a static graph remembers what is unused", file, "if (reducer && «searches_unused()») reducer->count_as_used(nullptr);",
   "true")
+F("a static graph learns from a backward that threw", file,
+  "!reducer || !(reducer->unfinished() || «*learns»)) return;", "false")
 F("a backward that threw leaves its buckets behind", file, "    «ddp.recover();»\n", "")
 F("gradients that no backward brought are averaged", file, "(std::exchange(impl_->expected_after_suspended, false) || «without»)",
   "false")

@@ -151,8 +151,10 @@ struct Averaging::Impl {
   HeldBytes bucket_bytes{HeldFor::communication};  ///< but for those that are the gradients
   std::shared_ptr<c10d::Logger> logger;            ///< the Reducer's search for unused parameters writes to it, unasked
   bool graph_is_static = false;                    ///< the Reducer has been told
-  bool delayed = false;         ///< static_graph: the first backward has been told to average at its end
-  bool buffers_differ = false;  ///< a forward that nobody announced may have changed them
+  bool delayed = false;  ///< static_graph: the first backward has been told to average at its end
+  /// The same, which it has not come to.
+  std::shared_ptr<bool> learns = std::make_shared<bool>(false);
+  bool buffers_differ = false;                      ///< a forward that nobody announced may have changed them
   WeakTensor loss{at::Tensor().getIntrusivePtr()};  ///< of the backward that runs
   bool grad_sync = true;                            ///< the next backward averages
   bool forward_sync =
@@ -184,7 +186,7 @@ struct Averaging::Impl {
     trained_parameters.clear();
     logger.reset(), reducer.reset(), hook.reset();
     bucket_bytes.add(-bucket_bytes.bytes());
-    graph_is_static = delayed = false;
+    graph_is_static = delayed = *learns = false;
     suspended |= std::exchange(expected_after_suspended, false);
   }
 
@@ -323,8 +325,13 @@ struct Averaging::Impl {
     expected_after_suspended = false;
     // The first backward of a static graph only learns which gradients come when; it averages all of them at its end,
     // which somebody inside of it must ask for.
-    if (kwargs.static_graph && !std::exchange(delayed, true))
-      torch::autograd::Engine::get_default_engine().queue_callback([told = reducer] { told->delay_all_reduce(); });
+    if (kwargs.static_graph && !std::exchange(delayed, true)) {
+      *learns = true;
+      torch::autograd::Engine::get_default_engine().queue_callback([told = reducer, learns = learns] {
+        *learns = false;
+        told->delay_all_reduce();
+      });
+    }
     trained_parameters[index].has_gradient = true;
   }
 
@@ -436,7 +443,7 @@ struct Averaging::Impl {
   /// Where a backward threw: what it has begun to average ends, and averaging begins anew. Collective, of ranks to
   /// which that has happened alike; the others hear of it.
   void recover() {
-    if (!averaging.threw() || !reducer || !reducer->unfinished()) return;
+    if (!averaging.threw() || !reducer || !(reducer->unfinished() || *learns)) return;
     group->all_gather(at::zeros({1}, at::TensorOptions().device(group->device())), "the end of a backward that threw");
     for (const auto& sent : reducer->in_flight()) group->wait("backward", *sent);
     drop_reducer();
