@@ -151,7 +151,12 @@ void Engine::gather_each(const PieceOf& piece_of, const std::function<void(const
 }
 
 void Engine::begin_join() {
-  for (const auto& layer : layers_) layer->begin_join();
+  try {
+    for (const auto& layer : layers_) layer->begin_join();
+  } catch (...) {
+    end_join();  // of those that have begun
+    throw;
+  }
 }
 void Engine::end_join() noexcept {
   for (const auto& layer : layers_) layer->end_join();

@@ -124,8 +124,8 @@ struct LayerKind {
   std::function<std::unique_ptr<ChosenLayer>(const EngineRequest&)> choose;
 };
 
-/// All of them, in the order of the stack: engines.cpp has a line for each. The last one takes the data where nobody
-/// else does. A test may put one of its own in front.
+/// All of them, in the order of the stack: engines.cpp has a line for each. Averaging joins the data where nobody
+/// before it does. A test may put one of its own in front.
 std::vector<LayerKind>& layer_kinds();
 
 /// All that are asked for. @throws ConfigError also for axes of the parallelism configuration that none of them splits.

@@ -30,7 +30,7 @@ class ACCELERATE_API Layer {
  public:
   virtual ~Layer() = default;
 
-  /// What messages, and files of its own state, call it.
+  /// What messages call it.
   virtual std::string name() const = 0;
 
   // A training step; see Engine for each.
@@ -69,6 +69,8 @@ class ACCELERATE_API Layer {
 
   // What each rank knows for itself and a resumed run needs.
 
+  /// What files call it: one name for all layers of which a model has one, so that a state of another is refused.
+  virtual std::string state_name() const { return name(); }
   virtual c10::IValue own_state() const;
   /// @throws CheckpointError: the default, for a state of a layer that has none
   virtual std::function<void()> stage_own_state(const c10::IValue& state);

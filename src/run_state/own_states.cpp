@@ -22,14 +22,11 @@ std::vector<OwnState> all_of(const RunState& run) {
   for (size_t i = 0; i < run.models.size(); ++i) {
     const auto& engine = run.models[i]->engine;
     if (!engine) continue;
-    for (const auto& layer : engine->layers()) {
-      // The first layer that had a state was averaging, which files call by what it is about.
-      const std::string what = layer->name() == "averaging" ? "gradients" : layer->name();
+    for (const auto& layer : engine->layers())
       all.push_back(
-          {.name = fmt::format("{} of model {}", what, i),
+          {.name = fmt::format("{} of model {}", layer->state_name(), i),
            .save = [engine, &layer = *layer] { return layer.own_state(); },
            .stage = [engine, &layer = *layer](const c10::IValue& state) { return layer.stage_own_state(state); }});
-    }
   }
   return all;
 }

@@ -106,11 +106,10 @@ void look_for_whole(parallel::Engine& engine, const std::unordered_set<const voi
   PieceOfParameter pieces;
   for (auto& holding : engine.pieces()) {
     const bool computes = holding.value.is_same(holding.tensor);  // modules have a part only: there is no whole one
-    if (computes && whole)
+    if (computes && whole && holding.slice.numel < holding.whole.numel())
       raise<ConfigError>(
           "prepare: found an optimizer of class {} for '{}', of which each rank computes with a part, expected one "
-          "that "
-          "works element by element. If it does, derive it from accelerate::optim::ElementWise, too",
+          "that works element by element. If it does, derive it from accelerate::optim::ElementWise, too",
           c10::demangle(typeid(optimizer).name()), holding.names.front());
     if (!computes) pieces.emplace(holding.tensor.unsafeGetTensorImpl(), holding);
   }

@@ -123,8 +123,7 @@ class ACCELERATE_API Engine final {
 
   // Ranks with different numbers of batches, see join().
 
-  /// From here on ranks may take different numbers of steps. @throws ConfigError where a layer can't do that. Not
-  /// collective.
+  /// From here on ranks may take different numbers of steps. @throws ConfigError where a layer can't do that.
   void begin_join();
   void end_join() noexcept;
   /// A rank without data does its share of one step of the others. @return whether gradients were averaged in it;

@@ -59,6 +59,7 @@ class ACCELERATE_API Averaging final : public Layer {
   std::optional<int64_t> apart() const override;
   comm::Group* replicas() const override;
   /// What compression of gradients has lost, and of which parameters buckets are made.
+  std::string state_name() const override { return "gradients"; }
   c10::IValue own_state() const override;
   std::function<void()> stage_own_state(const c10::IValue& state) override;
   bool shares_buffers() const override;

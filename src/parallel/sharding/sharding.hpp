@@ -58,6 +58,7 @@ class ACCELERATE_API Sharding final : public Layer {
   std::optional<int64_t> apart() const override;
   comm::Group* replicas() const override;
 
+  std::string state_name() const override { return "gradients"; }
   bool cuts() const override { return true; }
   std::vector<Held> held() const override;
   std::optional<Held> gradient(const at::Tensor& parameter) const override;
