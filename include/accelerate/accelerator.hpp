@@ -601,6 +601,7 @@ class ACCELERATE_API Accelerator {
   Scope resume_sync(const std::shared_ptr<parallel::Engine>& model);
   void join(const parallel::Engines& models, const std::function<void()>& loop, std::optional<bool> even_batches);
   void run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options);
+  void run_backward_now(const at::Tensor& scaled, const BackwardOptions& options);
   void check_belonging();
   void expect_receipts() const;
   void give_receipts() const noexcept;

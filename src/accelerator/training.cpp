@@ -1,3 +1,4 @@
+#include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -97,10 +98,47 @@ void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const Back
       .scale(static_cast<double>(comm::mesh().size(comm::kTokens)) / all);
 }
 
+namespace {
+
+/// Whether gradients were to be averaged when a backward was asked for; an engine's layer may run it later.
+class AskedFor {
+ public:
+  explicit AskedFor(const parallel::Engines& engines) {
+    for (const auto& engine : engines) flags_.emplace_back(engine, engine->require_backward_grad_sync());
+  }
+  Scope again() const {
+    std::vector<std::pair<std::shared_ptr<parallel::Engine>, bool>> before;
+    for (const auto& [told, asked] : flags_)
+      if (const auto engine = told.lock(); engine && engine->require_backward_grad_sync() != asked) {
+        before.emplace_back(engine, !asked);
+        engine->set_require_backward_grad_sync(asked);
+      }
+    return Scope([before = std::move(before)] {
+      for (const auto& [engine, value] : before) engine->set_require_backward_grad_sync(value);
+    });
+  }
+
+ private:
+  std::vector<std::pair<std::weak_ptr<parallel::Engine>, bool>> flags_;  // which may hold the backward
+};
+
+}  // namespace
+
 void Accelerator::run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options) {
   counts::add(Count::backwards);
   const at::Tensor weighted = weight == 1.0 ? loss : loss * weight;
   const at::Tensor scaled = impl_->run.scaler ? impl_->run.scaler->scale(weighted) : weighted;
+  const auto engines = impl_->run.engines();
+  std::function<void()> run = [this, scaled, options, asked = AskedFor(engines)] {
+    const auto synchronisation = asked.again();
+    run_backward_now(scaled, options);
+  };
+  for (auto engine = engines.rbegin(); engine != engines.rend(); ++engine)
+    run = [engine = *engine, run = std::move(run)] { engine->backward(run); };
+  run();
+}
+
+void Accelerator::run_backward_now(const at::Tensor& scaled, const BackwardOptions& options) {
   const auto engines = impl_->run.engines();
   for (const auto& engine : engines) engine->before_backward(scaled);
   parallel::guard_backward(

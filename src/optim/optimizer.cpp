@@ -2,7 +2,9 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
+#include <c10/util/Type.h>
 
+#include <algorithm>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -44,6 +46,18 @@ struct AcceleratedOptimizer::Impl {
 
   at::Tensor step_now(const LossClosure& closure);
 
+  /// Steps on all parameters that have gradients. @param grad_scale  what these are to be divided by
+  void take(const std::optional<at::Tensor>& grad_scale);
+  /// Some of the parameters, which hooks are told of.
+  struct Part {
+    const StepHooks* hooks;
+    size_t number;  ///< to these
+    std::vector<at::Tensor> parameters;
+  };
+  /// Empty: the step is on all at once.
+  std::vector<Part> parts() const;
+  void take_part_by_part(const std::vector<Part>& parts, const std::optional<at::Tensor>& grad_scale);
+
   /// Whether the fused kernels take this step.
   bool prepare_fused() {
     step_was_fused = false;
@@ -61,6 +75,36 @@ struct AcceleratedOptimizer::Impl {
 };
 
 namespace {
+
+using Parameters = std::unordered_set<const at::TensorImpl*>;
+
+/// While it lives the optimizer has some of its parameters only.
+class OnlySome {
+ public:
+  template <class Which> OnlySome(torch::optim::Optimizer& optimizer, Which&& which) : optimizer_(optimizer) {
+    for (auto& group : optimizer.param_groups()) {
+      all_.push_back(group.params());
+      std::erase_if(group.params(), [&](const at::Tensor& parameter) { return !which(parameter); });
+    }
+  }
+  OnlySome(const OnlySome&) = delete;
+  OnlySome& operator=(const OnlySome&) = delete;
+  ~OnlySome() {
+    for (size_t i = 0; i < all_.size(); ++i) optimizer_.param_groups()[i].params() = std::move(all_[i]);
+  }
+
+ private:
+  torch::optim::Optimizer& optimizer_;
+  std::vector<std::vector<at::Tensor>> all_;
+};
+
+void require_element_wise(const torch::optim::Optimizer& optimizer) {
+  if (!optim::is_element_wise(optimizer))
+    raise<ConfigError>(
+        "step: found an optimizer of class {}, which may need all of its parameters at once, expected one that steps "
+        "element by element (SGD, Adam, AdamW, Adagrad, RMSprop), because this model is stepped on part by part",
+        c10::demangle(typeid(optimizer).name()));
+}
 
 /// LibTorch's parameters() lists a tied weight under each of its names, and an optimizer would step it as often.
 /// Python's lists it once.
@@ -163,6 +207,77 @@ void AcceleratedOptimizer::set_step_hooks(const void* owner, StepHooks hooks) co
   impl_->hooks.emplace_back(owner, std::move(hooks));
 }
 
+void AcceleratedOptimizer::step_on(const std::vector<at::Tensor>& parameters) const {
+  Impl& self = *impl_;
+  Parameters wanted;
+  for (const auto& parameter : parameters) wanted.insert(parameter.unsafeGetTensorImpl());
+  const auto is_wanted = [&](const at::Tensor& parameter) { return wanted.contains(parameter.unsafeGetTensorImpl()); };
+  const auto& groups = self.optimizer->param_groups();
+  if (std::none_of(groups.begin(), groups.end(), [&](const auto& group) {
+        return std::any_of(group.params().begin(), group.params().end(), is_wanted);
+      }))
+    return;
+  require_element_wise(*self.optimizer);
+  if (self.scaler && self.scaler->is_enabled())
+    throw ConfigError(
+        "step: found a step within backward together with loss scaling, expected mixed_precision \"bf16\" or \"no\": "
+        "whether a gradient overflowed is known when all of them are there");
+  const meta_memory::Purpose states(MemoryUse::optimizer);
+  const OnlySome some(*self.optimizer, is_wanted);
+  self.take(std::nullopt);
+}
+
+void AcceleratedOptimizer::Impl::take(const std::optional<at::Tensor>& grad_scale) {
+  if (prepare_fused()) return fused->run(grad_scale);
+  if (grad_scale) {
+    at::NoGradGuard no_grad;
+    for (auto& group : optimizer->param_groups())
+      for (auto& parameter : group.params())
+        if (parameter.grad().defined()) parameter.mutable_grad().div_(grad_scale->to(parameter.device()));
+  }
+  optimizer->step();
+}
+
+std::vector<AcceleratedOptimizer::Impl::Part> AcceleratedOptimizer::Impl::parts() const {
+  std::vector<Part> all;
+  Parameters own;
+  for (const auto& [owner, told] : hooks) {
+    if (!told.parts) continue;
+    const auto theirs = told.parts();
+    if (own.empty() && !theirs.empty())
+      for (const auto& group : optimizer->param_groups())
+        for (const auto& parameter : group.params()) own.insert(parameter.unsafeGetTensorImpl());
+    for (size_t number = 0; number < theirs.size(); ++number) {
+      Part part{&told, number, {}};
+      for (const auto& parameter : theirs[number])
+        if (own.contains(parameter.unsafeGetTensorImpl())) part.parameters.push_back(parameter);
+      if (!part.parameters.empty()) all.push_back(std::move(part));
+    }
+  }
+  if (!all.empty()) require_element_wise(*optimizer);
+  return all;
+}
+
+void AcceleratedOptimizer::Impl::take_part_by_part(const std::vector<Part>& parts,
+                                                   const std::optional<at::Tensor>& grad_scale) {
+  Parameters in_parts;
+  for (const Part& part : parts) {
+    Parameters wanted;
+    for (const auto& parameter : part.parameters) wanted.insert(parameter.unsafeGetTensorImpl());
+    in_parts.insert(wanted.begin(), wanted.end());
+    if (part.hooks->before_part) part.hooks->before_part(part.number, optim::states_of(*optimizer, part.parameters));
+    {
+      const OnlySome some(
+          *optimizer, [&](const at::Tensor& parameter) { return wanted.contains(parameter.unsafeGetTensorImpl()); });
+      take(grad_scale);
+    }
+    if (part.hooks->after_part) part.hooks->after_part(part.number, optim::states_of(*optimizer, part.parameters));
+  }
+  const OnlySome rest(*optimizer,
+                      [&](const at::Tensor& parameter) { return !in_parts.contains(parameter.unsafeGetTensorImpl()); });
+  take(grad_scale);
+}
+
 at::Tensor AcceleratedOptimizer::Impl::step_now(const LossClosure& closure) {
   const meta_memory::Purpose states(MemoryUse::optimizer);
   Impl& self = *this;
@@ -172,17 +287,21 @@ at::Tensor AcceleratedOptimizer::Impl::step_now(const LossClosure& closure) {
       throw ConfigError(
           "AcceleratedOptimizer::step: found a closure together with loss scaling, expected step() alone: a loss that "
           "is computed anew inside the step is not scaled. Train with mixed_precision \"bf16\" or \"no\".");
-    optim::GradScaler::StepFunction fused_step;
-    if (self.prepare_fused())
-      fused_step = [&](const std::optional<at::Tensor>& grad_scale) { self.fused->run(grad_scale); };
-    self.step_was_skipped = !self.scaler->step(optimizer, fused_step);
+    optim::GradScaler::StepFunction own_step;  // which divides
+    if (const auto parts = self.parts(); !parts.empty())
+      own_step = [&self, parts](const std::optional<at::Tensor>& grad_scale) {
+        self.take_part_by_part(parts, grad_scale);
+      };
+    else if (self.prepare_fused())
+      own_step = [&](const std::optional<at::Tensor>& grad_scale) { self.fused->run(grad_scale); };
+    self.step_was_skipped = !self.scaler->step(optimizer, own_step);
     if (self.fused) self.fused->discard();
     self.scaler->update(optimizer);
     return {};
   }
+  if (const auto parts = self.parts(); !parts.empty()) return self.take_part_by_part(parts, std::nullopt), at::Tensor();
   if (!self.fused) return optimizer.step(in_step(closure, optimizer));
-  if (self.prepare_fused()) self.fused->run(std::nullopt);
-  else optimizer.step();
+  self.take(std::nullopt);
   return {};
 }
 

@@ -381,6 +381,21 @@ void move_optimizer_state(Optimizer& optimizer, const at::Tensor& from, const at
   states[to.unsafeGetTensorImpl()] = std::move(state);
 }
 
+std::vector<at::Tensor> states_of(Optimizer& optimizer, const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> states;
+  const std::function<at::Tensor(const at::Tensor&)> note = [&](const at::Tensor& tensor) {
+    states.push_back(tensor);
+    return tensor;
+  };
+  require_description(optimizer, "step", [&]<class D>() {
+    for (const auto& parameter : parameters)
+      if (const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl()); found != optimizer.state().end())
+        D::state(known_state<D>(optimizer, *found->second), static_cast<typename D::Options&>(optimizer.defaults()),
+                 MapTensors{note});
+  });
+  return states;
+}
+
 void map_optimizer_state(Optimizer& optimizer, const std::function<at::Tensor(const at::Tensor&)>& f) {
   if (auto* own = dynamic_cast<OwnStateDict*>(&optimizer)) return own->map_state(f);
   with_description(optimizer, [&]<class D>() {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace accelerate::optim {
 
@@ -26,6 +27,8 @@ bool has_own_state_dict(const torch::optim::Optimizer& optimizer);
 std::map<std::string, at::Tensor> initial_state(torch::optim::Optimizer& optimizer,
                                                 const torch::optim::OptimizerParamGroup& group,
                                                 const at::Tensor& parameter);
+/// What the optimizer holds for these parameters. @throws ConfigError for classes whose states are not known here.
+std::vector<at::Tensor> states_of(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters);
 /// Replaces every tensor of the state by f(tensor). Classes that are not known here are left as they are.
 void map_optimizer_state(torch::optim::Optimizer& optimizer, const std::function<at::Tensor(const at::Tensor&)>& f);
 /// What the optimizer holds for `from` becomes its state of `to`, every tensor replaced by f(tensor); f sees those that

@@ -32,6 +32,12 @@ void Engine::after_forward(const std::vector<at::Tensor>& outputs) {
 void Engine::leave_forward() noexcept {
   for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) (*layer)->leave_forward();
 }
+void Engine::backward(const std::function<void()>& run) {
+  std::function<void()> next = run;
+  for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer)
+    next = [&one = **layer, next = std::move(next)] { one.backward(next); };
+  next();
+}
 void Engine::before_backward(const at::Tensor& loss) {
   for (const auto& layer : layers_) layer->before_backward(loss);
 }
@@ -80,6 +86,21 @@ void Engine::resume_accumulation() {
 }
 void Engine::settle_gradients() {
   for (const auto& layer : layers_) layer->settle_gradients();
+}
+
+Layer* Engine::stepping() const {
+  const auto found =
+      std::find_if(layers_.begin(), layers_.end(), [](const auto& layer) { return !layer->step_parts().empty(); });
+  return found == layers_.end() ? nullptr : found->get();
+}
+std::vector<std::vector<at::Tensor>> Engine::step_parts() const {
+  const Layer* const layer = stepping();
+  return layer ? layer->step_parts() : std::vector<std::vector<at::Tensor>>{};
+}
+void Engine::before_part(size_t part, const std::vector<at::Tensor>& states) { stepping()->before_part(part, states); }
+void Engine::after_part(size_t part, const std::vector<at::Tensor>& states) { stepping()->after_part(part, states); }
+void Engine::set_step(const std::function<void(const std::vector<at::Tensor>&)>& step) {
+  for (const auto& layer : layers_) layer->set_step(step);
 }
 
 void Engine::set_apart(bool apart) {

@@ -14,6 +14,7 @@ namespace accelerate::parallel {
 
 // All that there are, in the order of the stack: a layer's folder defines choose_NAME().
 #define ACCELERATE_LAYERS(X)   \
+  X(codes)                     \
   X(deepspeed)   /* refused */ \
   X(megatron_lm) /* refused */ \
   X(fsdp)                      \
@@ -110,11 +111,13 @@ std::shared_ptr<Engine> ChosenEngine::make(const ModelRef& model, const at::Devi
                                            bool evaluation_mode) const {
   std::vector<std::unique_ptr<Layer>> layers;
   auto given = whole_tensors(model.parameters());
-  for (const auto& chosen : layers_)
+  for (const auto& chosen : layers_) {
+    chosen->hand_on(given);
     if (auto layer = chosen->make(model, device, evaluation_mode, given)) {
       if (layer->cuts()) given = layer->held();
       layers.push_back(std::move(layer));
     }
+  }
   return layers.empty() ? nullptr : std::make_shared<Engine>(std::move(layers));
 }
 

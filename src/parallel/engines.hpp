@@ -81,6 +81,8 @@ class ChosenLayer {
   /// Whether make() gives the model its memory and its place.
   virtual bool places_models() const { return false; }
 
+  /// Before make(): what is given may be something else to this layer and those after it. Not collective.
+  virtual void hand_on(std::vector<Held>& /*given*/) const {}
   /// The layer of one model; null where it needs none (alone, or in evaluation mode). Collective.
   /// @param given  what the layers before it have left of the model's parameters
   /// @throws ConfigError when the settings don't fit together, ShapeError when ranks bring different models.

@@ -38,6 +38,11 @@ class ACCELERATE_API Layer {
   virtual void before_forward() {}
   virtual void after_forward(const std::vector<at::Tensor>& outputs) { static_cast<void>(outputs); }
   virtual void leave_forward() noexcept {}
+  /// `run` is the backward of one loss, with all that goes with it (before_backward(), autograd, after_backward(), of
+  /// every model). A layer that defers it keeps `run` and calls it later, with the synchronisation that was asked for
+  /// when it came: all in the order in which they came, and within the call for the last micro-step of a group, or in
+  /// settle_gradients(), at the latest.
+  virtual void backward(const std::function<void()>& run) { run(); }
   virtual void before_backward(const at::Tensor& loss) { static_cast<void>(loss); }
   virtual bool averages(const at::Tensor& parameter) const {
     static_cast<void>(parameter);
@@ -60,6 +65,24 @@ class ACCELERATE_API Layer {
   virtual void prepare_backward_sync() {}
   virtual void resume_accumulation() {}
   virtual void settle_gradients() {}
+
+  // Optimizers that step part by part. Of the first layer that has parts.
+
+  /// Tensors, of what this layer holds, on which optimizers step together: on one part after the other, and then on
+  /// what is in none. Nothing: on all at once. Not collective.
+  virtual std::vector<std::vector<at::Tensor>> step_parts() const { return {}; }
+  /// Around each optimizer's step on a part, for what it keeps of the part's tensors (moments, of their sizes; none
+  /// before its first step): its bytes may be elsewhere between the steps. Not where a step is skipped.
+  virtual void before_part(size_t part, const std::vector<at::Tensor>& states) {
+    static_cast<void>(part), static_cast<void>(states);
+  }
+  virtual void after_part(size_t part, const std::vector<at::Tensor>& states) {
+    static_cast<void>(part), static_cast<void>(states);
+  }
+  /// `step` steps on some of what this layer holds, now, for one that does so within backward: it has averaged their
+  /// gradients, and clears them afterwards. @throws ConfigError (the function) with a loss scaler, which knows of an
+  /// overflow when all gradients are there.
+  virtual void set_step(std::function<void(const std::vector<at::Tensor>&)> step) { static_cast<void>(step); }
 
   // Replicas that train apart for a while. Only a layer that has replicas() is asked.
 

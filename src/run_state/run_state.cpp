@@ -153,8 +153,25 @@ void give_pieces_to_optimizers(const RunState& run) {
           if (!pieces->empty())
             optim::refuse_torch_save(bare, [&](const void* parameter) { return pieces->contains(parameter); });
         };
+      // Null cost where no layer has parts: nobody is asked in a step.
+      if (!engine->step_parts().empty()) {
+        hooks.parts = [told] {
+          const auto here = told.lock();
+          return here ? here->step_parts() : std::vector<std::vector<at::Tensor>>{};
+        };
+        const auto tell_part = [told](void (parallel::Engine::*what)(size_t, const std::vector<at::Tensor>&)) {
+          return [told, what](size_t part, const std::vector<at::Tensor>& states) {
+            if (const auto here = told.lock()) ((*here).*what)(part, states);
+          };
+        };
+        hooks.before_part = tell_part(&parallel::Engine::before_part);
+        hooks.after_part = tell_part(&parallel::Engine::after_part);
+      }
       optimizer.set_step_hooks(engine.get(), std::move(hooks));
     }
+    engine->set_step([optimizers = run.optimizers](const std::vector<at::Tensor>& parameters) {
+      for (const auto& optimizer : optimizers) optimizer.step_on(parameters);
+    });
   }
 }
 

@@ -223,6 +223,79 @@ class RowsLayer final : public parallel::Layer {
   std::vector<parallel::Held> held_;
 };
 
+/// What layers did, in order.
+std::vector<std::string> doings;
+
+/// Runs the backwards of a group when its last one comes, as a pipeline does whose stages compute other micro-steps
+/// meanwhile.
+class LaterLayer final : public parallel::Layer {
+ public:
+  std::string name() const override { return "later"; }
+  void before_forward() override { doings.emplace_back("forward"); }
+  void backward(const std::function<void()>& run) override {
+    waiting_.push_back(run);
+    if (sync_) settle_gradients();
+  }
+  void before_backward(const at::Tensor&) override { doings.emplace_back("backward"); }
+  void settle_gradients() override {
+    for (const auto& run : std::exchange(waiting_, {})) run();
+  }
+  bool require_backward_grad_sync() const override { return sync_; }
+  void set_require_backward_grad_sync(bool value) override { sync_ = value; }
+  void prepare_backward_sync() override { sync_ = true; }
+
+ private:
+  std::vector<std::function<void()>> waiting_;
+  bool sync_ = true;
+};
+
+/// Optimizers step on two tensors at a time, and then on the last one; between steps what they keep of the others is
+/// here.
+class PartsLayer final : public parallel::Layer {
+ public:
+  explicit PartsLayer(const std::vector<parallel::Held>& given) {
+    for (size_t i = 0; i + 1 < given.size(); ++i) {
+      if (i % 2 == 0) parts_.emplace_back();
+      parts_.back().push_back(given[i].value);
+    }
+    kept_.resize(parts_.size());
+  }
+  std::string name() const override { return "parts"; }
+  std::vector<std::vector<at::Tensor>> step_parts() const override { return parts_; }
+  void before_part(size_t part, const std::vector<at::Tensor>& states) override {
+    doings.push_back("part " + std::to_string(part) + " with " + std::to_string(states.size()));
+    for (size_t i = 0; i < states.size(); ++i) states[i].set_data(kept_[part][i]);
+    kept_[part].clear();
+  }
+  void after_part(size_t part, const std::vector<at::Tensor>& states) override {
+    for (const auto& state : states) {
+      kept_[part].push_back(state.detach().clone());
+      state.set_data(at::empty({0}, state.options()));
+    }
+  }
+
+ private:
+  std::vector<std::vector<at::Tensor>> parts_, kept_;
+};
+
+/// Steps within backward, on one tensor after the other.
+class AtOnceLayer final : public parallel::Layer {
+ public:
+  explicit AtOnceLayer(const std::vector<parallel::Held>& given) : given_(given) {}
+  std::string name() const override { return "at once"; }
+  void set_step(std::function<void(const std::vector<at::Tensor>&)> step) override { step_ = std::move(step); }
+  void after_backward() override {
+    for (const auto& held : given_) {
+      step_({held.value});
+      held.value.mutable_grad().reset();
+    }
+  }
+
+ private:
+  std::vector<parallel::Held> given_;
+  std::function<void(const std::vector<at::Tensor>&)> step_;
+};
+
 std::vector<std::string> stack_wanted;  ///< of cuts(); what joins the data is averaging where none of them does
 std::vector<comm::AxisSize> axes_wanted;
 std::optional<StateDictType> state_dict_type_wanted;
@@ -240,6 +313,20 @@ class ChosenCut final : public parallel::ChosenLayer {
 
  private:
   Cut cut_;
+};
+
+class ChosenTiming final : public parallel::ChosenLayer {
+ public:
+  explicit ChosenTiming(std::string name) : name_(std::move(name)) {}
+  std::unique_ptr<parallel::Layer> make(const ModelRef&, const at::Device&, bool,
+                                        const std::vector<parallel::Held>& given) const override {
+    if (name_ == "later") return std::make_unique<LaterLayer>();
+    if (name_ == "parts") return std::make_unique<PartsLayer>(given);
+    return std::make_unique<AtOnceLayer>(given);
+  }
+
+ private:
+  std::string name_;
 };
 
 /// What a program may ask for it with.
@@ -311,20 +398,32 @@ AcceleratorOptions options_for(const std::string& engine, int64_t accumulation =
   [[maybe_unused]] static const bool registered = [] {
     auto& kinds = parallel::layer_kinds();
     auto next = kinds.begin();
+    const auto wanted = [](const std::string& name) {
+      return std::find(stack_wanted.begin(), stack_wanted.end(), name) != stack_wanted.end();
+    };
     for (const std::string name : {"rows", "absent", "columns", "columns from the right", "stretches"}) {
-      const auto choose = [name](const parallel::EngineRequest& request) -> std::unique_ptr<parallel::ChosenLayer> {
+      const auto choose = [=](const parallel::EngineRequest& request) -> std::unique_ptr<parallel::ChosenLayer> {
         if (name == "rows") return choose_rows(request);
-        if (std::find(stack_wanted.begin(), stack_wanted.end(), name) == stack_wanted.end()) return nullptr;
-        return std::make_unique<ChosenCut>(cuts().at(name));
+        return wanted(name) ? std::make_unique<ChosenCut>(cuts().at(name)) : nullptr;
       };
       next = std::next(kinds.insert(next, {name, choose}));
+    }
+    for (const std::string name : {"later", "parts", "at once"}) {
+      const auto choose = [=](const parallel::EngineRequest&) -> std::unique_ptr<parallel::ChosenLayer> {
+        return wanted(name) ? std::make_unique<ChosenTiming>(name) : nullptr;
+      };
+      // What it is about is the pieces that sharding leaves.
+      kinds.insert(name == "later" ? kinds.begin() : kinds.end(), {name, choose});
     }
     return true;
   }();
   AcceleratorState::reset();  // else it would have the engine of the first Accelerator
-  want(engine);
+  const auto also = engine.find(", ");
+  want(engine.substr(0, also));
+  if (also != std::string::npos && engine.find("some absent") == std::string::npos)
+    stack_wanted.push_back(engine.substr(also + 2));
   AcceleratorOptions options{.gradient_accumulation_steps = accumulation, .cpu = true};
-  if (engine == "fsdp" || engine == "sharded rows")
+  if (engine.starts_with("fsdp") || engine == "sharded rows")
     options.fsdp_plugin = FullyShardedDataParallelPlugin{.auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
                                                          .state_dict_type = StateDictType::full_state_dict,
                                                          .min_num_params = 10};
@@ -701,6 +800,89 @@ RANKS_TEST(Engines, ComposedLayersJoin, 4) {
   expect_close(trained.weights(), expected, "joined");
   expected.step(5), trained.step(5);
   expect_close(trained.weights(), expected, "after the join");
+}
+
+/// A pipeline's schedule: backwards of a group run behind the forwards of all of its micro-steps.
+RANKS_TEST(Engines, BackwardsRunLater, 1, 2, 3) {
+  for (const std::string engine : {"ddp, later", "fsdp, later", "columns, later"}) {
+    Expected expected;
+    Trained trained(engine, 3);
+    doings.clear();
+    for (int64_t step = 0; step < 7; ++step) {
+      if (step % 3 == 0 && step < 6) expected.step(step, 3, 0.01);
+      const auto scope = trained.accelerator.accumulate(trained.model);
+      trained.backward(step);
+      if (trained.accelerator.sync_gradients()) {
+        const auto norm = trained.accelerator.clip_grad_norm_(trained.model->parameters(), 0.01);
+        EXPECT_NEAR(norm.item<double>(), expected.norm, 1e-5 * expected.norm) << engine;
+      }
+      trained.optimizer.step();
+      trained.optimizer.zero_grad();
+    }
+    expect_close(trained.weights(), expected, engine);
+    const auto group = [](int64_t forwards) {
+      return std::vector<std::string>(static_cast<size_t>(forwards), "forward");
+    };
+    std::vector<std::string> as_planned;
+    for (int64_t n = 0; n < 2; ++n) {
+      const auto forwards = group(3);
+      as_planned.insert(as_planned.end(), forwards.begin(), forwards.end());
+      as_planned.insert(as_planned.end(), 3, "backward");
+    }
+    as_planned.emplace_back("forward");  // of a group that has not ended
+    EXPECT_EQ(doings, as_planned) << engine;
+  }
+}
+
+/// ZeRO's optimizers, whose states are elsewhere but for the part that is stepped on.
+RANKS_TEST(Engines, OptimizersStepPartByPart, 1, 2, 3) {
+  for (const std::string engine : {"ddp, parts", "fsdp, parts"}) {
+    Expected expected;
+    Trained trained(engine);
+    doings.clear();
+    for (int64_t step = 0; step < 3; ++step) {
+      expected.step(step), trained.step(step);
+      int64_t here = 0;
+      for (const auto& [parameter, state] : trained.own.state())
+        here += static_cast<torch::optim::AdamParamState&>(*state).exp_avg().numel() > 0 ? 1 : 0;
+      EXPECT_LE(here, 1) << "the last tensor's, which is in no part";
+    }
+    expect_close(trained.weights(), expected, engine);
+    EXPECT_EQ(doings, (std::vector<std::string>{"part 0 with 0", "part 1 with 0", "part 0 with 4", "part 1 with 2",
+                                                "part 0 with 4", "part 1 with 2"}))
+        << engine;
+  }
+  auto options = options_for("ddp, parts");
+  Accelerator accelerator(options);
+  Net net;
+  torch::optim::LBFGS own(net->parameters());
+  const auto model = accelerator.prepare(net);
+  const auto optimizer = accelerator.prepare(own);
+  accelerator.backward(loss_of(model(own_rows(0))));
+  EXPECT_THAT(message_of<ConfigError>([&] { optimizer.step([&] { return loss_of(model(own_rows(0))); }); }),
+              HasSubstr("LBFGS, which may need all of its parameters at once"));
+}
+
+/// And those that step within backward, of which step() finds nothing left.
+RANKS_TEST(Engines, OptimizersStepWithinBackward, 1, 2, 3) {
+  Expected expected;
+  Trained trained("ddp, at once");
+  for (int64_t step = 0; step < 4; ++step) {
+    expected.step(step), trained.backward(step);
+    for (const auto& parameter : trained.net->parameters()) EXPECT_FALSE(parameter.grad().defined());
+    trained.optimizer.step();
+    trained.optimizer.zero_grad();
+  }
+  expect_close(trained.weights(), expected, "at once");
+  auto options = options_for("ddp, at once");
+  options.mixed_precision = "fp16";
+  Accelerator accelerator(options);
+  Net net;
+  torch::optim::SGD own(net->parameters(), 0.1);
+  const auto model = accelerator.prepare(net);
+  const auto optimizer = accelerator.prepare(own);
+  EXPECT_THAT(message_of<ConfigError>([&] { accelerator.backward(loss_of(model(own_rows(0)))); }),
+              HasSubstr("a step within backward together with loss scaling"));
 }
 
 /// Each rank's pieces as they are fit the same cut alone: other columns of the same sizes are not taken.

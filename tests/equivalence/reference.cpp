@@ -321,7 +321,9 @@ class Reference final : public Machine {
       batch = blurred(batch);  // where an activation is all but flat, its slope is rounding
     if (layout_->sharded && type && batch.is_floating_point()) batch = batch.to(*type);
     const Autocast autocast(case_["precision"]);
-    const at::Tensor output = replica.computing->forward(batch);
+    at::Tensor output = replica.computing->forward(batch);
+    // Terms of a gradient that cancel leave their roundings.
+    if (output.is_floating_point()) output = blurred(output);
     return case_["precision"] == "no" || !output.is_floating_point() ? output : output.to(at::kFloat);
   }
 
@@ -430,10 +432,10 @@ class Reference final : public Machine {
     if (unsettled_) average();
   }
   /// A sum's terms round by their own sizes, and what went before by those of others.
-  at::Tensor blurred(const at::Tensor& gradient) {
-    if (blur_ == 0 || gradient.numel() == 0) return gradient;
-    const at::Tensor size = gradient.abs(), noise = at::rand(gradient.sizes(), random_, size.options()) * 2 - 1;
-    return gradient + noise * (size + 0.1 * size.max()) * blur_;
+  at::Tensor blurred(const at::Tensor& values) {
+    if (blur_ == 0 || values.numel() == 0) return values;
+    const at::Tensor size = values.detach().abs(), noise = at::rand(values.sizes(), random_, size.options()) * 2 - 1;
+    return values + noise * (size + 0.1 * size.max()) * blur_;
   }
 
   void zero_grad(Replica& replica, torch::optim::Optimizer& optimizer, bool to_none) const {

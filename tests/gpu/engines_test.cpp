@@ -82,7 +82,7 @@ TEST_F(GpuGroupOfOne, DataParallelGradientsAreThoseOfThePlainModel) {
     net->to(device());
     plain->to(device());
     const ModelRef model(net.ptr());
-    parallel::Averaging engine(model.parameters(), model.buffers(), {.comm_hook = hook});
+    parallel::Averaging engine(model.parameters(), model.buffers(), {.comm_hook = hook}, {});
     const int64_t before = counts::of(counts::Count::gradient_buckets);
     for (uint64_t step = 0; step < 4; ++step) {
       const auto x = numbers({16, 64}, step);
@@ -114,7 +114,7 @@ TEST_F(GpuGroupOfOne, ShardsBecomeWhole) {
     for (const auto type : {at::kFloat, at::kBFloat16}) {
       at::Tensor shard = numbers({1 << 16}, 7, on_host ? at::Device(at::kCPU) : device());
       if (on_host && on_cuda()) shard = shard.pin_memory();
-      const auto home = residency::shard_home(shard, group, nullptr, "unit");
+      const auto home = residency::shard_home(residency::in_memory(shard), group, nullptr, "unit");
       at::Tensor flat = torch::zeros({1 << 16}, at::TensorOptions().dtype(type).device(device()));
       home->fetch(flat)->wait();
       EXPECT_TRUE(same_bits(flat, shard.to(type)));

@@ -449,7 +449,7 @@ F("FullyShardedDataParallelPlugin::dp_replicate_size", file,
   "fsdp_hybrid_tests FsdpHybrid.NumbersThatDoNotFitAreRefused")
 file = "src/parallel/sharding/sharding.cpp"
 F("FullyShardedDataParallelPlugin::sync_module_states of buffers", file,
-  "if («group && settings.from_rank0») { value = group->broadcast(value, 0);", "false",
+  "if («group && settings.from_rank0») value = of_rank0(value);", "false",
   f + "RanksStartWithRankZerosParametersAndBuffers")
 F("MixedPrecision::param_dtype", file, "part.compute_dtype = «converts» ?", "false", f + "NoShardObeysTheOtherOptions")
 F("MixedPrecision::buffer_dtype", file, "if (buffer_dtype && «value.is_floating_point()» && !stays", "false",
@@ -1607,9 +1607,9 @@ F("a second Accelerator has the first one's layer plugins", "src/accelerator/acc
 F("plugins that no layer takes are refused", "src/parallel/engines.cpp", "if («!request.taken.contains(i)»)", "false", plugged)
 F("layers have receipts", "src/accelerator/receipts.cpp", "«all.entries.push_back(std::move(receipt));»", "", plugged)
 boxes = "engines_tests Engines.LayersOnBoxesThatModulesComputeWith"
-F("sharding says where its box lies", "src/parallel/sharding/sharding.cpp", "«held.slice.corner = box.slice.corner;»", "",
+F("sharding says where its box lies", "src/parallel/sharding/sharding.cpp", "«held.slice.corner = box->slice.corner;»", "",
   boxes)
-F("sharding says over which axes its box is cut", "src/parallel/sharding/sharding.cpp", "«held.cut = held.cut | box.cut;»",
+F("sharding says over which axes its box is cut", "src/parallel/sharding/sharding.cpp", "«held.cut = held.cut | box->cut;»",
   "", boxes)
 F("files have the whole of what modules have a part of", "src/run_state/models.cpp",
   "note(name, «fits» ? part->second->tensor.sizes()", "false", boxes)
@@ -1989,19 +1989,52 @@ F("one row goes through layers directly", "src/models/llama.cpp", "if («context
   "false", "llama_tests Llama.OneRowGoesThroughLayersDirectlyUnlessSomebodyWatchesOperators")
 F("a profile sees operators of one row", "src/models/direct_rows.cpp", "«!at::hasCallbacks()»", "true",
   "llama_tests Llama.OneRowGoesThroughLayersDirectlyUnlessSomebodyWatchesOperators")
+# ---- layers that change when things happen
+r = "engines_tests Engines."
+F("backwards that run later average as they were asked to", "src/accelerator/training.cpp",
+  "«engine->set_require_backward_grad_sync(asked);»", "", r + "BackwardsRunLater")
+F("layers put off backwards", "src/parallel/engine.cpp", "{ «one.backward(next);» }", "next();", r + "BackwardsRunLater")
+F("what a later forward announced waits for its own backward", "src/parallel/averaging/averaging.cpp",
+  "if («!ddp.grad_sync && ddp.reducer && ddp.reducer->expects_gradients()» && !ddp.reducer->unfinished())", "false",
+  r + "BackwardsRunLater")
+file = "src/optim/optimizer.cpp"
+F("steps go from part to part", file, "[&](const at::Tensor& parameter) { return «wanted.contains(parameter.unsafeGetTensorImpl())»; });",
+  "true", r + "OptimizersStepPartByPart")
+F("what is in no part is stepped on last", file, "return «!in_parts.contains(parameter.unsafeGetTensorImpl())»;", "false",
+  r + "OptimizersStepPartByPart")
+F("layers hear of the states of a part", file,
+  "if (part.hooks->after_part) «part.hooks->after_part(part.number, optim::states_of(*optimizer, part.parameters));»", "",
+  r + "OptimizersStepPartByPart")
+F("steps within backward are of what was asked for", file, "const OnlySome some(*self.optimizer, «is_wanted»);",
+  "[](const at::Tensor&) { return true; }", r + "OptimizersStepWithinBackward")
+# ---- shards in any home, by any wire
+r = "homes_tests Homes."
+file = "src/residency/homes/shard.cpp"
+F("shards that lie elsewhere are written back", file, "if (!changes) return;\n    «own_.home->store(values);»", "",
+  r + "ShardsLieInAnyHomeAndTravelByAnyWire")
+F("what a lossy wire left alone stays exact", file, "kept.take_back(flat, «came»);", "at::Tensor()",
+  r + "ShardsLieInAnyHomeAndTravelByAnyWire")
+F("changes of shards that lie elsewhere are counted", file, "«++changes_;»", "",
+  r + "ShardsLieInAnyHomeAndTravelByAnyWire")
+F("neighbours get what was decoded", file, "return wire_ && «wire_->repeats()» ? wire_.get() : nullptr;", "true",
+  r + "ShardsLieInAnyHomeAndTravelByAnyWire")
+F("blocks have a scale each", "src/residency/homes/wire.cpp",
+  "at::amax(at::abs(rows), «1», /*keepdim=*/true)", "at::IntArrayRef({0, 1})", r + "WholeNumbersOnTheWireAreOffByHalfTheirScale")
 # ---- codes in jobs and in checkpoints
 r = "adapters_ranks_tests CodesRanks."
-F("replicas take rank 0's codes", "src/parallel/averaging/averaging.cpp", "«agree_on_codes(impl_->parameters);»", "",
+F("replicas take rank 0's codes", "src/parallel/averaging/averaging.cpp",
+  "for (const Held& held : given) { if (held.stand_in) «held.stand_in->agree();» }", "",
   r + "ReplicasTakeThoseOfRank0")
-F("codes of rank 0 are kept once where others were", "src/parallel/frozen_codes.cpp",
+F("codes of rank 0 are kept once where others were", "src/parallel/codes/codes.cpp",
   "«if (once) codes::keep_once(weight.codes);»", "", r + "ReplicasTakeThoseOfRank0")
 F("ranks compare encodings", "src/parallel/verify_parameters.cpp",
   "if (const auto* weight = «residency::encoded_weight(tensor)»)", "static_cast<residency::EncodedWeight*>(nullptr)",
   r + "OtherEncodingsAreRefusedByName")
-F("shards take rank 0's codes", "src/parallel/sharding/sharding.cpp", "«agree_on_codes(model.parameters());»", "",
+F("shards take rank 0's codes", "src/parallel/sharding/sharding.cpp",
+  "for (const auto& [tensor, held] : self.others) { if (held.stand_in) «held.stand_in->agree();» }", "",
   r + "TheyAreShardedAndRecomputed", r + "ReplicasOfShardsTrainAdaptersOnThem", r + "TheyMayBeWholeInUnits")
 F("codes are sharded", "src/parallel/sharding/sharding.cpp",
-  "for (const auto& [weight, bytes] : code_bytes) «residency::lay_codes_in(*weight, bytes, groups.ranks());»", "", r + "TheyAreSharded")
+  "for (const auto& [stand_in, bytes] : placed) { «stand_in->placed(bytes, groups.ranks());» }", "", r + "TheyAreSharded")
 F("a stage gives up others' codes", "src/parallel/pipeline/pipeline.cpp",
   "weight && !held) «residency::give_up(*weight)»;", "static_cast<void>(0)", r + "StagesKeepTheirOwn")
 F("checkpoints leave frozen codes out", "src/run_state/models.cpp",

@@ -87,8 +87,16 @@ class ACCELERATE_API AcceleratedOptimizer {
     std::function<void()> look = nullptr;
     /// zero_grad() has cleared the gradient of a parameter.
     std::function<void(const at::Tensor&)> cleared = nullptr;
+    /// Parameters to step on together: the step goes from part to part, and then to those in none. Null, or nothing:
+    /// all at once. Around each part, with what the optimizer keeps of its parameters.
+    std::function<std::vector<std::vector<at::Tensor>>()> parts = nullptr;
+    std::function<void(size_t part, const std::vector<at::Tensor>&states)> before_part = nullptr, after_part = nullptr;
   };
   void set_step_hooks(const void* owner, StepHooks hooks) const;
+  /// Steps on those of its parameters that are among these and have gradients, now, whatever accumulates; without
+  /// hooks.
+  /// @throws ConfigError with a scaler, and for an optimizer that does not step element by element.
+  void step_on(const std::vector<at::Tensor>& parameters) const;
 
   torch::optim::Optimizer& optimizer() const;
   operator torch::optim::Optimizer&() const { return optimizer(); }

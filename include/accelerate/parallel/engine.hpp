@@ -42,6 +42,9 @@ class ACCELERATE_API Engine final {
   void after_forward(const std::vector<at::Tensor>& outputs);
   /// The forward is over, also when it threw; after_forward() may have come before. Not collective.
   void leave_forward() noexcept;
+  /// `run` is the backward of one loss, with all that goes with it; layers may put it off to a later call, at the
+  /// latest to settle_gradients().
+  void backward(const std::function<void()>& run);
   /// Right before a backward of `loss` that may go through the model. Not collective.
   void before_backward(const at::Tensor& loss);
   /// Whether this parameter of the model stays the same on all ranks when optimizers step on it: false for one that was
@@ -76,6 +79,13 @@ class ACCELERATE_API Engine final {
   /// Before gradients of a synchronising step are looked at: averages what micro-steps without synchronisation have
   /// left and no backward has averaged since, because it did not go through the model.
   void settle_gradients();
+
+  // Optimizers that step part by part, see Layer.
+
+  std::vector<std::vector<at::Tensor>> step_parts() const;
+  void before_part(size_t part, const std::vector<at::Tensor>& states);
+  void after_part(size_t part, const std::vector<at::Tensor>& states);
+  void set_step(const std::function<void(const std::vector<at::Tensor>&)>& step);
 
   // Replicas that train apart for a while, see LocalSGD.
 
@@ -134,6 +144,7 @@ class ACCELERATE_API Engine final {
 
  private:
   const Layer* cutting() const;  ///< the last one that cuts; null: none
+  Layer* stepping() const;       ///< whose parts optimizers step on; null: nobody's
   std::vector<std::unique_ptr<Layer>> layers_;
 };
 

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,19 @@ struct Slice {
   bool operator==(const Slice&) const = default;
 };
 
+/// What is placed where a tensor would be that has no bytes of its own: the codes of a weight in few bits. Frozen.
+class StandIn {
+ public:
+  virtual ~StandIn() = default;
+  /// From here on equal on all ranks that train the model together, as the first of them has it: all stand-ins of the
+  /// model, with the first one that is asked. Collective.
+  virtual void agree() = 0;
+  /// All that it consists of, 1-D, memory of its own; after agree(). Not collective.
+  virtual at::Tensor bytes() = 0;
+  /// A layer has placed what bytes() gave: that tensor is where they are now, and so many processes hold them together.
+  virtual void placed(const at::Tensor& bytes, int64_t sharers) = 0;
+};
+
 /// One tensor of a model as this rank holds it.
 struct Held {
   std::vector<std::string> names;  ///< its own, and those of weights that are tied to it
@@ -45,6 +59,8 @@ struct Held {
   const comm::Mesh* mesh = nullptr;  ///< whose axes these are; null: the job's
   int64_t part = 0;                  ///< tensors of one part become whole together, see Engine::gather_each()
   const Engine* engine = nullptr;    ///< makes it whole; null: it is, on all ranks
+  /// For the next layer: to be placed instead of the tensor. Null: the tensor itself is.
+  std::shared_ptr<StandIn> stand_in = nullptr;
 
   bool in_pieces() const { return engine != nullptr; }
   /// Of the ranks that hold these very elements, this one writes and counts them.

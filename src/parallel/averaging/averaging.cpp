@@ -26,7 +26,6 @@
 #include "parallel/backward_watch.hpp"
 #include "parallel/drift.hpp"
 #include "parallel/engines.hpp"
-#include "parallel/frozen_codes.hpp"
 #include "parallel/gradient_hook.hpp"
 #include "parallel/join.hpp"
 #include "parallel/replica_average.hpp"
@@ -532,7 +531,8 @@ struct Averaging::Impl {
   }
 };
 
-Averaging::Averaging(NamedTensors parameters, const NamedTensors& buffers, const DistributedDataParallelKwargs& kwargs)
+Averaging::Averaging(NamedTensors parameters, const NamedTensors& buffers, const DistributedDataParallelKwargs& kwargs,
+                     const std::vector<Held>& given)
     : impl_(std::make_unique<Impl>()) {
   if (kwargs.bucket_cap_mb < 1)
     raise<ConfigError>("DistributedDataParallelKwargs: bucket_cap_mb is {}, expected at least 1", kwargs.bucket_cap_mb);
@@ -544,7 +544,9 @@ Averaging::Averaging(NamedTensors parameters, const NamedTensors& buffers, const
   // A hook may leave ranks with other parameters.
   impl_->drift = DriftCheck(impl_->group, kwargs.communication_hook ? 0 : kwargs.compare_parameters_every);
   impl_->group->guard("prepare", [&] {
-    agree_on_codes(impl_->parameters);
+    for (const Held& held : given) {
+      if (held.stand_in) held.stand_in->agree();
+    }
     broadcast_in_place(*impl_->group, tensors_of(impl_->parameters), 0);
     broadcast_in_place(*impl_->group, tensors_of(impl_->buffers), 0);
     impl_->make_reducer();
@@ -598,6 +600,9 @@ void Averaging::after_forward(const std::vector<at::Tensor>& outputs) {
 void Averaging::before_backward(const at::Tensor& loss) {
   Impl& ddp = *impl_;
   ddp.loss = WeakTensor(loss.getIntrusivePtr());
+  // One that averages, of another forward, was announced meanwhile: its own backward announces it again.
+  if (!ddp.grad_sync && ddp.reducer && ddp.reducer->expects_gradients() && !ddp.reducer->unfinished())
+    ddp.reducer->expect_nothing();
   // The forward may have been the module's own.
   if (ddp.reducer && ddp.reducer->expects_gradients()) ddp.check_in_place("backward");
   else ddp.follow_flags("backward");
@@ -744,9 +749,9 @@ class ChosenAveraging final : public ChosenLayer {
   explicit ChosenAveraging(const DistributedDataParallelKwargs& kwargs) : kwargs_(kwargs) {}
   bool joins_data() const override { return true; }
   std::unique_ptr<Layer> make(const ModelRef& model, const at::Device&, bool evaluation_mode,
-                              const std::vector<Held>&) const override {
+                              const std::vector<Held>& given) const override {
     if (comm::mesh().size(comm::kTokens) == 1 || evaluation_mode) return nullptr;
-    return std::make_unique<Averaging>(model.parameters(), model.buffers(), kwargs_);
+    return std::make_unique<Averaging>(model.parameters(), model.buffers(), kwargs_, given);
   }
 
  private:

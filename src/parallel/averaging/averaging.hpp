@@ -28,12 +28,13 @@ namespace accelerate::parallel {
 /// where gradients would not be averaged any more.
 ///
 /// All ranks construct it with the same parameters in the same order; the constructor is collective and gives every
-/// rank rank 0's values.
+/// rank rank 0's values, and lets stand-ins among what layers before it have left (`given`) agree.
 /// @throws ShapeError naming the first parameter whose name, shape or dtype differs between ranks (on every rank),
 /// CommError. Source: PyTorch DDP (arXiv:2006.15704); reference documentation of DistributedDataParallelKwargs.
 class ACCELERATE_API Averaging final : public Layer {
  public:
-  Averaging(NamedTensors parameters, const NamedTensors& buffers, const DistributedDataParallelKwargs& kwargs);
+  Averaging(NamedTensors parameters, const NamedTensors& buffers, const DistributedDataParallelKwargs& kwargs,
+            const std::vector<Held>& given);
   ~Averaging() override;
 
   std::string name() const override { return "averaging"; }

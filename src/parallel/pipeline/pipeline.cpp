@@ -15,7 +15,7 @@
 #include "accelerate/utils/archive.hpp"
 #include "comm/agreement.hpp"
 #include "comm/group.hpp"
-#include "parallel/frozen_codes.hpp"
+#include "parallel/codes/codes.hpp"
 #include "parallel/pipeline/carrier.hpp"
 #include "parallel/pipeline/plan.hpp"
 #include "parallel/pipeline/stages.hpp"

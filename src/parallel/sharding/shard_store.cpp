@@ -53,12 +53,15 @@ class GatheredStore final : public ShardStore {
     }
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string& name) override {
-    if (!part.fp8) return residency::shard_home(part.master, groups_.shard, groups_.near, name);
-    residency::Float8Wire wire{.scales = part.fp8_scales};
-    for (const auto& member : part.members)
-      wire.stretches.push_back({.begin = member.offset, .length = member.tensor.numel()});
-    counts::add(counts::Count::parts_as_fp8);
-    return residency::shard_home(part.master, groups_.shard, groups_.near, name, std::move(wire));
+    std::unique_ptr<residency::Wire> wire;
+    if (part.fp8) {
+      std::vector<residency::WireStretch> stretches;
+      for (const auto& member : part.members)
+        stretches.push_back({.begin = member.offset, .length = member.tensor.numel()});
+      wire = residency::float8_wire(std::move(stretches), part.fp8_scales);
+      counts::add(counts::Count::parts_as_fp8);
+    }
+    return residency::shard_home(residency::in_memory(part.master), groups_.shard, groups_.near, name, std::move(wire));
   }
   std::unique_ptr<GradientReducer> make_reducer() override { return collective_reducer(parts_, groups_, options_); }
   void refresh(residency::Residency&) override {

@@ -37,9 +37,12 @@ struct ShardedPart {
   residency::Unit* unit = nullptr;
   std::vector<ShardedMember> members;
   residency::Layout layout;
-  bool trained = false;                       ///< some member requires a gradient, or has one
-  bool trainable = false;                     ///< members may be trained, if they are not now
-  bool codes = false;                         ///< of weights in few bits: their bytes in place of parameters, frozen
+  bool trained = false;    ///< some member requires a gradient, or has one
+  bool trainable = false;  ///< members may be trained, if they are not now
+  bool stands_in = false;  ///< its members are no parameters, but stand in for them; frozen
+  /// Some of its unit stand in: gradients go through those after its own (an adapter's) are there, so that the unit
+  /// goes when the next one comes.
+  bool beside_stand_ins = false;
   at::ScalarType master_dtype = at::kFloat;   ///< of the shards, of what the optimizer sees
   at::ScalarType compute_dtype = at::kFloat;  ///< of the flat storage
   at::Tensor master;                          ///< [numel / world]: this rank's stretch

@@ -19,7 +19,6 @@
 #include "comm/group.hpp"
 #include "parallel/backward_watch.hpp"
 #include "parallel/drift.hpp"
-#include "parallel/frozen_codes.hpp"
 #include "parallel/replica_average.hpp"
 #include "parallel/sharding/gradient_reducer.hpp"
 #include "parallel/sharding/gradient_taker.hpp"
@@ -30,7 +29,6 @@
 #include "parallel/stretch.hpp"
 #include "parallel/verify_parameters.hpp"
 #include "residency/deferred/materialize.hpp"
-#include "residency/homes/encoded.hpp"
 #include "residency/member.hpp"
 #include "residency/residency.hpp"
 #include "utils/counts.hpp"
@@ -41,48 +39,21 @@ namespace {
 
 using counts::Count;
 
-/// One tensor of rank 0's that all have now.
-void count_from_rank0(const at::Tensor& value) {
-  counts::add(Count::tensors_from_rank0);
-  counts::add(Count::bytes_from_rank0, static_cast<int64_t>(value.nbytes()));
-}
-
 bool is_low_precision(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 /// What ranks can average, however they are connected.
 bool is_trainable(at::ScalarType type) { return is_low_precision(type) || type == at::kFloat || type == at::kDouble; }
 
-/// Weights in few bits, and the bytes that are sharded for each.
-using CodeBytes = std::vector<std::pair<residency::EncodedWeight*, at::Tensor>>;
+/// What is sharded instead of a parameter.
+using Placed = std::vector<std::pair<std::shared_ptr<StandIn>, at::Tensor>>;
 
 /// What the members of one part have in common.
 struct PartKind {
   at::ScalarType dtype;
   bool trained;
   bool fp8;                                           ///< gathered in 8 bits
-  bool codes;                                         ///< bytes of weights in few bits
+  bool stands_in;                                     ///< for parameters
   auto operator<=>(const PartKind&) const = default;  // NOLINT(modernize-use-nullptr): version 14 sees a 0 in it
 };
-
-/// The unit's tensors in groups of one dtype that are all trained or all frozen, and travel alike. Codes are sharded as
-/// bytes, in place of the weights that they stand for.
-std::map<PartKind, NamedTensors> parts_of(const NamedTensors& parameters, const std::set<std::string>& as_fp8,
-                                          CodeBytes& code_bytes) {
-  std::map<PartKind, NamedTensors> parts;
-  for (const auto& [name, tensor] : parameters) {
-    if (auto* weight = residency::encoded_weight(tensor)) {
-      code_bytes.emplace_back(weight, residency::bytes_of(weight->codes));
-      parts[{.dtype = at::kByte, .trained = false, .fp8 = false, .codes = true}].emplace_back(name,
-                                                                                              code_bytes.back().second);
-    } else {
-      parts[{.dtype = tensor.scalar_type(),
-             .trained = tensor.requires_grad(),
-             .fp8 = as_fp8.contains(name),
-             .codes = false}]
-          .emplace_back(name, tensor);
-    }
-  }
-  return parts;
-}
 
 }  // namespace
 
@@ -92,14 +63,15 @@ struct Sharding::Impl {
   ShardGroups groups;
   std::unique_ptr<residency::Residency> units;
   std::vector<ShardedPart> parts;
-  CodeBytes code_bytes;  ///< members of `parts` that are no parameters of the model
+  Placed placed;  ///< members of `parts` that are no parameters of the model
   std::unique_ptr<ShardStore> store;
   std::unique_ptr<GradientReducer> reducer;
   std::unique_ptr<WholeGradients> gradients;                                  ///< what grad() of the parameters is
   std::unordered_map<const at::TensorImpl*, BeforeGradient> before_gradient;  ///< by the module's parameter
   std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of;        ///< by the module's parameter; of `parts`
   std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of_piece;
-  std::unordered_map<const at::TensorImpl*, Held> boxes;  ///< by the module's parameter: what layers before have cut
+  std::unordered_map<const at::TensorImpl*, Held>
+      others;  ///< by the module's parameter: what layers before have cut, or put in its place
   std::vector<std::string>
       full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
   DriftCheck drift;    ///< of replicas
@@ -115,18 +87,44 @@ struct Sharding::Impl {
   bool gradients_are_open =
       false;  ///< outside of forward and backward: pieces have some, and no prepared optimizer has stepped on them
 
+  /// What layers before have left of a parameter, where that is not the parameter as it was. Null: it is.
+  const Held* other(const at::Tensor& parameter) const {
+    const auto found = others.find(parameter.unsafeGetTensorImpl());
+    return found == others.end() ? nullptr : &found->second;
+  }
+  bool has_stand_in(const at::Tensor& parameter) const {
+    const Held* const held = other(parameter);
+    return held && held->stand_in;
+  }
+
+  /// The unit's tensors in groups of one dtype that are all trained or all frozen, and travel alike.
+  std::map<PartKind, NamedTensors> parts_of(const NamedTensors& parameters) {
+    std::map<PartKind, NamedTensors> kinds;
+    for (const auto& [name, tensor] : parameters) {
+      const bool stands_in = has_stand_in(tensor);
+      if (stands_in) placed.emplace_back(other(tensor)->stand_in, other(tensor)->stand_in->bytes());
+      const at::Tensor& sharded = stands_in ? placed.back().second : tensor;
+      kinds[{.dtype = sharded.scalar_type(),
+             .trained = sharded.requires_grad(),
+             .fp8 = !stands_in && settings.fp8_weights.contains(name),
+             .stands_in = stands_in}]
+          .emplace_back(name, sharded);
+    }
+    return kinds;
+  }
+
   /// Decides where everything will lie, before anything moves.
   std::vector<std::pair<ShardedUnit, std::vector<size_t>>> plan(const ModelRef& model, const at::Device& device) {
     std::vector<std::pair<ShardedUnit, std::vector<size_t>>> planned;
     for (auto& unit : settings.units(model)) {
       std::vector<size_t> indices;
-      for (auto& [kind, parameters] : parts_of(unit.parameters, settings.fp8_weights, code_bytes)) {
+      for (auto& [kind, parameters] : parts_of(unit.parameters)) {
         ShardedPart part;
         part.index = parts.size();
         part.trained = kind.trained;
-        part.trainable = kind.trained || (!kind.codes && is_trainable(kind.dtype));
+        part.trainable = kind.trained || (!kind.stands_in && is_trainable(kind.dtype));
         part.fp8 = kind.fp8;
-        part.codes = kind.codes;
+        part.stands_in = kind.stands_in;
         std::vector<at::Tensor> tensors;
         for (const auto& [name, tensor] : parameters) tensors.push_back(tensor);
         part.layout = residency::lay_out(tensors, groups.ranks(), device);
@@ -166,6 +164,13 @@ struct Sharding::Impl {
                                 });
   }
 
+  /// One tensor of rank 0's, for all; the others bring one like it. Collective.
+  at::Tensor of_rank0(const at::Tensor& value) const {
+    counts::add(Count::tensors_from_rank0);
+    counts::add(Count::bytes_from_rank0, static_cast<int64_t>(value.nbytes()));
+    return group->broadcast(value, 0);
+  }
+
   /// Rank 0's values for everybody; the others need not have any. One parameter at a time is whole on the others.
   void place_from_rank0(const ModelRef& model, const at::Device& device) {
     const auto number = [&](int64_t part, int64_t member) {
@@ -175,8 +180,7 @@ struct Sharding::Impl {
     if (group->rank() == 0) {
       const auto send = [&](const ShardedMember& member, const at::Tensor& value) {
         group->broadcast(number(static_cast<int64_t>(member.part), static_cast<int64_t>(member.index)), 0);
-        group->broadcast(value.detach().to(device), 0);
-        count_from_rank0(value);
+        of_rank0(value.detach().to(device));
         place(member, value);
       };
       place_deferred(model, device, send);
@@ -188,9 +192,7 @@ struct Sharding::Impl {
     }
     const auto receive = [&](const ShardedMember& member) {
       const auto options = at::TensorOptions().dtype(member.tensor.scalar_type()).device(device);
-      const at::Tensor value = group->broadcast(at::empty(member.tensor.sizes(), options), 0);
-      count_from_rank0(value);
-      place(member, value);
+      place(member, of_rank0(at::empty(member.tensor.sizes(), options)));
     };
     if (group->dry()) {  // no rank 0 tells the order, and any costs the same
       for (const auto& part : parts) std::for_each(part.members.begin(), part.members.end(), receive);
@@ -242,14 +244,19 @@ struct Sharding::Impl {
       }
       // From here on the whole parameters of this unit are gone.
       residency::Unit& added = units->add(unit.path, std::move(specs), /*keep=*/unit.path.empty());
+      const bool has_stand_ins =
+          std::any_of(indices.begin(), indices.end(), [this](size_t index) { return parts[index].stands_in; });
       for (const size_t index : indices) {
         parts[index].unit = &added;
+        parts[index].beside_stand_ins = has_stand_ins;
         if (store->pieces_in_unit(parts[index])) parts[index].cut(groups.rank(), groups.ranks());
       }
       counts::add(Count::units);
       if (unit.full_precision) counts::add(Count::full_precision_units);
     }
-    for (const auto& [weight, bytes] : code_bytes) residency::lay_codes_in(*weight, bytes, groups.ranks());
+    for (const auto& [stand_in, bytes] : placed) {
+      stand_in->placed(bytes, groups.ranks());
+    }
     for (const auto& part : parts) {
       counts::add(Count::elements_sharded, part.numel());
       counts::add(Count::elements_held, part.numel() / groups.ranks());
@@ -291,22 +298,15 @@ struct Sharding::Impl {
     // Ignored modules are left alone, but where only rank 0 has read the checkpoint, only it has their values.
     const bool only_rank0_has_values = group && settings.ignored_from_rank0;
     for (const auto& [name, parameter] : model.parameters()) {
-      if (find(parameter) || residency::encoded_weight(parameter)) continue;
+      if (find(parameter) || has_stand_in(parameter)) continue;
       counts::add(Count::parameters_ignored);
-      at::Tensor value = parameter.to(device);
-      if (only_rank0_has_values) {
-        value = group->broadcast(value, 0);
-        count_from_rank0(value);
-      }
-      keep(parameter, value);
+      const at::Tensor value = parameter.to(device);
+      keep(parameter, only_rank0_has_values ? of_rank0(value) : value);
     }
     const auto& buffer_dtype = settings.buffer_dtype;
     for (const auto& [name, buffer] : model.buffers()) {
       at::Tensor value = buffer.to(device);
-      if (group && settings.from_rank0) {
-        value = group->broadcast(value, 0);
-        count_from_rank0(value);
-      }
+      if (group && settings.from_rank0) value = of_rank0(value);
       const bool stays = std::any_of(full_precision.begin(), full_precision.end(),
                                      [&name = name](const auto& path) { return name.starts_with(path + "."); });
       if (buffer_dtype && value.is_floating_point() && !stays && value.scalar_type() != *buffer_dtype) {
@@ -326,24 +326,22 @@ struct Sharding::Impl {
               .cut = {comm::Axis::dp_shard},
               .mesh = &groups.mesh,
               .part = static_cast<int64_t>(member.part)};
-    if (const auto found = boxes.find(member.tensor.unsafeGetTensorImpl()); found != boxes.end()) {
-      const Held& box = found->second;
-      held.whole = box.whole;
-      held.slice.corner = box.slice.corner;
-      held.cut = held.cut | box.cut;
-      held.mesh = box.mesh;
+    if (const Held* const box = other(member.tensor)) {
+      held.whole = box->whole;
+      held.slice.corner = box->slice.corner;
+      held.cut = held.cut | box->cut;
+      held.mesh = box->mesh;
     }
     return held;
   }
 
-  /// What layers before have cut.
-  void take_boxes(const std::vector<Held>& given) {
+  void take(const std::vector<Held>& given) {
     for (const auto& held : given) {
-      if (held.cut.empty()) continue;
+      if (held.cut.empty() && !held.stand_in) continue;
       if (!held.value.is_same(held.tensor) || held.slice.sizes != held.tensor.sizes())
         throw InternalError("sharding: a layer before it has left a piece of '" + held.names.front() +
                             "' that is not the module's tensor, expected boxes that modules compute with");
-      boxes.emplace(held.tensor.unsafeGetTensorImpl(), held);
+      others.emplace(held.tensor.unsafeGetTensorImpl(), held);
     }
   }
 
@@ -356,11 +354,6 @@ struct Sharding::Impl {
     if (auto* const member = find(tensor)) return member;
     const auto found = member_of_piece.find(tensor.unsafeGetTensorImpl());
     return found == member_of_piece.end() ? nullptr : found->second;
-  }
-
-  bool has_codes(const residency::Unit& unit) const {
-    return std::any_of(parts.begin(), parts.end(),
-                       [&](const ShardedPart& part) { return part.codes && part.unit == &unit; });
   }
 
   /// Parameters may have been frozen or set free since the last forward.
@@ -406,8 +399,7 @@ struct Sharding::Impl {
     part.trained = true;
     const at::Tensor gradient = gradients->take(member);
     if (!reducer->take(part, member, gradient)) return;
-    // Gradients go through codes after the last adapter's gradient is there: such units go when the next one comes.
-    if (!part.unit->keep() && !has_codes(*part.unit)) units->evict(*part.unit);
+    if (!part.unit->keep() && !part.beside_stand_ins) units->evict(*part.unit);
     if (settings.prefetch_after_unit) units->prefetch_next();
   }
 
@@ -469,7 +461,7 @@ struct Sharding::Impl {
   NamedTensors pieces_as_kept() const {
     NamedTensors pieces;
     for (const auto& part : parts)
-      if (!part.codes)
+      if (!part.stands_in)
         for (const auto& member : part.members) pieces.emplace_back(member.name, member.shard);
     return pieces;
   }
@@ -512,7 +504,7 @@ Sharding::Sharding(const ModelRef& model, const at::Device& device, ShardingSett
                    const std::vector<Held>& given)
     : impl_(std::make_unique<Impl>()) {
   Impl& self = *impl_;
-  self.take_boxes(given);
+  self.take(given);
   self.settings = std::move(settings);
   self.group = comm::mesh().along(comm::kTokens);
   self.groups = make_shard_groups(self.settings.axes, self.settings.near, self.group);
@@ -531,7 +523,9 @@ Sharding::Sharding(const ModelRef& model, const at::Device& device, ShardingSett
                                           [](const auto& item) { return is_deferred(item.second); }))
         counts::add(Count::modules_initialised), self.settings.initialise(*submodule.module);
   const auto build = [&] {
-    agree_on_codes(model.parameters());
+    for (const auto& [tensor, held] : self.others) {
+      if (held.stand_in) held.stand_in->agree();
+    }
     self.take_over(model, device);
     self.place_rest(model, device);
   };
@@ -661,7 +655,7 @@ void Sharding::gather_each(const Engine::PieceOf& piece_of, const std::function<
   self.store->meet("gathering a state dict");
   at::NoGradGuard no_grad;
   for (const auto& part : self.parts) {
-    if (part.codes) continue;
+    if (part.stands_in) continue;
     at::Tensor stretch;
     std::vector<bool> defined;
     const int64_t length = part.numel() / self.groups.ranks();
@@ -687,7 +681,7 @@ void Sharding::gather_each(const Engine::PieceOf& piece_of, const std::function<
 std::vector<Held> Sharding::held() const {
   std::vector<Held> all;
   for (const auto& part : impl_->parts) {
-    if (part.codes) continue;
+    if (part.stands_in) continue;
     for (const auto& member : part.members) all.push_back(impl_->held(member));
   }
   return all;

@@ -392,12 +392,12 @@ class SharedMemoryStore final : public ShardStore {
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
     counts::add(counts::Count::units_shared);
     const auto [begin, length] = stretch_of(part);
-    const auto own = part.codes ? residency::Home::Stretch{} : residency::Home::Stretch{begin, length};
+    const auto own = part.stands_in ? residency::Home::Stretch{} : residency::Home::Stretch{begin, length};
     return std::make_unique<SharedHome>(computed_[part.index], group_->world_size(), own,
                                         is_image(part) ? part.master : at::Tensor());
   }
   /// Pieces lie in what all see, so writes to them are as those to the parameters.
-  bool pieces_in_unit(const ShardedPart& part) const override { return !part.codes && !is_image(part); }
+  bool pieces_in_unit(const ShardedPart& part) const override { return !part.stands_in && !is_image(part); }
   std::unique_ptr<GradientReducer> make_reducer() override {
     return std::make_unique<SharedReducer>(parts_, groups_, mapping_, options_);
   }

@@ -2,17 +2,16 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
 
-#include <algorithm>
 #include <atomic>
 #include <functional>
+#include <optional>
+#include <utility>
 
-#include "accelerate/codes/float8.hpp"
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
 #include "residency/counters.hpp"
+#include "residency/homes/host.hpp"
 #include "residency/homes/kept.hpp"
 #include "utils/meta_memory.hpp"
 #include "utils/raise.hpp"
@@ -43,67 +42,51 @@ class Gathering final : public Transfer {
   std::function<void()> arrived_;
 };
 
-/// f(stretch of the tensor, its place in the wire's list) for what `tensor`, elements of the flat storage from `begin`
-/// on, has of each stretch.
-template <class F> void for_each_stretch(const Float8Wire& wire, const at::Tensor& tensor, int64_t begin, F&& f) {
-  for (size_t i = 0; i < wire.stretches.size(); ++i) {
-    const int64_t from = std::max(wire.stretches[i].begin, begin);
-    const int64_t to = std::min(wire.stretches[i].begin + wire.stretches[i].length, begin + tensor.numel());
-    if (from < to) f(from - begin, to - from, wire.scales[static_cast<int64_t>(i)]);
+/// What has to be fetched itself before it is gathered.
+class FetchedFirst final : public Transfer {
+ public:
+  FetchedFirst(std::unique_ptr<Transfer> coming, std::function<std::unique_ptr<Transfer>()> gather)
+      : coming_(std::move(coming)), gather_(std::move(gather)) {}
+  void wait() override {
+    coming_->wait();
+    gather_()->wait();
   }
-}
 
-/// Bytes, one for each of the values.
-at::Tensor codes_of(const Float8Wire& wire, const at::Tensor& values, int64_t begin) {
-  const at::NoGradGuard no_grad;
-  at::Tensor bytes = at::zeros(values.sizes(), values.options().dtype(at::kByte));
-  if (values.is_meta()) return bytes;  // a dry run
-  const at::Tensor all = bytes.view(codes::scalar_type(codes::Float8::e4m3));
-  for_each_stretch(wire, values, begin, [&](int64_t at, int64_t length, const at::Tensor& scale) {
-    all.narrow(0, at, length).copy_(codes::encode(values.narrow(0, at, length), scale, codes::Float8::e4m3));
-  });
-  return bytes;
-}
-
-void decode(const Float8Wire& wire, const at::Tensor& bytes, int64_t begin, const at::Tensor& to) {
-  if (to.is_meta()) return;
-  const at::NoGradGuard no_grad;
-  const at::Tensor all = bytes.view(codes::scalar_type(codes::Float8::e4m3));
-  for_each_stretch(wire, to, begin, [&](int64_t at, int64_t length, const at::Tensor& scale) {
-    to.narrow(0, at, length).copy_(codes::decode(all.narrow(0, at, length), scale, to.scalar_type()));
-  });
-}
+ private:
+  std::unique_ptr<Transfer> coming_;
+  std::function<std::unique_ptr<Transfer>()> gather_;
+};
 
 class ShardHome final : public Home {
  public:
-  ShardHome(at::Tensor shard, std::shared_ptr<comm::Group> group, std::shared_ptr<comm::Group> near, std::string name,
-            std::optional<Float8Wire> wire)
-      : shard_(std::move(shard)),
-        kept_(shard_, group->rank() * shard_.numel()),
+  ShardHome(OwnStretch own, std::shared_ptr<comm::Group> group, std::shared_ptr<comm::Group> near, std::string name,
+            std::unique_ptr<Wire> wire)
+      : own_(std::move(own)),
+        begin_(group->rank() * own_.numel),
         group_(std::move(group)),
         near_(std::move(near)),
         name_(std::move(name)),
-        wire_(std::move(wire)) {}
+        wire_(std::move(wire)) {
+    if (const auto mapped = own_.home->mapped()) {
+      here_ = *mapped;
+      kept_.emplace(here_, begin_);
+    }
+  }
   ~ShardHome() override { forget(); }
 
   std::unique_ptr<Transfer> fetch(const at::Tensor& flat) override {
     if (group_->debug()) agree();
     const meta_memory::Purpose on_the_way(MemoryUse::staging);
-    const auto& group = left_.defined() ? near_ : group_;
-    // A shard in pinned memory goes to the device behind what that computes; nobody changes it before its gradient,
-    // which comes later on the same stream.
-    at::Tensor sent = left_;
-    if (!sent.defined() && wire_) sent = as_codes(shard_.detach().to(flat.device(), /*non_blocking=*/true));
-    else if (!sent.defined()) sent = shard_.detach().to(flat.options(), /*non_blocking=*/true);
-    forget();
-    if (wire_) {
-      at::Tensor bytes = at::empty({flat.numel()}, flat.options().dtype(at::kByte));
-      auto done = group->all_gather_async(bytes, sent, of_);
-      return std::make_unique<Gathering>(group, std::move(done), std::move(sent),
-                                         [this, bytes, flat] { decode(*wire_, bytes, 0, flat); });
+    if (at::Tensor sent = left_; sent.defined()) {
+      forget();
+      return gather(near_, std::move(sent), flat, wire_near());
     }
-    auto done = group->all_gather_async(flat.view(at::kByte), sent.view(at::kByte), of_);
-    return std::make_unique<Gathering>(group, std::move(done), std::move(sent), nullptr);
+    if (here_.defined()) return gather(group_, message_of(here_, flat), flat, wire_.get());
+    at::Tensor mine = at::empty({own_.numel}, flat.options().dtype(own_.dtype));
+    auto coming = own_.home->fetch(mine);
+    auto then = [this, mine, flat] { return gather(group_, message_of(mine, flat), flat, wire_.get()); };
+    if (!coming) return then();
+    return std::make_unique<FetchedFirst>(std::move(coming), std::move(then));
   }
 
   void keep_for_backward(const at::Tensor& flat) override {
@@ -111,9 +94,8 @@ class ShardHome final : public Home {
     forget();
     const int64_t length = flat.numel() / near_->world_size();
     const int64_t begin = near_->rank() * length;
-    left_ = flat.narrow(0, begin, length);
-    // What was decoded encodes to the same codes: the rounding to the compute dtype is far less than half a code.
-    left_ = wire_ ? codes_of(*wire_, left_, begin) : left_.clone();
+    const at::Tensor stretch = flat.narrow(0, begin, length);
+    left_ = wire_near() ? wire_->encode(stretch, begin) : stretch.clone();
     counters().add_resident(static_cast<int64_t>(left_.nbytes()));
   }
   void forget() override {
@@ -123,27 +105,63 @@ class ShardHome final : public Home {
 
   void store(const at::Tensor& flat) override {
     forget();
-    if (!wire_) return kept_.take_back(flat);
-    const int64_t begin = group_->rank() * shard_.numel();
-    const at::Tensor came = at::empty({shard_.numel()}, flat.options());
-    decode(*wire_, as_codes(shard_.detach().to(flat.device())), begin, came);
-    kept_.take_back(flat, came);
+    with_kept(flat, /*changes=*/true, [&](const Kept& kept, const at::Tensor& values) {
+      if (!wire_) return kept.take_back(flat);
+      const at::Tensor came = at::empty({own_.numel}, flat.options());
+      wire_->decode(message_of(values, flat), begin_, came);
+      kept.take_back(flat, came);
+    });
   }
 
-  std::optional<at::ScalarType> keeps() const override { return kept_.dtype(); }
-  void refine(int64_t begin, const at::Tensor& values) const override { kept_.refine(begin, values); }
+  std::optional<at::ScalarType> keeps() const override { return own_.dtype; }
+  void refine(int64_t begin, const at::Tensor& values) const override {
+    with_kept(values, /*changes=*/false, [&](const Kept& kept, const at::Tensor&) { kept.refine(begin, values); });
+  }
   void take(int64_t begin, const at::Tensor& values) override {
     forget();
-    kept_.take(begin, values);
+    with_kept(values, /*changes=*/true, [&](const Kept& kept, const at::Tensor&) { kept.take(begin, values); });
   }
-  int64_t version() const override { return kept_.version(); }
+  int64_t version() const override { return kept_ ? kept_->version() : changes_; }
 
   bool collective() const override { return true; }
   Place place() const override { return Place::shards; }
 
  private:
-  at::Tensor as_codes(const at::Tensor& shard) const {
-    return codes_of(*wire_, shard, group_->rank() * shard_.numel());
+  /// How neighbours send each other what was gathered. Null: as it is.
+  const Wire* wire_near() const { return wire_ && wire_->repeats() ? wire_.get() : nullptr; }
+
+  /// What is sent of this rank's stretch. What lies in pinned memory goes to the device behind what that computes;
+  /// nobody changes it before its gradient, which comes later on the same stream.
+  at::Tensor message_of(const at::Tensor& stretch, const at::Tensor& flat) const {
+    if (!wire_) return stretch.detach().to(flat.options(), /*non_blocking=*/true);
+    return wire_->encode(stretch.detach().to(flat.device(), /*non_blocking=*/true), begin_);
+  }
+
+  std::unique_ptr<Transfer> gather(const std::shared_ptr<comm::Group>& group, at::Tensor sent, const at::Tensor& flat,
+                                   const Wire* wire) const {
+    if (!wire) {
+      auto done = group->all_gather_async(flat.view(at::kByte), sent.view(at::kByte), of_);
+      return std::make_unique<Gathering>(group, std::move(done), std::move(sent), nullptr);
+    }
+    at::Tensor messages = at::empty({group->world_size() * sent.numel()}, sent.options());
+    auto done = group->all_gather_async(messages, sent, of_);
+    return std::make_unique<Gathering>(
+        group, std::move(done), sent, [wire, messages, flat, ranks = group->world_size(), size = sent.numel()] {
+          const int64_t length = flat.numel() / ranks;
+          for (int64_t r = 0; r < ranks; ++r)
+            wire->decode(messages.narrow(0, r * size, size), r * length, flat.narrow(0, r * length, length));
+        });
+  }
+
+  /// f(what this rank keeps, its values); what is not in memory comes, and goes back where that changes it.
+  template <class F> void with_kept(const at::Tensor& like, bool changes, F&& f) const {
+    if (kept_) return f(*kept_, here_);
+    at::Tensor values = at::empty({own_.numel}, like.options().dtype(own_.dtype));
+    if (const auto coming = own_.home->fetch(values)) coming->wait();
+    f(Kept(values, begin_), values);
+    if (!changes) return;
+    own_.home->store(values);
+    ++changes_;
   }
 
   /// Debug mode: do all ranks want the same unit, at the same place in their order?
@@ -165,20 +183,29 @@ class ShardHome final : public Home {
     }
   }
 
-  at::Tensor shard_;
-  Kept kept_;
+  OwnStretch own_;
+  int64_t begin_;             ///< of the stretch, in the flat storage
+  at::Tensor here_;           ///< the stretch, if it is mapped
+  std::optional<Kept> kept_;  ///< the same
+  mutable int64_t changes_ = 0;
   std::shared_ptr<comm::Group> group_, near_;
-  at::Tensor left_;  ///< by keep_for_backward(): this rank's stretch among near_
+  at::Tensor left_;  ///< by keep_for_backward(): what this rank sends among near_
   std::string name_;
   const uint64_t of_ = std::hash<std::string>()(name_);  ///< the unit, for groups
-  std::optional<Float8Wire> wire_;
+  std::unique_ptr<Wire> wire_;
 };
 
 }  // namespace
 
-std::unique_ptr<Home> shard_home(at::Tensor shard, std::shared_ptr<comm::Group> group,
-                                 std::shared_ptr<comm::Group> near, std::string name, std::optional<Float8Wire> wire) {
-  return std::make_unique<ShardHome>(std::move(shard), std::move(group), std::move(near), std::move(name),
+OwnStretch in_memory(at::Tensor stretch) {
+  OwnStretch own{.home = nullptr, .numel = stretch.numel(), .dtype = stretch.scalar_type()};
+  own.home = memory_home(std::move(stretch));
+  return own;
+}
+
+std::unique_ptr<Home> shard_home(OwnStretch own, std::shared_ptr<comm::Group> group, std::shared_ptr<comm::Group> near,
+                                 std::string name, std::unique_ptr<Wire> wire) {
+  return std::make_unique<ShardHome>(std::move(own), std::move(group), std::move(near), std::move(name),
                                      std::move(wire));
 }
 

@@ -1,9 +1,11 @@
-#include "parallel/frozen_codes.hpp"
+#include "parallel/codes/codes.hpp"
 
 #include <functional>
+#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ATen/ops/empty.h>
@@ -12,6 +14,7 @@
 #include "codes/kernels/packed_cache.hpp"
 #include "comm/group.hpp"
 #include "comm/mesh.hpp"
+#include "parallel/engines.hpp"
 #include "residency/homes/encoded.hpp"
 
 namespace accelerate::parallel {
@@ -65,5 +68,48 @@ void agree_on_codes(const NamedTensors& parameters) {
     if (mine[static_cast<size_t>(i)] != first[static_cast<size_t>(i)]) take(weight, text);
   }
 }
+
+namespace {
+
+/// Of one model.
+struct Weights {
+  NamedTensors parameters;
+  bool agreed = false;
+};
+
+class CodesOfOne final : public StandIn {
+ public:
+  CodesOfOne(std::shared_ptr<Weights> all, EncodedWeight& weight) : all_(std::move(all)), weight_(weight) {}
+  void agree() override {
+    if (!std::exchange(all_->agreed, true)) agree_on_codes(all_->parameters);
+  }
+  at::Tensor bytes() override { return residency::bytes_of(weight_.codes); }
+  void placed(const at::Tensor& bytes, int64_t sharers) override { residency::lay_codes_in(weight_, bytes, sharers); }
+
+ private:
+  std::shared_ptr<Weights> all_;
+  EncodedWeight& weight_;
+};
+
+/// Has nothing to do while the model trains: there is no gradient, and what is computed with lies where it was placed.
+class ChosenCodes final : public ChosenLayer {
+ public:
+  void hand_on(std::vector<Held>& given) const override {
+    std::shared_ptr<Weights> all;
+    for (Held& held : given)
+      if (auto* const weight = residency::encoded_weight(held.tensor)) {
+        if (!all) all = std::make_shared<Weights>();
+        all->parameters.emplace_back(held.names.front(), held.tensor);
+        held.stand_in = std::make_shared<CodesOfOne>(all, *weight);
+      }
+  }
+  std::unique_ptr<Layer> make(const ModelRef&, const at::Device&, bool, const std::vector<Held>&) const override {
+    return nullptr;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<ChosenLayer> choose_codes(const EngineRequest&) { return std::make_unique<ChosenCodes>(); }
 
 }  // namespace accelerate::parallel
