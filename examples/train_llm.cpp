@@ -258,6 +258,8 @@ void train(const Settings& settings) {
   auto loader =
       accelerate::data::DataLoader(blocks, {.batch_size = settings.batch_size, .shuffle = true, .seed = settings.seed});
   accelerator.print(packing.tokens(), "tokens in", blocks.size(), "blocks of", settings.seq_length);
+  if (!tokenizer.eos_token_id())
+    accelerator.print("the tokenizer names no end of a text: documents follow each other without one");
 
   const auto model = load(settings, accelerator);
   std::optional<accelerate::LoraAdapter> adapter;
@@ -375,10 +377,9 @@ void train(const Settings& settings) {
   if (settings.max_new_tokens > 0) {  // all ranks: each may hold a part of the model
     m->eval();
     const auto ids = torch::tensor(tokenizer.encode(settings.prompt)).unsqueeze(0).to(accelerator.device());
-    const auto answer = models::generate(m, ids,
-                                         {.max_new_tokens = settings.max_new_tokens,
-                                          .eos_token_id = {tokenizer.eos_token_id().value_or(-1)}})
-                            .cpu();
+    models::GenerationConfig config{.max_new_tokens = settings.max_new_tokens};
+    if (const auto end = tokenizer.eos_token_id()) config.eos_token_id = {*end};
+    const auto answer = models::generate(m, ids, config).cpu();
     accelerator.print("sample:",
                       tokenizer.decode({answer.data_ptr<int64_t>(), answer.data_ptr<int64_t>() + answer.numel()}));
   }

@@ -56,7 +56,10 @@ Facts facts() {
   const std::string python = first_line_of("python3 -c 'import sys; print(sys.version.split()[0])' 2>/dev/null");
   // The metadata alone: importing the package takes seconds.
   const std::string peer =
-      first_line_of("python3 -c 'import importlib.metadata as m; print(m.version(\"accelerate\"))' 2>/dev/null");
+      // Not modules of the current folder, which anybody may have put there.
+      first_line_of(
+          "python3 -c 'import sys; sys.path[:] = [p for p in sys.path if p]; import importlib.metadata as m; "
+          "print(m.version(\"accelerate\"))' 2>/dev/null");
   std::error_code ignored;
   return {{"`accelerate` version", ACCELERATE_VERSION},
           {"Platform", std::string(system.sysname) + "-" + system.release + "-" + system.machine},

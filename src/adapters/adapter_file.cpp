@@ -1,5 +1,7 @@
 #include "adapters/adapter_file.hpp"
 
+#include <ATen/ops/equal.h>
+
 #include <string_view>
 
 #include "accelerate/formats/safetensors.hpp"
@@ -36,8 +38,17 @@ AdapterFile read_adapter(const std::filesystem::path& folder) {
           where, name, kPrefix);
     } else if (!is_a && !is_b) {
       std::string own(path);
-      if (const auto at = own.find(kBaseLayer); at != own.npos) own.erase(at, std::string_view(kBaseLayer).size());
-      adapter.whole[own] = tensor;
+      const auto cut = [&own](std::string_view part) {
+        const auto at = own.find(part);
+        if (at != own.npos) own.erase(at, part.size());
+      };
+      // What the wrapped module computes with while the adapter is off is the model's.
+      if (own.find(".original_module.") != own.npos) continue;
+      cut(kBaseLayer);
+      cut(".modules_to_save");  // with biases, PEFT writes values of such a module a second time
+      const auto [there, added] = adapter.whole.emplace(own, tensor);
+      if (!added && !at::equal(there->second, tensor))
+        raise<CheckpointError>("{}: found two different values of '{}', expected one", where, own);
     } else {
       auto& pair = adapter.pairs[std::string(path)];
       (is_a ? pair.first : pair.second) = tensor;

@@ -328,6 +328,40 @@ bool is_trained(const std::string& name, const LoraConfig& config, const std::ve
          std::any_of(targets.begin(), targets.end(), [&](const Target& target) { return target.place.path == path; });
 }
 
+/// Whether the model's head multiplies by its embeddings. A head of its own would be a module.
+bool has_tied_head(const ModelRef& model) {
+  bool predicts_tokens = false;
+  for (const auto& place : model.submodules()) {
+    if (place.path == "lm_head" || place.path == "embed_out") return false;
+    for (const char* kind : {"ForCausalLM", "LMHead", "ForConditionalGeneration"})
+      predicts_tokens = predicts_tokens || (place.path.empty() && place.class_name.find(kind) != std::string::npos);
+  }
+  return predicts_tokens;
+}
+
+/// Whether other modules compute with this parameter, too. PEFT gives the one that modules_to_save names a copy.
+bool is_shared(const ModelRef& model, const at::Tensor& parameter) {
+  int64_t users = 0;
+  for (const auto& place : model.submodules()) {
+    if (std::none_of(place.parameters.begin(), place.parameters.end(),
+                     [&](const auto& item) { return item.second.is_same(parameter); }))
+      continue;
+    const bool of_tokens =
+        std::ranges::any_of(std::initializer_list<std::string_view>{"wte", "embed_tokens", "embed_in", "shared"},
+                            [&](std::string_view end) { return place.path.ends_with(end); });
+    users += of_tokens && has_tied_head(model) ? 2 : 1;
+  }
+  return users > 1;
+}
+
+template <class E> [[noreturn]] void refuse_shared(const std::string& where, const std::string& name) {
+  raise<E>(
+      "{}: '{}' is in modules_to_save, and the head multiplies by the same weight, which would change with it; PEFT "
+      "gives the named module a copy, and the head keeps the old one. Untie them before (tie_word_embeddings = false, "
+      "and a head of its own)",
+      where, name);
+}
+
 /// What a file has of the model itself, compared with it. Nothing is written yet.
 std::vector<std::pair<std::shared_ptr<OwnValues>, at::Tensor>> own_values_of(const ModelRef& model,
                                                                              const detail::AdapterFile& file,
@@ -340,8 +374,12 @@ std::vector<std::pair<std::shared_ptr<OwnValues>, at::Tensor>> own_values_of(con
   const auto add = [&](const std::string& name, const std::vector<int64_t>& rows, const at::Tensor& value) {
     const auto found = state.find(name);
     if (found == state.end())
-      raise<CheckpointError>("{}: found values of '{}', which the model does not have; it may belong to another model",
-                             where, name);
+      raise<CheckpointError>(
+          "{}: found values of '{}', which the model does not have; {}", where, name,
+          (name.starts_with("lm_head.") || name.starts_with("embed_out.")) && has_tied_head(model)
+              ? "its head multiplies by its embeddings. Load a model whose head has a weight of its own "
+                "(tie_word_embeddings = false)"
+              : "it may belong to another model");
     const OwnValues own{name, found->second, rows, {}, true};
     if (is_deferred(own.parameter))
       raise<CheckpointError>("{}: '{}' is deferred, expected a model with values; materialize it first", where, name);
@@ -359,6 +397,9 @@ std::vector<std::pair<std::shared_ptr<OwnValues>, at::Tensor>> own_values_of(con
     if (rows.empty() && !is_trained(name, file.config, saved, targets) &&
         at::equal(own.parameter, value.to(own.parameter.options().requires_grad(false))))
       return;
+    if (rows.empty() && detail::is_saved(file.config.modules_to_save, module_of(name)) &&
+        is_shared(model, own.parameter))
+      refuse_shared<CheckpointError>(where, name);
     try {
       own.require_own_bytes("load_adapter");
     } catch (const ConfigError& error) {
@@ -424,6 +465,8 @@ LoraAdapter add_adapter(const ModelRef& model, const LoraConfig& config) {
   NamedTensors own;
   for (const auto& [name, parameter] : model.parameters()) {
     if (!is_trained(name, config, saved, targets)) continue;
+    if (detail::is_saved(config.modules_to_save, module_of(name)) && is_shared(model, parameter))
+      refuse_shared<ConfigError>("add_adapter", name);
     if (is_deferred(parameter) || moves_between_ranks(parameter))
       raise<ConfigError>("add_adapter: '{}' is {}, expected a model that is not prepared", name,
                          is_deferred(parameter) ? "deferred" : "sharded over ranks");

@@ -110,6 +110,16 @@ bool is_weights_file(const fs::path& file) {
   return false;
 }
 
+/// What any result has at its top.
+bool is_of_a_result(const std::string& name) {
+  constexpr std::array kNames{
+      "config.json",         "generation_config.json",  "tokenizer.json", "tokenizer_config.json",
+      "chat_template.jinja", "special_tokens_map.json", "vocab.json",     "merges.txt",
+      "added_tokens.json",   "tokenizer.model"};
+  return std::ranges::find(kNames, std::string_view(name)) != kNames.end() ||
+         (name.starts_with("model") && name.ends_with(".safetensors")) || name.ends_with(".safetensors.index.json");
+}
+
 /// Tokenizers, settings of generation, read-mes: all that is neither weights nor large. Paths within `from`, folders
 /// before what is in them. @param to  is none of them, should it be in there
 void find_extras(const fs::path& from, const fs::path& folder, const fs::path& to, std::set<fs::path>& found,
@@ -131,6 +141,15 @@ void find_extras(const fs::path& from, const fs::path& folder, const fs::path& t
       found.insert(name);
       find_extras(from, name, to, found, notes);
     } else if (fs::is_regular_file(file, error)) {
+      constexpr int64_t kLargestPointer = 1024;
+      std::string text;
+      if (static_cast<int64_t>(fs::file_size(file, error)) <= kLargestPointer)
+        if (const auto problem = read_file(file, kLargestPointer, text); !git_lfs_problem(text).empty()) {
+          if (folder.empty() && is_of_a_result(name.string()))
+            raise<CheckpointError>("{}: '{}': {}.", kOperation, file.string(), problem);
+          notes.push_back(fmt::format("'{}' was not copied: {}.", file.string(), problem));
+          continue;
+        }
       if (static_cast<int64_t>(fs::file_size(file, error)) <= kLargestExtra) found.insert(name);
       else notes.push_back(fmt::format("'{}' has more than 64 MiB and was not copied.", file.string()));
     }
@@ -144,16 +163,6 @@ void copy_extras(const fs::path& from, const fs::path& to, const std::set<fs::pa
     else fs::copy_file(from / name, to / name, error);
     if (error) raise<CheckpointError>("{}: can't copy '{}': {}.", kOperation, (from / name).string(), error.message());
   }
-}
-
-/// What any result has at its top.
-bool is_of_a_result(const std::string& name) {
-  constexpr std::array kNames{
-      "config.json",         "generation_config.json",  "tokenizer.json", "tokenizer_config.json",
-      "chat_template.jinja", "special_tokens_map.json", "vocab.json",     "merges.txt",
-      "added_tokens.json",   "tokenizer.model"};
-  return std::ranges::find(kNames, std::string_view(name)) != kNames.end() ||
-         (name.starts_with("model") && name.ends_with(".safetensors")) || name.ends_with(".safetensors.index.json");
 }
 
 /// @throws ConfigError if something in a folder that is to be replaced is no part of such a folder

@@ -70,6 +70,9 @@ struct GgufFile::Content {
   std::unordered_map<std::string, std::pair<GgufTensorInfo, formats::GgufSource>> tensors;
 };
 
+/// Wherever a model is being made: init_empty_weights() and init_on_device() are about tensors without a device.
+const auto kHere = at::TensorOptions(at::kCPU).dtype(at::kFloat);
+
 GgufFile::GgufFile(const std::filesystem::path& path) : content_(std::make_shared<const Content>(path)) {}
 
 const std::filesystem::path& GgufFile::path() const { return content_->path; }
@@ -81,7 +84,7 @@ const GgufTensorInfo& GgufFile::info(const std::string& name) const { return con
 std::string GgufFile::config_json() const {
   constexpr const char* kFactors = "rope_freqs.weight";
   at::Tensor factors;
-  if (contains(kFactors)) read(kFactors, factors = at::empty(info(kFactors).shape, at::kFloat));
+  if (contains(kFactors)) read(kFactors, factors = at::empty(info(kFactors).shape, kHere));
   return gguf_config_json(content_->header, path().string(),
                           factors.defined() ? factors.const_data_ptr<float>() : nullptr);
 }
@@ -106,7 +109,7 @@ void GgufFile::read(const std::string& name, const at::Tensor& rows, int64_t fir
   }
   if (rows.numel() == 0) return;
   if (source.transposed) {  // whole, then turned: only small files of old models are
-    const auto whole = at::empty(stored.shape, at::kFloat);
+    const auto whole = at::empty(stored.shape, kHere);
     encoding.decode(reinterpret_cast<const unsigned char*>(content_->map.data() + stored.begin),
                     stored.bytes / encoding.block_bytes, whole.mutable_data_ptr<float>());
     rows.detach().view({count, row}).copy_(whole.t().narrow(0, first_row, count));
@@ -134,7 +137,7 @@ void GgufFile::read(const std::string& name, const at::Tensor& rows, int64_t fir
   if (rows.scalar_type() == at::kFloat) return decode(0, stored_rows, rows.mutable_data_ptr<float>());
   const auto flat = rows.detach().view({-1});  // a parameter is filled, which autograd need not know
   const int64_t step = std::max<int64_t>(kPart / stored_row, 1);
-  const auto part = at::empty({std::min(step, stored_rows) * stored_row}, at::kFloat);
+  const auto part = at::empty({std::min(step, stored_rows) * stored_row}, kHere);
   for (int64_t r = 0; r < stored_rows; r += step) {
     const int64_t until = std::min(stored_rows, r + step), elements = (until - r) * stored_row;
     decode(r, until, part.mutable_data_ptr<float>());

@@ -13,7 +13,7 @@ namespace accelerate::formats {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
+using Json = nlohmann::ordered_json;  // tokens without an id of their own get theirs in the order of the files
 
 constexpr const char* kEnd = "<|endoftext|>";
 constexpr TokenizerClass kClasses[] = {{"GPT2Tokenizer", kEnd, kEnd, kEnd, nullptr, "gpt-2"},
@@ -70,7 +70,7 @@ class Settings {
       result_.add_prefix_space = flag("add_prefix_space");
       result_.split_special_tokens = flag("split_special_tokens");
       read_chat_template();
-    } catch (const json::exception& error) {
+    } catch (const Json::exception& error) {
       fail("a field is not of the form that transformers gives it: {}", error.what());
     }
     return std::move(result_);
@@ -80,9 +80,9 @@ class Settings {
   template <class... Args> [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
     raise<CheckpointError>("tokenizer '{}': {}", path_.string(), fmt::format(what, std::forward<Args>(args)...));
   }
-  static json read_object(const fs::path& path) {
+  static Json read_object(const fs::path& path) {
     std::string problem;
-    auto value = parse_json<json>(read_text<CheckpointError>("", path, kMostSettingsBytes), &problem);
+    auto value = parse_json<Json>(read_text<CheckpointError>("", path, kMostSettingsBytes), &problem);
     if (!value.is_object())
       raise<CheckpointError>(
           "tokenizer '{}': it is not a JSON object{}. It is probably truncated: copy or download it again.",
@@ -95,7 +95,7 @@ class Settings {
     if (!found->is_boolean()) fail("{} is {}, expected true or false.", key, show_json(*found));
     return found->get<bool>();
   }
-  static std::string text(const json& object, const char* key) {
+  static std::string text(const Json& object, const char* key) {
     const auto found = object.find(key);
     return found == object.end() || !found->is_string() ? std::string() : found->get<std::string>();
   }
@@ -121,14 +121,14 @@ class Settings {
 
   void check_files() const {
     if (const auto files = config_.find("fast_tokenizer_files");
-        files != config_.end() && !files->empty() && *files != json::array({"tokenizer.json"}))
+        files != config_.end() && !files->empty() && *files != Json::array({"tokenizer.json"}))
       fail(
           "fast_tokenizer_files names {}, of which transformers takes the one for its own version. Keep that one, as "
           "tokenizer.json, and remove the field.",
           show_json(*files));
   }
 
-  static TokenSetting token(const json& value, bool special) {
+  static TokenSetting token(const Json& value, bool special) {
     TokenSetting token{.special = special};
     if (value.is_string()) {
       token.content = value.get<std::string>();
@@ -142,7 +142,7 @@ class Settings {
     token.normalized = value.value("normalized", !token.special);
     return token;
   }
-  void read_decoder(const json& decoder) {
+  void read_decoder(const Json& decoder) {
     for (const auto& [id, value] : decoder.items()) {
       const bool number =
           !id.empty() && id.size() < 10 && std::ranges::all_of(id, [](char c) { return c >= '0' && c <= '9'; });
@@ -152,7 +152,7 @@ class Settings {
       added_.push_back(std::move(one));
     }
   }
-  void read_added(const json& tokens, const fs::path& path) {
+  void read_added(const Json& tokens, const fs::path& path) {
     for (const auto& [content, id] : tokens.items()) {
       const auto number = whole_number(id);
       if (!number)
@@ -168,24 +168,28 @@ class Settings {
     return found != named_.end() && found->second.content == content;
   }
 
-  /// special_tokens_map.json wins over tokenizer_config.json, except that lists are joined.
-  static void merge(const json& map, json& values) {
+  /// special_tokens_map.json wins over tokenizer_config.json, except that lists are joined, and that its list by the
+  /// old name is of no account beside any other.
+  static void merge(const Json& map, Json& values) {
+    const auto extra = values.find("extra_special_tokens");
+    const bool has_list =
+        values.contains("additional_special_tokens") || (extra != values.end() && !extra->is_object());
     for (const auto& [key, value] : map.items()) {
-      if (key == "additional_special_tokens") continue;  // which transformers no longer reads there
+      if (key == "additional_special_tokens" && has_list) continue;
       if (key == "extra_special_tokens" && value.is_array() && values[key].is_array())
         values[key].insert(values[key].end(), value.begin(), value.end());
       else values[key] = value;
     }
   }
 
-  void read_named(const json& values) {
+  void read_named(const Json& values) {
     if (const auto* known = result_.known_class)
       for (const auto& [name, content] : {std::pair("bos_token", known->bos),
                                           {"eos_token", known->eos},
                                           {"unk_token", known->unk},
                                           {"pad_token", known->pad}})
         if (content) named_[name] = {.content = content, .special = true};
-    const auto put = [&](const std::string& name, const json& value) {
+    const auto put = [&](const std::string& name, const Json& value) {
       if (value.is_null()) named_.erase(name);
       else named_[name] = token(value, true);
       if (std::ranges::find(kNamed, name) == std::end(kNamed)) others_.push_back(name);
@@ -193,13 +197,12 @@ class Settings {
     for (const auto& [key, value] : values.items())
       if (key.ends_with("_token") && (value.is_string() || value.is_null() || value.contains("content")))
         put(key, value);
-    const auto extra = values.contains("extra_special_tokens") && !values["extra_special_tokens"].empty()
-                           ? values["extra_special_tokens"]
-                           : values.value("additional_special_tokens", json());
+    const Json extra = values.value("extra_special_tokens", Json());
     if (extra.is_object())
       for (const auto& [key, value] : extra.items()) put(key, value);
-    else if (extra.is_array())
-      for (const auto& value : extra) extra_.push_back(token(value, true));
+    const Json list = extra.is_array() && !extra.empty() ? extra : values.value("additional_special_tokens", Json());
+    if (list.is_array())
+      for (const auto& value : list) extra_.push_back(token(value, true));
   }
 
   /// Added tokens by their ids, then those that a name stands for, then the rest.
@@ -238,7 +241,7 @@ class Settings {
   }
 
   fs::path folder_, path_;
-  json config_ = json::object();
+  Json config_ = Json::object();
   std::vector<TokenSetting> added_, extra_;
   std::map<std::string, TokenSetting> named_;
   std::vector<std::string> others_;  ///< names of named_ that are a model's own, in order

@@ -240,6 +240,11 @@ std::optional<PickledTensor> TorchContainer::tensor_of(const PickleNode& node) c
   if (const size_t least = with_dtype ? 7 : of_old ? 4 : 6; arguments->size() < least)
     pickle.fail(node.at, "a tensor is described by {} values, expected at least {}.", arguments->size(), least);
   const auto argument = [&](size_t i) -> const PickleNode& { return pickle[(*arguments)[i]]; };
+  if (const size_t lazily = with_dtype ? 7 : 6; !of_old && arguments->size() > lazily)
+    if (const auto& views = argument(lazily); views.kind != Kind::none && !views.items.empty())
+      pickle.fail(node.at,
+                  "a tensor is a negated or conjugated view, which PyTorch resolves when it computes, expected plain "
+                  "numbers. Save it after resolve_neg() and resolve_conj().");
   const auto& handle = pickle.expect(argument(0), Kind::persistent, "the storage of a tensor");
   const auto& id = pickle.expect(pickle[handle.items[0]], Kind::tuple, "the description of a storage");
   // A sixth item is of the stream of old: a part of another storage, which nobody has had since PyTorch 0.4.

@@ -123,8 +123,11 @@ void GradScaler::check_for_foreign_steps(Watched& state) const {
                      // a step moves all
                      !at::isclose(now, before, /*rtol=*/0, /*atol=*/0, /*equal_nan=*/true).any().item<bool>() &&
                      !has_gradients(*state.optimizer);
+  // A step on gradients that are so much too large may leave nothing to look at again.
+  const bool ruined =
+      now.defined() && before.defined() && before.isfinite().all().item<bool>() && !now.isfinite().all().item<bool>();
   state.moves = moved ? state.moves + 1 : 0;
-  if (state.moves < kMoves) return;
+  if (state.moves < kMoves && !ruined) return;
   raise<ConfigError>(
       "GradScaler::scale: the parameters of a prepared optimizer change from one loss to the next, and it "
       "has not stepped, expected step() of the handle that prepare() returned. The optimizer from before prepare() "

@@ -86,13 +86,14 @@ Unit& Residency::add(const std::string& name, std::vector<PartSpec> parts, bool 
   return added;
 }
 
-void Residency::pin(Unit& unit, bool writes) {
+void Residency::pin(Unit& unit, bool writes, bool foretells) {
   const MutexLock lock(mutex_);
   counters().touches.fetch_add(1, std::memory_order_relaxed);
   unit.last_use_ = ++clock_;
   ++unit.pins_;
   try {
-    if (&unit != current_) arrive(unit);
+    // What a rank does with bytes that are open to it is its own affair, and foretells nothing of what all touch.
+    if (foretells && &unit != current_ && unit.open_ == 0) arrive(unit);
     if (unit.state_ != State::absent && unit.pins_ == 1 && out_of_date(unit)) drop(unit);
     if (unit.state_ != State::resident) {
       if (unit.state_ == State::absent) {
@@ -102,7 +103,7 @@ void Residency::pin(Unit& unit, bool writes) {
         counters().prefetch_hits.fetch_add(1, std::memory_order_relaxed);
       }
       // The next ones travel while we wait for this one, and while it is computed with.
-      look_ahead(policy_.prefetch);
+      if (foretells) look_ahead(policy_.prefetch);
       finish(unit);
     }
     if (writes) make_private(unit);
@@ -214,6 +215,7 @@ void Residency::wrote(Member& member, const at::Tensor& values) {
   Part& part = member.unit().parts_[static_cast<size_t>(&member.part() - member.unit().parts_.data())];
   at::Tensor stretch = part.flat.narrow(0, member.offset(), member.numel());
   if (values.defined()) stretch.copy_(values);
+  if (member.unit().discards_ > 0) return;
   if (scribe_ && !writes_together()) scribe_(member, stretch);
   if (!part.home->keeps()) return;
   part.home->take(member.offset(), values.defined() ? values : stretch);
@@ -424,10 +426,13 @@ void Residency::begin_raw_access(Unit& unit, bool writeback) {
   look_at_homes(unit);
   for (const auto& part : unit.parts_)
     for (const auto& member : part.members) bring_up_to_date(unit, *member);
-  pin(unit, /*writes=*/false);
+  // Where rank 0 alone keeps what is lost later, the others have room to fetch ahead, and must not.
+  pin(unit, /*writes=*/false, /*foretells=*/writeback);
   const MutexLock lock(mutex_);
   const bool was_private = unit.private_;
   make_private(unit, /*of_ours_too=*/!writeback);
+  ++unit.open_;
+  if (!writeback) ++unit.discards_;
   if (!was_private || writeback) return;
   for (auto& part : unit.parts_) part.before = part.flat.clone();  // what operators wrote stays
 }
@@ -435,9 +440,16 @@ void Residency::begin_raw_access(Unit& unit, bool writeback) {
 void Residency::end_raw_access(Unit& unit, bool writeback) {
   const MutexLock lock(mutex_);
   const PlainTensors plain;
+  --unit.open_;
+  if (!writeback) --unit.discards_;
   if (!unit.fixed_ && !unit.private_) {
     unit.dirty_ = writeback;
-    if (--unit.pins_ == 0) try_drop(unit);
+    if (--unit.pins_ > 0) return;
+    // What is lost is nothing that neighbours may keep.
+    const bool keeps = policy_.keep_for_backward;
+    policy_.keep_for_backward = keeps && writeback;
+    try_drop(unit);
+    policy_.keep_for_backward = keeps;
     return;
   }
   --unit.pins_;

@@ -61,8 +61,8 @@ class Residency {
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
 
   /// Makes the unit present and keeps it so until unpin(). Blocks. @throws what its home throws; the unit is absent
-  /// then.
-  void pin(Unit& unit, bool writes);
+  /// then. @param foretells  this says what is wanted next, in this pass and in the next one: others are fetched ahead
+  void pin(Unit& unit, bool writes, bool foretells = true);
   void unpin(Unit& unit);
   /// Pins a unit whose bytes are to be reached without operators.
   void begin_raw_access(Unit& unit, bool writeback);

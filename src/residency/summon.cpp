@@ -32,7 +32,7 @@ Summon::Summon(const ModelRef& model, const SummonOptions& options)
       impl_->access.add(*member);
     } else {
       Unit& unit = member->unit();
-      unit.owner().pin(unit, false);
+      unit.owner().pin(unit, /*writes=*/false, /*foretells=*/false);
       unit.owner().unpin(unit);
       unit.owner().evict(unit);
     }

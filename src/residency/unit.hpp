@@ -89,6 +89,8 @@ class Unit {
   bool keep_;
   bool fixed_ = false;  ///< its bytes are always there
   bool private_ = false;
+  int64_t open_ = 0;                         ///< scopes in which its bytes are there for anybody
+  int64_t discards_ = 0;                     ///< those in which what is written is lost at their end
   std::atomic<bool> pieces_written_{false};  ///< by ranks, each its own: nobody has seen the others' yet
   bool has_image_ = false;                   ///< of masters in another dtype, whose bytes are always there
   bool writes_through_ = false;              ///< what operators write reaches its homes at once

@@ -38,7 +38,10 @@ bool has_dtype(at::ScalarType dtype) {
 /// Its exit status is the answer. Nothing that it prints is seen, it has no input, and it is killed after ten seconds.
 bool python_finds(const std::string& package) {
   const std::string python = environment::text("ACCELERATE_PYTHON").value_or("python3");
-  std::string program = "import importlib.util as u, sys; sys.exit(u.find_spec('" + package + "') is None)";
+  // Not by modules of the current folder, which anybody may have put there.
+  std::string program =
+      "import sys; sys.path[:] = [p for p in sys.path if p]; import importlib.util as u; sys.exit(u.find_spec('" +
+      package + "') is None)";
   std::string name = python, flag = "-c";
   char* const words[] = {name.data(), flag.data(), program.data(), nullptr};
   posix_spawn_file_actions_t files;

@@ -245,6 +245,18 @@ RANKS_TEST(FsdpWhole, SummonedWritesActAndAreLostWhenAskedTo, 1, 2, 3) {
           fill(side, 7, false);
         },
         kind);
+    compare(
+        "what operators write, and is lost",
+        [&](const Side& side) {
+          for (const bool rank0_only : {false, true}) {
+            side.train();
+            if (!side.ours) continue;
+            const auto here = residency::summon(side.model, {.writeback = false, .rank0_only = rank0_only});
+            if (rank0_only && support::rank() != 0) continue;
+            write(side, [](at::Tensor& p) { p.mul_(30); });
+          }
+        },
+        kind);
   }
 }
 

@@ -101,7 +101,9 @@ std::vector<Layout> make_layouts() {
           fsdp1(ShardingStrategy::full_shard,
                 {.backward_prefetch = accelerate::BackwardPrefetch::backward_post, .forward_prefetch = true}));
   sharded("fsdp1_grad_op", kAny, fsdp1(ShardingStrategy::shard_grad_op));
-  sharded("fsdp1_no_shard", kAny, fsdp1(ShardingStrategy::no_shard)).starts_from_rank0 = true;
+  Layout& whole = sharded("fsdp1_no_shard", kAny, fsdp1(ShardingStrategy::no_shard));
+  whole.starts_from_rank0 = true;
+  whole.shard_ranks = 1;
   sharded("fsdp1_hybrid", kEven, fsdp1(ShardingStrategy::hybrid_shard, {.dp_shard_size = 2})).shard_ranks = 2;
   sharded("fsdp1_hybrid_zero2", kEven, fsdp1(ShardingStrategy::hybrid_shard_zero2, {.dp_replicate_size = 2}))
       .shard_ranks = -2;

@@ -194,7 +194,9 @@ NOT_DRAWN = {name: why for why, names in {
         "data that ends within a group is named", "*dp_shard_size", "*dp_replicate_size",
         "another fp8 recipe's scales are refused", "damaged fp8 scales are refused",
         "8-bit states are refused in pieces", "a checkpoint's frozen weights are compared"],
-    "homes, wires and layers that only tests of their own have": [
+    "homes, wires, layers and summons that only tests of their own have": [
+        "what operators write to summoned bytes is lost",
+        "ranks that keep nothing of what is summoned fetch nothing ahead",
         "shards that lie elsewhere are written back", "what a lossy wire left alone stays exact",
         "changes of shards that lie elsewhere are counted", "neighbours get what was decoded", "blocks have a scale each",
         "backwards that run later average as they were asked to",

@@ -636,6 +636,21 @@ TEST(AdaptersOwnValues, AreTrainedBesideThemAndSaved) {
   refused("bias 'some', expected none, all or lora_only", wrong);
   wrong.bias = "none", wrong.trainable_token_indices = {{"", {1}}};
   refused("trainable_token_indices", wrong);
+  // A head that multiplies by the embeddings would change with them, where PEFT's keeps the old ones.
+  models::LlamaConfig llama{.vocab_size = 40,
+                            .hidden_size = 16,
+                            .intermediate_size = 24,
+                            .num_hidden_layers = 1,
+                            .num_attention_heads = 2,
+                            .tie_word_embeddings = true};
+  models::LlamaForCausalLM tied(llama);
+  auto embeddings = config_of({"q_proj"});
+  embeddings.modules_to_save = {"embed_tokens"};
+  EXPECT_THAT(message_of<ConfigError>([&] { add_adapter(tied, embeddings); }),
+              AllOf(HasSubstr("'model.embed_tokens.weight' is in modules_to_save"), HasSubstr("a copy")));
+  llama.tie_word_embeddings = false;
+  models::LlamaForCausalLM apart(llama);
+  EXPECT_NO_THROW(add_adapter(apart, embeddings));
   auto classes = config_of({"first"});
   classes.task_type = "SEQ_CLS";
   auto named = make_net(at::kFloat);

@@ -393,6 +393,13 @@ TEST(GgufModels, LlamaIsWhatWasConverted) {
 TEST(GgufModels, Llama3sFrequenciesAreRecognised) {
   SKIP_WITHOUT_PYTHON();
   expect_logits("llama3");
+  // Where sizes alone are wanted first, and the configuration is read within that.
+  const accelerate::models::AutoLoadOptions disk{.device_map = "disk"};
+  const auto whole = accelerate::models::AutoModelForCausalLM::from_pretrained(scratch("llama3.gguf"));
+  const auto on_disk = accelerate::models::AutoModelForCausalLM::from_pretrained(scratch("llama3.gguf"), disk);
+  const torch::NoGradGuard no_grad;
+  const auto ids = torch::tensor({{1, 2, 3}});
+  EXPECT_TRUE(torch::allclose(on_disk.forward(ids), whole.forward(ids)));
 }
 TEST(GgufModels, FrequenciesAreStretchedHoweverAFileSaysIt) {
   SKIP_WITHOUT_PYTHON();

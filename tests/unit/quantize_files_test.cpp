@@ -916,6 +916,21 @@ TEST(QuantizeFiles, LinksLeadNowhereElse) {
   EXPECT_FALSE(fs::exists(root / "other"));
 }
 
+/// What Git LFS leaves where a file was not fetched.
+TEST(QuantizeFiles, PointersAreNoFiles) {
+  const fs::path root = scratch("pointers"), model = root / "model";
+  make_model(model);
+  const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n";
+  std::ofstream(model / "picture.png") << pointer;
+  const auto result = quantize_files(model, root / "nf4", {.to = "nf4"});
+  EXPECT_THAT(result.notes,
+              testing::Contains(testing::AllOf(HasSubstr("picture.png' was not copied"), HasSubstr("git lfs pull"))));
+  EXPECT_FALSE(fs::exists(root / "nf4/picture.png"));
+  std::ofstream(model / "tokenizer_config.json") << pointer;
+  EXPECT_THAT(message_of([&] { quantize_files(model, root / "other", {.to = "nf4"}); }),
+              testing::AllOf(HasSubstr("tokenizer_config.json"), HasSubstr("a pointer of Git LFS")));
+}
+
 TEST(QuantizeFiles, NothingOfTheUsersIsReplaced) {
   const fs::path root = scratch("places"), model = root / "model", out = root / "out";
   make_model(model);

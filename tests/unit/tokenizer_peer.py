@@ -106,6 +106,11 @@ LAYOUTS = {
     "not_in_the_vocabulary": ("gpt2", dict(GPT2, pad_token="<pad>", eos_token="<|im_end|>"), {}, [], None),
     "additional": ("gpt2", dict(GPT2, additional_special_tokens=["<|im_start|>", added("<|im_end|>", __type="AddedToken", rstrip=True)]), {}, END, None),
     "extra_of_map": ("gpt2", dict(GPT2, extra_special_tokens=["<|im_end|>"]), {"special_tokens_map": {"extra_special_tokens": ["<|im_start|>"], "additional_special_tokens": ["<other>"]}}, END, None),
+    "chat_of_map": ("gpt2", GPT2, {"special_tokens_map": {"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]}}, END, None),
+    "chat_of_map_in_vain": ("gpt2", dict(GPT2, additional_special_tokens=["<other>"]), {"special_tokens_map": {"additional_special_tokens": ["<|im_start|>"]}}, END, None),
+    "chat_of_map_beside_names": ("gpt2", dict(GPT2, extra_special_tokens={"x_token": "<other>"}), {"special_tokens_map": {"additional_special_tokens": ["<|im_start|>"]}}, END, None),
+    "json_and_chat_of_map": ("llama", FAST, {"special_tokens_map": {"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]}}, END, lambda made: None),
+    "names_in_order": ("gpt2", dict(GPT2, z_token="<|im_end|>", extra_special_tokens={"y_token": "<|im_start|>", "b_token": "<other>"}), {}, END, None),
     "names_of_its_own": ("gpt2", dict(GPT2, image_token="<|im_start|>", extra_special_tokens={"audio_token": "<|im_end|>"}), {}, END, None),
     "flags": ("gpt2", dict(GPT2, added_tokens_decoder={str(FIRST): added("<|im_start|>", lstrip=True, rstrip=True), "260": added("er", single_word=True, special=False)}), {}, END, None),
     "split": ("gpt2", dict(GPT2, split_special_tokens=True, added_tokens_decoder={str(FIRST): added("<|im_start|>", special=False), str(FIRST + 1): added("<|im_end|>")}), {}, END, None),
@@ -167,9 +172,13 @@ def before_bytes(*steps):
     return lambda made: setattr(made, "pre_tokenizer", pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]))
 
 
+def template(single, *special):
+    return processors.TemplateProcessing(single=single, special_tokens=[(token, ["<s>", "</s>", "<unk>"].index(token)) for token in special])
+
+
 BEHAVIORS = ("removed", "isolated", "contiguous", "merged_with_previous", "merged_with_next")
 WORDS = Regex(r"\p{L}+|\p{N}")
-PART_TEXTS = ["the--other... 1212, e-e-- her's", "--", "...the", " the  the\t--\u2026\u00bfque\u00e9? ", "\u00c3\u00e9\u00e9ooo--o", "<er> h- the", "", "\u3002\u4f60\u597d\u3002\u3002$+<=>^`|~"]
+PART_TEXTS = ["the\nthe\nher\n 1234567 12 1, abfe e", "the--other... 1212, e-e-- her's", "--", "...the", " the  the\t--\u2026\u00bfque\u00e9? ", "\u00c3\u00e9\u00e9ooo--o", "<er> h- the", "", "\u3002\u4f60\u597d\u3002\u3002$+<=>^`|~"]
 
 
 def parts(folder):
@@ -185,6 +194,15 @@ def parts(folder):
         "replace_and_added": spelt(lambda made: (setattr(made, "normalizer", normalizers.Replace("er", "-")), made.add_tokens([AddedToken("<er>", normalized=True), AddedToken("h-", normalized=True)]))),
         "roberta": spelt(lambda made: setattr(made, "post_processor", processors.RobertaProcessing(("</s>", 1), ("<s>", 0)))),
         "bert": spelt(lambda made: setattr(made, "post_processor", processors.BertProcessing(("</s>", 1), ("<s>", 0)))),
+        "template_among_others": spelt(lambda made: setattr(made, "post_processor", processors.Sequence([processors.ByteLevel(), template("</s> $A <unk> <s>", "</s>", "<unk>", "<s>")]))),
+        "digits_in_groups": spelt(before_bytes(pre_tokenizers.Split(Regex(r"(?<=\d)(?=(\d{3})+(?!\d))"), "isolated"))),
+        "hexadecimal": spelt(before_bytes(pre_tokenizers.Split(Regex(r"\h+"), "isolated"))),
+        "not_hexadecimal": spelt(before_bytes(pre_tokenizers.Split(Regex(r"[^\h ]+|\H\H"), "isolated"))),
+        "dots_are_ends_of_lines": spelt(before_bytes(pre_tokenizers.Split(Regex(r"(?m)e.t|(?-m:h.e)"), "isolated"))),
+        **{f"borders_{behavior}": spelt(before_bytes(pre_tokenizers.Split(Regex(r"\b"), behavior))) for behavior in BEHAVIORS},
+        **{f"none_or_more_{behavior}": spelt(before_bytes(pre_tokenizers.Split(Regex(r"e*"), behavior))) for behavior in BEHAVIORS},
+        "replace_at_lines": spelt(lambda made: setattr(made, "normalizer", normalizers.Replace(Regex("^the|r$"), "er"))),
+        "added_and_merged": spelt(lambda made: made.add_tokens([AddedToken("the", single_word=True), AddedToken("e", single_word=True), AddedToken("12", single_word=True)])),
     }
     for name, made in kinds.items():
         os.makedirs(f"{folder}/{name}")

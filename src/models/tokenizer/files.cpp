@@ -193,22 +193,29 @@ class TokenizerJson {
       for (const auto& inner : part.at("processors")) read_post_processor(inner);
       return;
     }
+    std::vector<int64_t> before, behind;  // of what the ones before have made
     if (type_of(part) == "RobertaProcessing" || type_of(part) == "BertProcessing") {
-      parts_.prefix.push_back(id_in(part.at("cls").at(1), path_));
-      parts_.suffix.push_back(id_in(part.at("sep").at(1), path_));
-      return;
-    }
-    if (type_of(part) != "TemplateProcessing") unsupported("the post-processor", part);
-    auto* side = &parts_.prefix;
-    for (const auto& item : part.at("single")) {
-      if (item.contains("Sequence")) {
-        side = &parts_.suffix;
-      } else {
-        for (const auto& id :
-             part.at("special_tokens").at(item.at("SpecialToken").at("id").get<std::string>()).at("ids"))
-          side->push_back(id_in(id, path_));
+      before = {id_in(part.at("cls").at(1), path_)};
+      behind = {id_in(part.at("sep").at(1), path_)};
+    } else {
+      if (type_of(part) != "TemplateProcessing") unsupported("the post-processor", part);
+      int64_t texts = 0;
+      for (const auto& item : part.at("single")) {
+        if (item.contains("Sequence")) ++texts;
+        else
+          for (const auto& id :
+               part.at("special_tokens").at(item.at("SpecialToken").at("id").get<std::string>()).at("ids"))
+            (texts > 0 ? behind : before).push_back(id_in(id, path_));
       }
+      if (texts != 1)
+        refuse_file(path_, "its template of a single text has the text {} times, expected once ($A): {}.", texts,
+                    show_json(part.at("single"), 200));
     }
+    // What the package makes of a second one depends on its template for two texts.
+    if (!parts_.prefix.empty() || !parts_.suffix.empty())
+      unsupported("behind another that adds tokens, the post-processor", part);
+    parts_.prefix = std::move(before);
+    parts_.suffix = std::move(behind);
   }
   void check_decoder(const json& part) const {
     if (part.is_null() || type_of(part) == "ByteLevel") return;

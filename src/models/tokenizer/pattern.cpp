@@ -5,6 +5,8 @@
 
 #include <pcre2.h>
 
+#include <algorithm>
+
 namespace accelerate::models {
 namespace {
 
@@ -14,27 +16,56 @@ std::string message(int error) {
   return reinterpret_cast<const char*>(text);
 }
 
-/// White space in tokenizer files is Unicode's property; PCRE2's \s lacks U+0085.
-std::string with_unicode_space(const std::string& expression) {
+/// In PCRE2's words. White space is Unicode's property; PCRE2's \s lacks U+0085.
+std::string translated(const std::string& expression) {
   constexpr const char* kSpace = R"(\t-\r\x{85}\p{Z})";
+  constexpr const char* kHex = "0-9A-Fa-f";
+  const auto refuse = [&](const char* what) {
+    raise<CheckpointError>("tokenizer pattern '{}': {} is not supported.", expression.substr(0, 200), what);
+  };
   std::string result;
   bool in_class = false;
   for (size_t i = 0; i < expression.size(); ++i) {
     const char c = expression[i];
     if (c == '\\' && i + 1 < expression.size()) {
       const char escaped = expression[++i];
-      if (escaped == 's') {
-        result += in_class ? std::string(kSpace) : "[" + std::string(kSpace) + "]";
-      } else if (escaped == 'S' && !in_class) {
-        result += "[^" + std::string(kSpace) + "]";
-      } else if (escaped == 'S') {
-        raise<CheckpointError>("tokenizer pattern '{}': \\S within [] is not supported.", expression.substr(0, 200));
-      } else {
-        result += {c, escaped};
-      }
+      const char* const members = escaped == 's' || escaped == 'S'   ? kSpace
+                                  : escaped == 'h' || escaped == 'H' ? kHex
+                                                                     : nullptr;
+      const bool none_of = escaped == 'S' || escaped == 'H';
+      if (members && in_class && none_of) refuse(escaped == 'S' ? "\\S within []" : "\\H within []");
+      else if (members && in_class) result += members;
+      else if (members) result += (none_of ? "[^" : "[") + std::string(members) + "]";
+      else result += {c, escaped};
       continue;
     }
-    if (c == '[') in_class = true;
+    if (in_class && c == '[' && expression.compare(i + 1, 1, ":") != 0) refuse("[] within []");
+    if (in_class && expression.compare(i, 2, "&&") == 0) refuse("&& within []");
+    if (in_class && expression.compare(i, 2, "[:") == 0) {
+      const auto end = expression.find(":]", i);
+      if (end == std::string::npos) refuse("[: without an end");
+      result += expression.substr(i, end + 2 - i);
+      i = end + 1;
+      continue;
+    }
+    if (!in_class && expression.compare(i, 2, "(?") == 0) {  // options, perhaps
+      const auto end = expression.find_first_not_of("imx-", i + 2);
+      if (end != std::string::npos && end > i + 2 && (expression[end] == ')' || expression[end] == ':')) {
+        std::string options = expression.substr(i, end - i);
+        std::replace(options.begin(), options.end(), 'm', 's');
+        result += options;
+        i = end - 1;
+        continue;
+      }
+    }
+    if (c == '[') {
+      in_class = true;
+      // Right at the beginning ] is a member.
+      for (const char* first : {"^", "]"})
+        if (expression.compare(i + 1, 1, first) == 0) result += expression[i++];
+      result += expression[i];
+      continue;
+    }
     if (c == ']') in_class = false;
     result += c;
   }
@@ -63,7 +94,7 @@ struct Pattern::Code {
 };
 
 Pattern::Pattern(const std::string& expression)
-    : code_(std::make_shared<const Code>(with_unicode_space(expression), 0U)) {}
+    : code_(std::make_shared<const Code>(translated(expression), PCRE2_MULTILINE)) {}
 
 Pattern Pattern::literal(const std::string& text) {
   std::string quoted;
@@ -74,19 +105,23 @@ Pattern Pattern::literal(const std::string& text) {
   return Pattern(quoted);
 }
 
-bool Pattern::next(std::string_view text, size_t from, size_t& begin, size_t& end) const {
+bool Pattern::next(std::string_view text, Match& match) const {
   thread_local const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data(
       pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
   const auto* range = pcre2_get_ovector_pointer(data.get());
-  for (const size_t done = from; from < text.size();) {
+  for (size_t from = match.end; !text.empty() && from <= text.size();) {
     const int found = pcre2_match(code_->compiled, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
                                   PCRE2_NO_UTF_CHECK, data.get(), nullptr);
     if (found == PCRE2_ERROR_NOMATCH) return false;
     if (found < 0)
       raise<ResourceError>("tokenizing {} bytes: {}. Tokenize shorter texts.", text.size(), message(found));
-    begin = range[0], end = range[1];
-    if (end > begin && end > from && begin >= done) return true;
-    do ++from;  // an empty match cuts nothing, nor does one that \\K moved
+    const size_t begin = range[0], end = range[1];
+    const bool again = end == begin && match.any && end == match.end;
+    if (!again && end >= begin && begin >= match.end) {
+      match = {begin, end, true};
+      return true;
+    }
+    do ++from;  // a second one without characters, or one that \K moved
     while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xC0) == 0x80);
   }
   return false;

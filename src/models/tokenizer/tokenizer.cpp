@@ -1,6 +1,7 @@
 #include "accelerate/models/tokenizer.hpp"
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include <ATen/ops/full.h>
@@ -79,6 +80,8 @@ void split(std::string_view text, const SplitStep& step, std::vector<std::string
     }
     before = is_match;
   });
+  pieces.erase(std::remove(pieces.begin() + static_cast<std::ptrdiff_t>(begin), pieces.end(), std::string_view()),
+               pieces.end());
 }
 
 /// The characters of `text` right before and right behind `at`, whole or none.
@@ -143,12 +146,16 @@ Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : par
     raise<CheckpointError>("tokenizer '{}': {}", file, fmt::format(what, std::forward<Args>(args)...));
   };
   const auto most = static_cast<int64_t>(parts.tokens.size() + parts.added.size()) + kMostGaps;
+  // One that the vocabulary has, too, is still what its pieces merge into, where the text has it as a part of a word.
+  std::unordered_set<size_t> of_vocabulary;
   for (const auto& token : parts.added) {
     if (token.id < 0 || token.id >= most)
       fail("the added token '{}' has the id {}, expected 0 to {} for {} tokens. The file is damaged.",
            token.content.substr(0, 100), token.id, most - 1, parts.tokens.size() + parts.added.size());
     if (static_cast<size_t>(token.id) >= parts.tokens.size()) parts.tokens.resize(static_cast<size_t>(token.id) + 1);
-    parts.tokens[static_cast<size_t>(token.id)] = token.content;
+    auto& there = parts.tokens[static_cast<size_t>(token.id)];
+    if (there == token.content) of_vocabulary.insert(static_cast<size_t>(token.id));
+    there = token.content;
   }
   const auto size = parts.tokens.size();
   if (size == 0) fail("it has no tokens. The file is damaged.");
@@ -161,9 +168,10 @@ Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : par
   for (size_t id = 0; id < size; ++id) {
     const auto& token = parts.tokens[id];
     if (token.empty()) continue;
-    auto meant = is_added[id] ? std::nullopt : bytes_of_token(token);
+    const bool only_added = is_added[id] && !of_vocabulary.contains(id);
+    const auto meant = only_added ? std::nullopt : bytes_of_token(token);
     if (meant) mergeable[id] = *meant;
-    bytes[id] = meant.value_or(token);
+    bytes[id] = is_added[id] ? token : meant.value_or(token);
   }
   std::vector<Bpe::Merge> merges;
   merges.reserve(parts.merges.size());
