@@ -496,9 +496,35 @@ LoraAdapter add_adapter(const ModelRef& model, const LoraConfig& config) {
   return adapter;
 }
 
+namespace {
+
+/// transformers 5 calls GPT-NeoX's head lm_head; models here have the name of its files.
+void take_name_of_head(detail::AdapterFile& file, const std::vector<Submodule>& modules) {
+  constexpr std::string_view kTheirs = "lm_head", kOurs = "embed_out";
+  const auto has = [&](std::string_view path) {
+    return std::any_of(modules.begin(), modules.end(), [&](const auto& place) { return place.path == path; });
+  };
+  if (has(kTheirs) || !has(kOurs)) return;
+  const auto ours = [&](const std::string& name) {
+    const bool is_head = name == kTheirs || name.starts_with(std::string(kTheirs) + ".");
+    return is_head ? std::string(kOurs) + name.substr(kTheirs.size()) : name;
+  };
+  const auto rename = [&](auto& by_name) {
+    auto all = std::exchange(by_name, {});
+    for (auto& [name, value] : all) by_name.emplace(ours(name), std::move(value));
+  };
+  rename(file.pairs), rename(file.whole);
+  for (auto* names : {&file.config.target_modules, &file.config.modules_to_save, &file.config.exclude_modules})
+    for (auto& name : *names) name = ours(name);
+}
+
+}  // namespace
+
 LoraAdapter load_adapter(const ModelRef& model, const fs::path& folder, bool is_trainable) {
   constexpr const char* kName = "load_adapter";
-  const auto file = detail::read_adapter(folder);
+  auto file = detail::read_adapter(folder);
+  const auto modules = modules_of(model, kName);
+  take_name_of_head(file, modules);
   auto config = file.config;
   const auto& pairs = file.pairs;
   const auto where = fmt::format("load_adapter: '{}'", file.file.string());
@@ -507,7 +533,6 @@ LoraAdapter load_adapter(const ModelRef& model, const fs::path& folder, bool is_
         "{}: found rows of '{}' (trainable_token_indices) that are to be trained, which is not offered here; load it "
         "without is_trainable, or train on in PEFT",
         where, file.rows.begin()->first);
-  const auto modules = modules_of(model, kName);
   std::vector<Target> targets;
   for (const auto& [name, pair] : pairs) {
     const auto& path = name;  // which a lambda may capture

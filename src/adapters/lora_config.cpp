@@ -39,6 +39,12 @@ template <class T> void check_patterns(const char* field, const Patterns<T>& pat
     if (pattern.size() > kMostPatternBytes)
       raise<ConfigError>("LoraConfig: a pattern in {} has {} bytes, expected at most {}; name modules by their ends",
                          field, pattern.size(), kMostPatternBytes);
+    // Python's re has no classes by name: [[:alpha:]] is a set of characters and a ] there.
+    if (pattern.find("[:") != std::string::npos)
+      raise<ConfigError>(
+          "LoraConfig: found [: in '{}' of {}, which means something else in Python, expected classes "
+          "like \\w, or sets of characters",
+          pattern, field);
     try {
       expression_of(pattern);
     } catch (const ConfigError& error) {

@@ -331,10 +331,10 @@ void place(const char* caller, const ModelRef& model, std::vector<LoadTarget>& t
     const auto text = fmt::format("\n  {}{}", key, nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : "");
     // Python's maps name modules without tensors, too (dropout, a tied head), which need not be here. One that is to be
     // elsewhere than what holds it is another thing.
-    const bool within = std::ranges::any_of(device_map, [&key = key](const auto& other) {
-      return other.first.empty() || key.starts_with(other.first + ".");
-    });
-    (within ? unknown : empty) += text;
+    const Place* holder = nullptr;  // of the names that it is in the last, which is the longest
+    for (const auto& [other, there] : device_map)
+      if (other.empty() || key.starts_with(other + ".")) holder = &there;
+    (holder && *holder != where ? unknown : empty) += text;
   }
   // Buffers of modules that infer_auto_device_map() has split are where the model computes.
   Place computes("cpu");

@@ -804,9 +804,9 @@ RANKS_TEST(Engines, ComposedLayersJoin, 4) {
 
 /// A pipeline's schedule: backwards of a group run behind the forwards of all of its micro-steps.
 RANKS_TEST(Engines, BackwardsRunLater, 1, 2, 3) {
-  for (const std::string engine : {"ddp, later", "fsdp, later", "columns, later"}) {
+  const auto trains_as_one = [](const AcceleratorOptions& options, const std::string& engine) {
     Expected expected;
-    Trained trained(engine, 3);
+    Trained trained(options);
     doings.clear();
     for (int64_t step = 0; step < 7; ++step) {
       if (step % 3 == 0 && step < 6) expected.step(step, 3, 0.01);
@@ -820,17 +820,19 @@ RANKS_TEST(Engines, BackwardsRunLater, 1, 2, 3) {
       trained.optimizer.zero_grad();
     }
     expect_close(trained.weights(), expected, engine);
-    const auto group = [](int64_t forwards) {
-      return std::vector<std::string>(static_cast<size_t>(forwards), "forward");
-    };
     std::vector<std::string> as_planned;
-    for (int64_t n = 0; n < 2; ++n) {
-      const auto forwards = group(3);
-      as_planned.insert(as_planned.end(), forwards.begin(), forwards.end());
-      as_planned.insert(as_planned.end(), 3, "backward");
-    }
+    for (const std::string what : {"forward", "backward", "forward", "backward"})
+      as_planned.insert(as_planned.end(), 3, what);
     as_planned.emplace_back("forward");  // of a group that has not ended
     EXPECT_EQ(doings, as_planned) << engine;
+  };
+  for (const std::string engine : {"ddp, later", "fsdp, later", "columns, later"})
+    trains_as_one(options_for(engine, 3), engine);
+  for (const bool is_static : {false, true}) {
+    auto options = options_for("ddp, later", 3);
+    options.kwargs_handlers.emplace_back(
+        DistributedDataParallelKwargs{.find_unused_parameters = !is_static, .static_graph = is_static});
+    trains_as_one(options, is_static ? "static, later" : "unused ones, later");
   }
 }
 

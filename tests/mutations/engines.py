@@ -89,9 +89,9 @@ F("gradients cleared since the forward make no use", file,
 F("frozen layers within a group make others unused", file, "«count_gradients_as_used();»  // by micro-steps", "")
 F("unused parameters of the last of several forwards", file, "«forwards > 1» && searches_unused()", "false")
 F("a static graph learns what is not averaged", file,
-  "if («ddp.graph_is_static && !ddp.delayed») {", "false")
+  "if («graph_is_static && !delayed») {", "false")
 F("a static graph needs a step of each rank", file, "if («kwargs.static_graph && !delayed»)\n      throw", "false")
-F("a forward within no_sync takes back what was announced", file, "} else { «ddp.reducer->expect_nothing();»", "")
+F("a forward within no_sync takes back what was announced", file, "} else { «reducer->expect_nothing();»", "")
 file = "src/parallel/replica_average.cpp"
 F("parameters of replicas are summed", file, "«sum.div_(group.world_size());»", "")
 

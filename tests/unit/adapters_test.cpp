@@ -404,6 +404,8 @@ TEST(Adapters, WhatCanNotWorkIsRefusedByName) {
   EXPECT_THAT(refused({.lora_alpha = -1, .target_modules = {"first"}}), HasSubstr("lora_alpha"));
   EXPECT_THAT(refused({.lora_dropout = 1, .target_modules = {"first"}}), HasSubstr("lora_dropout"));
   EXPECT_THAT(refused({.target_modules = {"first"}, .rank_pattern = {{"(", 2}}}), HasSubstr("rank_pattern"));
+  EXPECT_THAT(refused({.target_modules = {"first"}, .rank_pattern = {{"[[:alpha:]]+", 2}}}),
+              HasSubstr("means something else in Python"));
   EXPECT_THAT(refused({.target_modules = {"first"}, .alpha_pattern = {{"first", 0}}}), HasSubstr("alpha_pattern"));
   EXPECT_THAT(refused({.target_modules = {"first"}, .rank_pattern = {{"first", 2}, {"first", 3}}}),
               HasSubstr("'first' twice in rank_pattern"));

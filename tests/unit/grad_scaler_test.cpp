@@ -304,6 +304,18 @@ TEST_F(GradScalerTest, TheOldOptimizersStepIsNamed) {
     EXPECT_THAT(support::message_of<ConfigError>(backward),
                 testing::AllOf(testing::HasSubstr("it has not stepped"), testing::HasSubstr("65536 times too large")));
   }
+  {
+    // Steps that leave nothing to be looked at a second time.
+    const auto parameter = torch::ones(3, torch::requires_grad());
+    torch::optim::SGD old(std::vector<at::Tensor>{parameter}, torch::optim::SGDOptions(1e38));
+    const auto scaler = std::make_shared<GradScaler>();
+    const AcceleratedOptimizer prepared(old, true, scaler);
+    const auto backward = [&] { scaler->scale((parameter * 0.25).sum()).backward(); };
+    backward();
+    old.step(), old.zero_grad();
+    EXPECT_FALSE(parameter.isfinite().any().item<bool>());
+    EXPECT_THAT(support::message_of<ConfigError>(backward), testing::HasSubstr("it has not stepped"));
+  }
   // Weights that are written to, before and after the first step of the handle, are the program's own affair.
   const auto scaler = std::make_shared<GradScaler>();
   const AcceleratedOptimizer prepared(sgd, true, scaler);

@@ -238,6 +238,7 @@ TEST(LoadCheckpoint, KeysOfPythonsMapsForModulesWithoutWeightsArePassedOver) {
   map.insert_or_assign("drop", "cpu");
   EXPECT_THAT(load(map), testing::AllOf(HasSubstr("are passed over"), HasSubstr("\n  drop")));
   EXPECT_TRUE(torch::equal(output(net, saved.input), saved.expected));
+  EXPECT_THAT(load({{"", "cpu"}, {"body.drop", "cpu"}}), HasSubstr("are passed over")) << "where what holds it is, too";
   // Nothing says so where it is to be elsewhere than what holds it, or where something has no place.
   for (auto wrong : {accelerate::DeviceMap{{"", "cpu"}, {"bodx", "disk"}}, accelerate::DeviceMap{{"bodx", "cpu"}}})
     EXPECT_THAT(message_of([&] { load(wrong); }), HasSubstr("bodx (did you mean 'body'?)"));
