@@ -236,7 +236,7 @@ class LaterLayer final : public parallel::Layer {
     waiting_.push_back(run);
     if (sync_) settle_gradients();
   }
-  void before_backward(const at::Tensor&) override { doings.emplace_back("backward"); }
+  void before_backward(const at::Tensor&) override { doings.emplace_back(sync_ ? "backward" : "local backward"); }
   void settle_gradients() override {
     for (const auto& run : std::exchange(waiting_, {})) run();
   }
@@ -820,9 +820,10 @@ RANKS_TEST(Engines, BackwardsRunLater, 1, 2, 3) {
       trained.optimizer.zero_grad();
     }
     expect_close(trained.weights(), expected, engine);
-    std::vector<std::string> as_planned;
-    for (const std::string what : {"forward", "backward", "forward", "backward"})
-      as_planned.insert(as_planned.end(), 3, what);
+    const std::vector<std::string> group = {"forward",        "forward",        "forward",
+                                            "local backward", "local backward", "backward"};
+    std::vector<std::string> as_planned = group;
+    as_planned.insert(as_planned.end(), group.begin(), group.end());
     as_planned.emplace_back("forward");  // of a group that has not ended
     EXPECT_EQ(doings, as_planned) << engine;
   };

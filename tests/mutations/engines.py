@@ -89,9 +89,9 @@ F("gradients cleared since the forward make no use", file,
 F("frozen layers within a group make others unused", file, "«count_gradients_as_used();»  // by micro-steps", "")
 F("unused parameters of the last of several forwards", file, "«forwards > 1» && searches_unused()", "false")
 F("a static graph learns what is not averaged", file,
-  "if («graph_is_static && !delayed») {", "false")
+  "if («ddp.graph_is_static && !ddp.delayed») {", "false")
 F("a static graph needs a step of each rank", file, "if («kwargs.static_graph && !delayed»)\n      throw", "false")
-F("a forward within no_sync takes back what was announced", file, "} else { «reducer->expect_nothing();»", "")
+F("a forward within no_sync takes back what was announced", file, "} else { «ddp.reducer->expect_nothing();»", "")
 file = "src/parallel/replica_average.cpp"
 F("parameters of replicas are summed", file, "«sum.div_(group.world_size());»", "")
 
@@ -200,7 +200,7 @@ NOT_DRAWN = {name: why for why, names in {
         "shards that lie elsewhere are written back", "what a lossy wire left alone stays exact",
         "changes of shards that lie elsewhere are counted", "neighbours get what was decoded", "blocks have a scale each",
         "backwards that run later average as they were asked to",
-        "what a later forward announced waits for its own backward", "steps go from part to part",
+        "steps go from part to part",
         "what is in no part is stepped on last", "layers hear of the states of a part",
         "steps within backward are of what was asked for"],
     "settings that no layout has": [

@@ -2008,9 +2008,6 @@ r = "engines_tests Engines."
 F("backwards that run later average as they were asked to", "src/accelerator/training.cpp",
   "«engine->set_require_backward_grad_sync(asked);»", "", r + "BackwardsRunLater")
 F("layers put off backwards", "src/parallel/engine.cpp", "{ «one.backward(next);» }", "next();", r + "BackwardsRunLater")
-F("what a later forward announced waits for its own backward", "src/parallel/averaging/averaging.cpp",
-  "if («!ddp.grad_sync && ddp.reducer && ddp.reducer->expects_gradients()» && !ddp.reducer->unfinished())", "false",
-  r + "BackwardsRunLater")
 file = "src/optim/optimizer.cpp"
 F("steps go from part to part", file, "[&](const at::Tensor& parameter) { return «wanted.contains(parameter.unsafeGetTensorImpl())»; });",
   "true", r + "OptimizersStepPartByPart")
@@ -2019,8 +2016,9 @@ F("what is in no part is stepped on last", file, "return «!in_parts.contains(pa
 F("layers hear of the states of a part", file,
   "if (part.hooks->after_part) «part.hooks->after_part(part.number, optim::states_of(*optimizer, part.parameters));»", "",
   r + "OptimizersStepPartByPart")
-F("steps within backward are of what was asked for", file, "const OnlySome some(*self.optimizer, «is_wanted»);",
-  "[](const at::Tensor&) { return true; }", r + "OptimizersStepWithinBackward")
+F("steps within backward are of what was asked for", file,
+  "is_wanted = [&](const at::Tensor& parameter) { return «wanted.contains(parameter.unsafeGetTensorImpl())»; };", "true",
+  r + "OptimizersStepWithinBackward")
 # ---- shards in any home, by any wire
 r = "homes_tests Homes."
 file = "src/residency/homes/shard.cpp"

@@ -388,18 +388,6 @@ struct Averaging::Impl {
     }
   }
 
-  /// The backward that comes leaves averaging to a later one, though a forward may have announced its own.
-  void take_back() {
-    suspended |= std::exchange(expected_after_suspended, false);
-    // A static graph is learned from the first announced backward on, and would have this one's gradients in it, too.
-    if (graph_is_static && !delayed) {
-      drop_reducer();
-      make_reducer();
-    } else {
-      reducer->expect_nothing();
-    }
-  }
-
   /// @throws ConfigError for a gradient of a parameter that the Reducer does not know.
   void check_all_averaged() const {
     for (size_t i = 0; i < parameters.size(); ++i) {
@@ -593,7 +581,17 @@ void Averaging::after_forward(const std::vector<at::Tensor>& outputs) {
   Impl& ddp = *impl_;
   ddp.forward_sync = at::GradMode::is_enabled() && ddp.grad_sync;
   if (!ddp.reducer) return;
-  if (at::GradMode::is_enabled() && !ddp.grad_sync && !ddp.reducer->unfinished()) ddp.take_back();
+  // The backward of this one leaves averaging to a later one, also where an earlier forward had announced its own.
+  if (at::GradMode::is_enabled() && !ddp.grad_sync && !ddp.reducer->unfinished()) {
+    ddp.suspended |= std::exchange(ddp.expected_after_suspended, false);
+    // A static graph is learned from the first announced backward on, and would have this one's gradients in it, too.
+    if (ddp.graph_is_static && !ddp.delayed) {
+      ddp.drop_reducer();
+      ddp.make_reducer();
+    } else {
+      ddp.reducer->expect_nothing();
+    }
+  }
   if (!ddp.forward_sync) return;
   ++ddp.forwards_of_backward;
   ddp.expect_gradients(ddp.searches_unused() ? outputs : std::vector<at::Tensor>{});
@@ -602,8 +600,6 @@ void Averaging::after_forward(const std::vector<at::Tensor>& outputs) {
 void Averaging::before_backward(const at::Tensor& loss) {
   Impl& ddp = *impl_;
   ddp.loss = WeakTensor(loss.getIntrusivePtr());
-  // One that averages, of another forward, was announced meanwhile: its own backward announces it again.
-  if (!ddp.grad_sync && ddp.reducer && ddp.reducer->expects_gradients() && !ddp.reducer->unfinished()) ddp.take_back();
   // The forward may have been the module's own.
   if (ddp.reducer && ddp.reducer->expects_gradients()) ddp.check_in_place("backward");
   else ddp.follow_flags("backward");
