@@ -147,6 +147,7 @@ class ShardHome final : public Home {
     auto done = group->all_gather_async(messages, sent, of_);
     return std::make_unique<Gathering>(
         group, std::move(done), sent, [wire, messages, flat, ranks = group->world_size(), size = sent.numel()] {
+          if (wire->joins()) return wire->decode(messages, 0, flat);
           const int64_t length = flat.numel() / ranks;
           for (int64_t r = 0; r < ranks; ++r)
             wire->decode(messages.narrow(0, r * size, size), r * length, flat.narrow(0, r * length, length));

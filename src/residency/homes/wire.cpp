@@ -42,6 +42,7 @@ class Float8Wire final : public Wire {
       to.narrow(0, at, length).copy_(codes::decode(codes.narrow(0, at, length), scale, to.scalar_type()));
     });
   }
+  bool joins() const override { return true; }
   // Rounding to the dtype is far less than half a code, and scales stay.
   bool repeats() const override { return true; }
 

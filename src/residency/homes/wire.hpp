@@ -20,6 +20,9 @@ class Wire {
   virtual at::Tensor encode(const at::Tensor& values, int64_t begin) const = 0;
   /// @param to  [numel], floating point: gets the elements from `begin` on
   virtual void decode(const at::Tensor& message, int64_t begin, const at::Tensor& to) const = 0;
+  /// Whether messages of neighbouring stretches, one behind the other, are the message of all of them: then what came
+  /// from a thousand ranks is decoded at once.
+  virtual bool joins() const { return false; }
   /// Whether what was decoded, and rounded to a dtype of 16 bits or more, encodes to the same values, in messages of
   /// other stretches, too.
   virtual bool repeats() const = 0;
