@@ -106,7 +106,7 @@ class VocabularyOfFolder {
                              : " (transformers writes one: AutoTokenizer.from_pretrained(IN).save_pretrained(IN))",
                          kOtherwise);
     root_ = read_tokenizer_object(path_);
-    settings_ = read_tokenizer_settings(folder);
+    settings_ = read_tokenizer_settings(folder, root_);
   }
 
   std::vector<std::string> entries() {
@@ -187,25 +187,33 @@ class VocabularyOfFolder {
     std::unordered_map<std::string, int64_t> ids;
     for (size_t id = 0; id < tokens_.size(); ++id)
       if (kinds_[id] != static_cast<int32_t>(GgufTokenKind::unused)) ids.emplace(tokens_[id], id);
-    auto next = static_cast<int64_t>(ids.size());
-    std::vector<std::string> particular;
-    for (const auto& token : root_.value("added_tokens", json::array())) {
-      const auto content = token.at("content").get<std::string>();
-      put_token(content, token.at("id"),
-                token.value("special", false) ? GgufTokenKind::control : GgufTokenKind::user_defined);
-      const auto id = token["id"].get<int64_t>();
-      ids.emplace(content, id);
-      next = std::max(next, id + 1);
-      for (const char* flag : {"lstrip", "rstrip", "single_word"})
-        if (token.value(flag, false)) particular.push_back(fmt::format("{} of '{}'", flag, content));
-    }
+    std::vector<PlacedToken> given;
+    if (!settings_.known_class)
+      for (const auto& token : root_.value("added_tokens", json::array())) {
+        const auto id = whole_number(token.at("id"));
+        if (!id) fail("an added token has the id {}, expected a whole number.", show_json(token["id"]));
+        given.push_back(
+            {{token.at("content").get<std::string>(), token.value("special", false), token.value("lstrip", false),
+              token.value("rstrip", false), false, token.value("single_word", false)},
+             *id});
+      }
     const auto id_of = [&](const std::string& token) {
       const auto found = ids.find(token);
       return found == ids.end() ? std::nullopt : std::optional(found->second);
     };
-    for (const auto& [token, id] : place_tokens(settings_, id_of, next, path_.string()))
-      if (id < rows_ || token->id)  // what no file says, but a class, may have no row
-        put_token(token->content, id, token->special ? GgufTokenKind::control : GgufTokenKind::user_defined);
+    const auto size = static_cast<int64_t>(ids.size()), of_json = std::ssize(given);
+    std::vector<std::string> particular;
+    const auto placed = place_tokens(settings_, std::move(given), id_of, size, path_.string());
+    for (size_t i = 0; i < placed.size(); ++i) {
+      const auto& token = placed[i].token;
+      const auto id = placed[i].id;
+      // What no file says, but a class, may have no row.
+      if (id >= rows_ && !token.id && std::cmp_greater_equal(i, of_json)) continue;
+      put_token(token.content, id, token.special ? GgufTokenKind::control : GgufTokenKind::user_defined);
+      for (const auto& [flag, is_set] :
+           {std::pair("lstrip", token.strip_left), {"rstrip", token.strip_right}, {"single_word", token.single_word}})
+        if (is_set) particular.push_back(fmt::format("{} of '{}'", flag, token.content));
+    }
     if (!particular.empty())
       notes_.push_back(fmt::format("A .gguf file has no place for {}: white space beside such tokens becomes tokens.",
                                    fmt::join(particular, ", ")));

@@ -16,10 +16,17 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;  // tokens without an id of their own get theirs in the order of the files
 
 constexpr const char* kEnd = "<|endoftext|>";
-constexpr TokenizerClass kClasses[] = {{"GPT2Tokenizer", kEnd, kEnd, kEnd, nullptr, "gpt-2"},
-                                       {"CodeGenTokenizer", kEnd, kEnd, kEnd, nullptr, "gpt-2"},
-                                       {"GPTNeoXTokenizer", kEnd, kEnd, kEnd, "<|padding|>", "gpt-2", true},
-                                       {"Qwen2Tokenizer", nullptr, kEnd, kEnd, kEnd, "qwen2", true}};
+using Around = TokenizerClass::Around;
+constexpr TokenizerClass kRoberta{
+    "RobertaTokenizer",       "<s>", "</s>", "<unk>", "<pad>", "gpt-2", /*composes=*/false, Around::cls_and_sep,
+    /*plain_specials=*/false, "<s>", "</s>", "<mask>"};
+constexpr TokenizerClass kClasses[] = {
+    {"GPT2Tokenizer", kEnd, kEnd, kEnd, nullptr, "gpt-2"},
+    {"CodeGenTokenizer", kEnd, kEnd, kEnd, nullptr, "gpt-2"},
+    {"GPTNeoXTokenizer", kEnd, kEnd, kEnd, "<|padding|>", "gpt-2", /*composes=*/true, Around::bos_and_eos},
+    {"Qwen2Tokenizer", nullptr, kEnd, kEnd, kEnd, "qwen2", /*composes=*/true, Around::of_tokenizer_json,
+     /*plain_specials=*/true},
+    kRoberta};
 
 /// Types of models whose folders need not name the class. For some, transformers goes by the type in any case: their
 /// files name wrong ones.
@@ -31,6 +38,9 @@ constexpr ClassOfModel kClassesOfModels[] = {{"gpt2", "GPT2Tokenizer"},
                                              {"gptj", "GPT2Tokenizer"},
                                              {"gpt_neo", "GPT2Tokenizer"},
                                              {"opt", "GPT2Tokenizer"},
+                                             {"roberta", "RobertaTokenizer"},
+                                             {"bart", "RobertaTokenizer"},
+                                             {"longformer", "RobertaTokenizer"},
                                              {"phi", "GPT2Tokenizer"},
                                              {"codegen", "GPT2Tokenizer"},
                                              {"starcoder2", "GPT2Tokenizer"},
@@ -38,16 +48,33 @@ constexpr ClassOfModel kClassesOfModels[] = {{"gpt2", "GPT2Tokenizer"},
                                              {"qwen2_moe", "Qwen2Tokenizer"},
                                              {"qwen2", "Qwen2Tokenizer", true},
                                              {"qwen3", "Qwen2Tokenizer"},
+                                             {"qwen3_moe", "Qwen2Tokenizer"},
+                                             {"phi3", "TokenizersBackend", true},
+                                             {"olmo2", "TokenizersBackend", true},
+                                             {"granite", "TokenizersBackend", true},
+                                             {"gpt_bigcode", "TokenizersBackend", true},
                                              {"mistral", "TokenizersBackend", true},
                                              {"mixtral", "TokenizersBackend", true}};
 
+constexpr const char *kList = "extra_special_tokens", *kOldList = "additional_special_tokens";
 constexpr const char* kNamed[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                   "pad_token", "cls_token", "mask_token"};
+
+/// A token as a file has it.
+struct Said {
+  TokenSetting token;
+  bool is_text = false;       ///< and no object with flags
+  bool of_an_object = false;  ///< of tokenizer_config.json
+
+  /// Whether transformers takes one for the other: text is no object.
+  bool operator==(const Said& other) const { return token == other.token && is_text == other.is_text; }
+};
 
 /// The files, on the way into settings.
 class Settings {
  public:
-  explicit Settings(const fs::path& folder) : folder_(folder), path_(folder / "tokenizer_config.json") {
+  Settings(const fs::path& folder, const nlohmann::json& tokenizer_json)
+      : folder_(folder), path_(folder / "tokenizer_config.json"), tokenizer_json_(tokenizer_json) {
     if (is_there(path_)) config_ = read_object(path_);
   }
 
@@ -55,22 +82,25 @@ class Settings {
     try {
       find_class();
       check_files();
+      read_names();
       if (config_.contains("added_tokens_decoder")) {
         read_decoder(config_["added_tokens_decoder"]);
-        read_named(config_);
       } else {  // as versions before 4.34 wrote it
-        auto values = config_;
-        if (const auto map = folder_ / "special_tokens_map.json"; is_there(map)) merge(read_object(map), values);
-        read_named(values);
+        if (const auto map = folder_ / "special_tokens_map.json"; is_there(map)) merge(read_object(map), map);
         if (const auto added = folder_ / "added_tokens.json"; is_there(added)) read_added(read_object(added), added);
+        if (tokenizer_json_.is_object())
+          for (const auto& value : tokenizer_json_.value("added_tokens", nlohmann::json::array()))
+            put_added(id_of(value.at("id"), folder_ / "tokenizer.json", "of its added_tokens"), token(Json(value)));
       }
+      if (!list_) list_ = old_list_.value_or(std::vector<Said>());
+      fill_in();
       order();
       result_.add_bos = flag("add_bos_token");
       result_.add_eos = flag("add_eos_token");
       result_.add_prefix_space = flag("add_prefix_space");
       result_.split_special_tokens = flag("split_special_tokens");
       read_chat_template();
-    } catch (const Json::exception& error) {
+    } catch (const nlohmann::detail::exception& error) {
       fail("a field is not of the form that transformers gives it: {}", error.what());
     }
     return std::move(result_);
@@ -109,6 +139,7 @@ class Settings {
       model_type = text(config, "model_type");
     }
     if (name.ends_with("Fast")) name.resize(name.size() - std::string_view("Fast").size());
+    if (name == "BartTokenizer") name = kRoberta.name;  // which it is
     const auto of_model = std::ranges::find(kClassesOfModels, model_type, &ClassOfModel::model_type);
     if (of_model != std::end(kClassesOfModels) && (name.empty() || of_model->wins)) name = of_model->class_name;
     result_.class_name = name;
@@ -128,102 +159,196 @@ class Settings {
           show_json(*files));
   }
 
-  static TokenSetting token(const Json& value, bool special) {
-    TokenSetting token{.special = special};
-    if (value.is_string()) {
-      token.content = value.get<std::string>();
-      return token;
-    }
-    token.content = value.at("content").get<std::string>();
+  /// An object with flags. @param special  whatever it says
+  static TokenSetting token(const Json& value, bool special = false) {
+    TokenSetting token{.content = value.at("content").get<std::string>()};
     token.special = special || value.value("special", false);
     token.strip_left = value.value("lstrip", false);
     token.strip_right = value.value("rstrip", false);
     token.single_word = value.value("single_word", false);
-    token.normalized = value.value("normalized", !token.special);
+    if (value.contains("normalized")) token.normalized = value["normalized"].get<bool>();
     return token;
+  }
+  static Said text_token(const std::string& content) {
+    return {.token = {.content = content, .special = true}, .is_text = true};
+  }
+  static bool is_token(const Json& value) { return value.is_string() || value.contains("content"); }
+  Said said(const std::string& name, const Json& value, const fs::path& file) const {
+    const bool of_config = file == path_;
+    if (value.is_string()) return text_token(value.get<std::string>());
+    if (!is_token(value))
+      raise<CheckpointError>("tokenizer '{}': {} is {}, expected a token: its text, or an object with its content.",
+                             file.string(), name, show_json(value));
+    return {.token = token(value, !of_config), .of_an_object = of_config};
+  }
+  std::vector<Said> said_list(const std::string& name, const Json& values, const fs::path& file) const {
+    std::vector<Said> list;
+    if (values.is_null()) return list;
+    if (!values.is_array())
+      raise<CheckpointError>("tokenizer '{}': {} is {}, expected a list of tokens.", file.string(), name,
+                             show_json(values));
+    for (const auto& value : values) list.push_back(said(name, value, file));
+    return list;
+  }
+
+  // --- what each file says
+
+  using Names = std::vector<std::pair<std::string, Said>>;
+  static Said& entry(Names& names, const std::string& name) {
+    const auto there = std::ranges::find(names, name, &Names::value_type::first);
+    return there != names.end() ? there->second : names.emplace_back(name, Said()).second;
+  }
+  static bool is_one_of_seven(const std::string& name) { return std::ranges::find(kNamed, name) != std::end(kNamed); }
+  void put_own(const Json& names, const fs::path& file) {
+    for (const auto& [name, value] : names.items()) {
+      if (is_one_of_seven(name) && value.is_null()) named_[name] = std::nullopt;
+      else entry(own_of_config_, name) = said(name, value, file);
+    }
+  }
+
+  void read_names() {
+    for (const auto& [name, value] : config_.items()) {
+      const bool tagged = value.is_object() && value.value("__type", Json()) == "AddedToken";
+      if (is_one_of_seven(name))
+        named_[name] = value.is_null() ? std::nullopt : std::optional(said(name, value, path_));
+      else if (name.ends_with("_token") && value.is_string()) entry(own_of_config_, name) = said(name, value, path_);
+      else if (name.ends_with("_token") && tagged) entry(own_, name) = said(name, value, path_);
+    }
+    const auto list = config_.find(kList), old_list = config_.find(kOldList);
+    const bool has_list = list != config_.end();
+    const bool said_something = has_list && (list->is_object() || list->is_array() ? !list->empty() : !list->is_null());
+    if (old_list != config_.end()) {
+      auto tokens = said_list(kOldList, *old_list, path_);
+      (said_something ? old_list_ : list_).emplace(std::move(tokens));
+    }
+    if (!has_list || (!said_something && list_)) return;
+    if (list->is_object()) put_own(*list, path_);
+    else list_ = said_list(kList, *list, path_);
+  }
+
+  /// special_tokens_map.json wins over tokenizer_config.json, except that lists are joined, that its list by the old
+  /// name is of no account beside any other, and that a model's own names stay those of tokenizer_config.json.
+  void merge(const Json& map, const fs::path& file) {
+    for (const auto& [name, value] : map.items()) {
+      if (is_one_of_seven(name)) {
+        named_[name] = value.is_null() ? std::nullopt : std::optional(said(name, value, file));
+      } else if (name == kOldList) {
+        old_list_ = said_list(name, value, file);
+      } else if (name == kList && value.is_object()) {
+        list_.reset();
+        put_own(value, file);
+      } else if (name == kList) {
+        if (!list_ || value.is_null()) list_.emplace();
+        for (auto& one : said_list(name, value, file))
+          if (std::ranges::find(*list_, one) == list_->end()) list_->push_back(std::move(one));
+      } else if (name.ends_with("_token") && is_token(value)) {
+        entry(own_, name) = said(name, value, file);
+      } else if (value.is_null()) {
+        std::erase_if(own_, [&](const auto& one) { return one.first == name; });
+      }
+    }
+  }
+
+  void put_added(int64_t id, TokenSetting one) {
+    one.id = id;
+    by_content_[one.content] = one;
+    added_[id] = std::move(one);
   }
   void read_decoder(const Json& decoder) {
     for (const auto& [id, value] : decoder.items()) {
       const bool number =
           !id.empty() && id.size() < 10 && std::ranges::all_of(id, [](char c) { return c >= '0' && c <= '9'; });
       if (!number) fail("added_tokens_decoder has the id '{}', expected a whole number.", id.substr(0, 100));
-      auto one = token(value, false);
-      one.id = std::stoll(id);
-      added_.push_back(std::move(one));
+      put_added(std::stoll(id), token(value));
     }
+  }
+  template <class AnyJson> static int64_t id_of(const AnyJson& id, const fs::path& path, const std::string& whose) {
+    const auto number = whole_number(id);
+    if (!number)
+      raise<CheckpointError>("tokenizer '{}': a token {} has the id {}, expected a whole number. It is damaged.",
+                             path.string(), whose, show_json(id));
+    return *number;
   }
   void read_added(const Json& tokens, const fs::path& path) {
+    std::set<std::string> special;
+    const auto see = [&](const Said& one) {
+      if (!one.of_an_object) special.insert(one.token.content);
+    };
+    for (const auto& [name, one] : named_)
+      if (one) see(*one);
+    for (const auto& one : list_.value_or(std::vector<Said>())) see(one);
     for (const auto& [content, id] : tokens.items()) {
-      const auto number = whole_number(id);
-      if (!number)
-        raise<CheckpointError>("tokenizer '{}': the token '{}' has the id {}, expected a whole number. It is damaged.",
-                               path.string(), content.substr(0, 100), show_json(id));
-      const bool special = std::ranges::any_of(kNamed, [&](const char* name) { return is_named(name, content); }) ||
-                           std::ranges::find(extra_, content, &TokenSetting::content) != extra_.end();
-      added_.push_back({.content = content, .special = special, .normalized = !special, .id = *number});
-    }
-  }
-  bool is_named(const std::string& name, const std::string& content) const {
-    const auto found = named_.find(name);
-    return found != named_.end() && found->second.content == content;
-  }
-
-  /// special_tokens_map.json wins over tokenizer_config.json, except that lists are joined, and that its list by the
-  /// old name is of no account beside any other.
-  static void merge(const Json& map, Json& values) {
-    const auto extra = values.find("extra_special_tokens");
-    const bool has_list =
-        values.contains("additional_special_tokens") || (extra != values.end() && !extra->is_object());
-    for (const auto& [key, value] : map.items()) {
-      if (key == "additional_special_tokens" && has_list) continue;
-      if (key == "extra_special_tokens" && value.is_array() && values[key].is_array())
-        values[key].insert(values[key].end(), value.begin(), value.end());
-      else values[key] = value;
+      const bool is_special = special.contains(content);
+      put_added(id_of(id, path, fmt::format("'{}'", content.substr(0, 100))),
+                {.content = content, .special = is_special, .normalized = !is_special});
     }
   }
 
-  void read_named(const Json& values) {
-    if (const auto* known = result_.known_class)
+  // --- what follows of them
+
+  /// What no file names, but the class, or the padding of tokenizer.json; and added tokens that a name stands for.
+  void fill_in() {
+    for (auto& [name, one] : named_)
+      if (one)
+        if (const auto added = by_content_.find(one->token.content); added != by_content_.end())
+          *one = {.token = added->second};
+    if (const auto* known = result_.known_class) {
       for (const auto& [name, content] : {std::pair("bos_token", known->bos),
                                           {"eos_token", known->eos},
                                           {"unk_token", known->unk},
-                                          {"pad_token", known->pad}})
-        if (content) named_[name] = {.content = content, .special = true};
-    const auto put = [&](const std::string& name, const Json& value) {
-      if (value.is_null()) named_.erase(name);
-      else named_[name] = token(value, true);
-      if (std::ranges::find(kNamed, name) == std::end(kNamed)) others_.push_back(name);
-    };
-    for (const auto& [key, value] : values.items())
-      if (key.ends_with("_token") && (value.is_string() || value.is_null() || value.contains("content")))
-        put(key, value);
-    const Json extra = values.value("extra_special_tokens", Json());
-    if (extra.is_object())
-      for (const auto& [key, value] : extra.items()) put(key, value);
-    const Json list = extra.is_array() && !extra.empty() ? extra : values.value("additional_special_tokens", Json());
-    if (list.is_array())
-      for (const auto& value : list) extra_.push_back(token(value, true));
+                                          {"sep_token", known->sep},
+                                          {"pad_token", known->pad},
+                                          {"cls_token", known->cls},
+                                          {"mask_token", known->mask}})
+        if (content) named_.try_emplace(name, text_token(content));
+    } else if (tokenizer_json_.is_object()) {
+      const auto padding = tokenizer_json_.find("padding");
+      if (padding != tokenizer_json_.end() && padding->is_object() && padding->contains("pad_token"))
+        named_.try_emplace("pad_token", text_token(padding->at("pad_token").get<std::string>()));
+    }
   }
 
   /// Added tokens by their ids, then those that a name stands for, then the rest.
   void order() {
-    std::ranges::stable_sort(added_, {}, [](const TokenSetting& one) { return *one.id; });
-    auto& tokens = result_.tokens;
-    tokens = std::move(added_);
-    const auto add = [&](const TokenSetting& one, bool is_named) {
-      const auto there = std::ranges::find(tokens, one.content, &TokenSetting::content);
-      if (there == tokens.end()) tokens.push_back(one);
-      else if (is_named) there->special = true;
+    std::vector<std::pair<std::string, Said>> named;
+    for (const char* name : kNamed)
+      if (const auto found = named_.find(name); found != named_.end() && found->second)
+        named.emplace_back(name, *found->second);
+    for (const auto* own : {&own_, &own_of_config_})
+      for (const auto& [name, one] : *own) entry(named, name) = one;
+
+    std::set<std::string> contents, of_names;
+    std::vector<Said> tokens;
+    const auto* known = result_.known_class;
+    if (!known && tokenizer_json_.is_object())
+      for (const auto& value : tokenizer_json_.value("added_tokens", nlohmann::json::array()))
+        contents.insert(value.at("content").get<std::string>());
+    for (const auto& [id, one] : added_) {
+      tokens.push_back({.token = one});
+      contents.insert(one.content);
+    }
+    const auto add = [&](const Said& one) {
+      const bool there = contents.contains(one.token.content) || std::ranges::find(tokens, one) != tokens.end();
+      if (!there && !one.token.content.empty()) tokens.push_back(one);
     };
-    std::vector<std::string> names(std::begin(kNamed), std::end(kNamed));
-    names.insert(names.end(), others_.begin(), others_.end());
-    for (const auto& name : names)
-      if (const auto found = named_.find(name); found != named_.end()) {
-        if (found->second.content.empty()) continue;
-        add(found->second, true);
-        result_.named[name] = found->second.content;
-      }
-    for (const auto& one : extra_) add(one, false);
+    for (const auto& [name, one] : named) {
+      add(one);
+      if (one.token.content.empty()) continue;
+      of_names.insert(one.token.content);
+      result_.named[name] = one.token.content;
+    }
+    for (const auto& one : *list_) add(one);
+    for (auto& [one, is_text, of_an_object] : tokens) {
+      one.special = one.special || of_names.contains(one.content);
+      result_.tokens.push_back(std::move(one));
+    }
+    if (known && known->plain_specials) {
+      const auto again = [&](const Said& one) {
+        if (const auto& content = one.token.content; !content.empty()) result_.tokens.push_back({content, true});
+      };
+      for (const auto& [name, one] : named) again(one);
+      for (const auto& one : *list_) again(one);
+    }
   }
 
   void read_chat_template() {
@@ -241,23 +366,33 @@ class Settings {
   }
 
   fs::path folder_, path_;
+  const nlohmann::json& tokenizer_json_;
   Json config_ = Json::object();
-  std::vector<TokenSetting> added_, extra_;
-  std::map<std::string, TokenSetting> named_;
-  std::vector<std::string> others_;  ///< names of named_ that are a model's own, in order
+  std::map<std::string, std::optional<Said>> named_;  ///< of the seven that all tokenizers have; nothing: null
+  Names own_, own_of_config_;                         ///< a model's own; the latter win
+  std::optional<std::vector<Said>> list_, old_list_;  ///< without a name; the latter where there is no list
+  std::map<int64_t, TokenSetting> added_;
+  std::map<std::string, TokenSetting> by_content_;
   TokenizerSettings result_;
 };
 
 }  // namespace
 
-TokenizerSettings read_tokenizer_settings(const fs::path& folder) { return Settings(folder).read(); }
+TokenizerSettings read_tokenizer_settings(const fs::path& folder, const nlohmann::json& tokenizer_json) {
+  return Settings(folder, tokenizer_json).read();
+}
 
-std::vector<PlacedToken> place_tokens(const TokenizerSettings& settings,
+std::vector<PlacedToken> place_tokens(const TokenizerSettings& settings, std::vector<PlacedToken> placed,
                                       const std::function<std::optional<int64_t>(const std::string&)>& id_of,
                                       int64_t next, const std::string& source) {
-  std::vector<PlacedToken> placed;
+  std::map<std::string, size_t> places;
+  for (const auto& one : placed) {
+    places.emplace(one.token.content, places.size());
+    next = std::max(next, one.id + 1);
+  }
   for (const auto& token : settings.tokens) {
-    const auto there = id_of(token.content);
+    const auto [place, is_new] = places.emplace(token.content, placed.size());
+    const auto there = is_new ? id_of(token.content) : placed[place->second].id;
     const auto id = there.value_or(next);
     if (!there) ++next;
     if (token.id.value_or(id) != id)
@@ -267,7 +402,16 @@ std::vector<PlacedToken> place_tokens(const TokenizerSettings& settings,
           "the latter, and which of them the model was trained with can't be known here. Correct the files.",
           source, token.content.substr(0, 100), *token.id,
           there ? fmt::format("in the vocabulary it is {}", id) : fmt::format("the next free one is {}", id));
-    placed.push_back({&token, id});
+    if (is_new) {
+      placed.push_back({token, id, token.is_normalized()});
+      continue;
+    }
+    auto& [before, its_id, once_normalized] = placed[place->second];
+    const bool special = before.special || token.special, normalized = token.is_normalized();
+    before = token;
+    before.special = special;
+    before.normalized = normalized;
+    once_normalized = once_normalized || normalized;
   }
   return placed;
 }

@@ -3,6 +3,8 @@
 usage: tokenizer_peer.py cases KIND GGUF FOLDER   writes FOLDER/tokenizer.json (for kind gpt2 vocab.json and merges.txt) and FOLDER/cases.jsonl: text, ids, decoded
        tokenizer_peer.py auto FOLDER CASES        prints how many of these transformers' tokenizer of the folder has other ids for, and its chat
        tokenizer_peer.py layouts FOLDER           makes a folder for each way in which files around a vocabulary say what transformers' tokenizers do with it; cases.json in each
+       tokenizer_peer.py record FILE              writes fixtures/tokenizer_folders.json: layouts that contradict themselves, and what transformers makes of them
+       tokenizer_peer.py random FOLDER SEED COUNT  makes folders whose files say random things, and contradict each other; cases.json in each that transformers can read
        tokenizer_peer.py parts FOLDER             makes a folder for each part of tokenizer.json; cases.json in each, what the package does
        tokenizer_peer.py speed FOLDER TEXT        prints the seconds that encoding a file takes, the best of three
 
@@ -82,6 +84,10 @@ def added(content, **flags):
     return dict(dict(content=content, lstrip=False, rstrip=False, single_word=False, normalized=False, special=True), **flags)
 
 
+def tagged(content, **flags):
+    return dict(content=content, __type="AddedToken", **flags)
+
+
 def chat_ml(first):
     return {str(first): added("<|im_start|>"), str(first + 1): added("<|im_end|>")}
 
@@ -130,31 +136,181 @@ LAYOUTS = {
     "json_with_prefix_space": ("gpt2", dict(GPT2, add_prefix_space=True), {}, END, lambda made: None),
     "json_without_prefix_space": ("gpt2", GPT2, {}, END, lambda made: setattr(made, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True))),
 }
+# What wins where files contradict each other, and flags of objects.
+CONTRADICTING = {
+    "roberta": ("roberta", None, {}, OPT + ["<mask>"], None),
+    "bart_of_its_class": (None, {"tokenizer_class": "BartTokenizerFast", "add_bos_token": True}, {"special_tokens_map": {"mask_token": added("<mask>", lstrip=True)}}, OPT, None),
+    "roberta_of_its_names": ("roberta", {"cls_token": "</s>", "sep_token": "<unk>"}, {}, OPT, None),
+    "roberta_json": ("roberta", None, {}, OPT, lambda made: (made.add_tokens([AddedToken("<mask>", lstrip=True, special=True)]), setattr(made, "post_processor", processors.ByteLevel()))),
+    "neox_json_adds_no_bos": ("gpt_neox", NEOX, {}, END, lambda made: (setattr(made, "normalizer", normalizers.NFC()), setattr(made, "post_processor", processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])))),
+    "padding": ("llama", FAST, {}, END, lambda made: made.enable_padding(pad_token="<pad>", pad_id=271, length=20)),
+    "padding_in_vain": ("gpt2", GPT2, {}, END, lambda made: (made.enable_padding(pad_token="<pad>", pad_id=271), made.enable_truncation(2))),
+    "padding_of_null": ("llama", dict(FAST, pad_token=None), {}, END, lambda made: made.enable_padding(pad_token="<pad>", pad_id=271)),
+    "objects_of_names": ("gpt2", dict(GPT2, eos_token=tagged("</s>", lstrip=True), bos_token=tagged("<s>", rstrip=True, normalized=True), mask_token=tagged("<mask>", single_word=True)), {}, END, None),
+    "a_name_of_two_kinds": ("gpt2", dict(GPT2, bos_token=tagged("<s>", lstrip=True), cls_token="<s>"), {}, END, None),
+    "decoder_over_object": ("gpt2", dict(GPT2, eos_token=tagged("<|im_end|>", lstrip=True, rstrip=True), added_tokens_decoder=chat_ml(FIRST)), {}, END, None),
+    "added_json_over_object": ("gpt2", dict(GPT2, eos_token=tagged("<|im_end|>", lstrip=True)), {"added_tokens": {"<|im_end|>": FIRST}}, END, None),
+    "decoder_over_json": ("gpt2", dict(GPT2, added_tokens_decoder=chat_ml(FIRST)), {}, END, lambda made: made.add_tokens([AddedToken("<|im_start|>", lstrip=True), AddedToken("<|im_end|>"), AddedToken("<other>")])),
+    "json_over_added_json": ("gpt2", GPT2, {"added_tokens": {"<|im_start|>": FIRST}}, END, lambda made: made.add_tokens([AddedToken("<|im_end|>", rstrip=True, normalized=False)])),
+    "names_have_flags_of_json": ("llama", dict(FAST, eos_token=tagged("<|im_end|>", lstrip=True)), {}, END, lambda made: made.add_tokens([AddedToken("<|im_end|>", rstrip=True, special=True)])),
+    "qwen_strips_nothing": ("qwen2", dict(QWEN, eos_token=tagged("<|im_end|>", lstrip=True), added_tokens_decoder={str(FIRST): added("<other>", lstrip=True)}), {}, END, None),
+    "own_names_of_config_win": ("gpt2", dict(GPT2, image_token="<|im_start|>"), {"special_tokens_map": {"image_token": added("<|im_end|>", lstrip=True), "eos_token": "<other>"}}, END, None),
+    "lists_are_joined": ("gpt2", dict(GPT2, additional_special_tokens=["<|im_start|>"]), {"special_tokens_map": {"extra_special_tokens": ["<|im_end|>", {"content": "<other>", "lstrip": True}]}}, END, None),
+    "normalized_behind_others": ("gpt2", dict(GPT2, added_tokens_decoder={str(FIRST): added("<|im_start|>", single_word=True, normalized=True), "270": added("the")}), {}, END, None),
+    "spelt_bytes": ("gpt2", dict(GPT2, added_tokens_decoder={"268": added("\u0120th", special=False)}), {}, END, None),
+}
+LAYOUTS.update(CONTRADICTING)
 SAID = ["the<|im_start|> 1212<|im_end|> <|endoftext|> <|im_end|>\nin her</s>", " <|im_start|>\u3000x\u00a0 <|im_end|>  y<pad><|padding|>", "er er, erx xer \u00e9er \u5728er er", "", " ", "cafe\u0301 it's <other><s>"]
 
 
 def layouts(folder):
-    from transformers import AutoTokenizer
     for name, (model_type, settings, files, first, change) in LAYOUTS.items():
-        path = f"{folder}/{name}"
-        os.makedirs(path)
-        vocab = {token: i for i, token in enumerate(first + sorted(pre_tokenizers.ByteLevel.alphabet()))}
-        pairs = [tuple(pair.split("+")) for pair in "t+h,h+e,i+n,e+r,a+n,r+e,o+n,a+t,e+n,n+d,1+2,\u0120+th,12+12,th+e".split(",")]
-        vocab.update({a + b: len(vocab) + i for i, (a, b) in enumerate(pairs)})
-        if change:
-            made = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
-            made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-            change(made)
-            made.save(f"{path}/tokenizer.json")
-        else:
-            json.dump(vocab, open(f"{path}/vocab.json", "w"))
-            open(f"{path}/merges.txt", "w", encoding="utf-8").write("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in pairs))
         files = {"config": {"model_type": model_type}, **({"tokenizer_config": settings} if settings else {}), **files}
-        for file, content in files.items():
-            json.dump(content, open(f"{path}/{file}.json", "w"))
-        made = AutoTokenizer.from_pretrained(path)
-        cases = [dict(text=text, ids=made(text)["input_ids"], decoded=made.decode(made(text)["input_ids"], skip_special_tokens=True)) for text in SAID]
-        json.dump(dict(cases=cases, special=[made.bos_token_id, made.eos_token_id, made.pad_token_id], size=len(made)), open(f"{path}/cases.json", "w"))
+        if not model_type and "config" in files:
+            del files["config"]
+        write_folder(f"{folder}/{name}", first, change, files)
+        write_cases(f"{folder}/{name}", SAID)
+
+
+def record(path):
+    """Folders with what transformers makes of them, for a test without Python. Vocabularies, merges and texts, which are alike, stand once."""
+    import tempfile
+    folder = tempfile.mkdtemp()
+    layouts(folder)
+    vocabularies, recorded = {}, {}
+    for name in sorted(CONTRADICTING):
+        files = {}
+        for file in sorted(os.listdir(f"{folder}/{name}")):
+            if file.endswith(".json"):
+                files[file.removesuffix(".json")] = json.load(open(f"{folder}/{name}/{file}", encoding="utf-8"))
+        vocabulary = files.pop("vocab") if "vocab" in files else files["tokenizer"]["model"].pop("vocab")
+        files.get("tokenizer", {"model": {}})["model"].pop("merges", None)
+        kind = str(len(vocabulary))
+        vocabularies[kind] = vocabulary
+        expected = files.pop("cases")
+        expected["ids"] = [case["ids"] for case in expected.pop("cases")]
+        recorded[name] = dict(vocabulary=kind, files=files, expected=expected)
+    merges = open(f"{folder}/gpt2/merges.txt", encoding="utf-8").read()
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(json.dumps(dict(texts=SAID, merges=merges, vocabularies=vocabularies))[:-1] + ', "folders": {\n')
+        file.write(",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in recorded.items()) + "}}\n")
+
+
+def write_folder(path, first, change, files):
+    os.makedirs(path)
+    vocab = {token: i for i, token in enumerate(first + sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    pairs = [tuple(pair.split("+")) for pair in "t+h,h+e,i+n,e+r,a+n,r+e,o+n,a+t,e+n,n+d,1+2,\u0120+th,12+12,th+e".split(",")]
+    vocab.update({a + b: len(vocab) + i for i, (a, b) in enumerate(pairs)})
+    if change:
+        made = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
+        made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        change(made)
+        made.save(f"{path}/tokenizer.json")
+    else:
+        json.dump(vocab, open(f"{path}/vocab.json", "w"))
+        open(f"{path}/merges.txt", "w", encoding="utf-8").write("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in pairs))
+    for file, content in files.items():
+        json.dump(content, open(f"{path}/{file}.json", "w"))
+
+
+def write_cases(path, texts):
+    from transformers import AutoTokenizer
+    made = AutoTokenizer.from_pretrained(path)
+    cases = [dict(text=text, ids=made(text)["input_ids"], decoded=made.decode(made(text)["input_ids"], skip_special_tokens=True)) for text in texts]
+    json.dump(dict(cases=cases, special=[made.bos_token_id, made.eos_token_id, made.pad_token_id], size=len(made)), open(f"{path}/cases.json", "w"))
+
+
+NAMED = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"]
+WORDS_OF_FOLDERS = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "<pad>", "<unk>", "<new>", "<mask>", "cafe\u0301", "the"]
+SAID_AT_RANDOM = SAID + [f"{a}{word}{b}" for word in WORDS_OF_FOLDERS for a, b in ((" ", " "), ("th", "er"), ("\n ", "\u3000x"))] + ["caf\u00e9 x", "the the"]
+
+
+def random_token(draw, content, tagged):
+    """A token as such files spell it: text, or an object (of tokenizer_config.json: tagged)."""
+    if draw.random() < 0.5:
+        return content
+    flags = dict(lstrip=draw.random() < 0.3, rstrip=draw.random() < 0.3, single_word=draw.random() < 0.2, normalized=draw.random() < 0.5)
+    flags = {name: value for name, value in flags.items() if draw.random() < 0.85}
+    if draw.random() < 0.2:
+        flags["special"] = draw.random() < 0.5
+    return dict(content=content, **flags, **({"__type": "AddedToken"} if tagged else {}))
+
+
+def random_folder(draw):
+    """What write_folder() is given."""
+    pick = lambda: draw.choice(WORDS_OF_FOLDERS)
+    first = draw.choice([END, OPT, OPT + ["<mask>", "<|endoftext|>"]])
+    settings, files = {}, {}
+    made_of_json = draw.random() < 0.4
+    names = ["GPT2Tokenizer", "GPT2TokenizerFast", "CodeGenTokenizer", "GPTNeoXTokenizer", "GPTNeoXTokenizerFast", "RobertaTokenizer", "RobertaTokenizerFast", "BartTokenizer"]
+    types = ["gpt2", "opt", "gpt_neox", "codegen", "phi", "roberta", "bart"]
+    names, types = (names + ["PreTrainedTokenizerFast"] * 5, types + ["llama"]) if made_of_json else (names + ["Qwen2Tokenizer"], types + ["qwen2"])
+    if draw.random() < 0.8:
+        settings["tokenizer_class"] = draw.choice(names)
+    if draw.random() < 0.3 or not settings:
+        files["config"] = {"model_type": draw.choice(types)}
+    for name in draw.sample(NAMED, len(NAMED)):
+        if draw.random() < 0.3:
+            settings[name] = None if draw.random() < 0.1 and name not in ("cls_token", "sep_token") else random_token(draw, pick(), True)
+    for name in ("add_bos_token", "add_eos_token", "add_prefix_space", "split_special_tokens"):
+        if draw.random() < 0.2:
+            settings[name] = draw.random() < 0.6
+    if draw.random() < 0.25:
+        settings["additional_special_tokens"] = [random_token(draw, token, True) for token in draw.sample(WORDS_OF_FOLDERS, 2)]
+    if draw.random() < 0.15:
+        settings["extra_special_tokens"] = draw.choice([None, [], {}, {"y_token": pick(), "x_token": random_token(draw, pick(), True)}, [random_token(draw, token, True) for token in draw.sample(WORDS_OF_FOLDERS, 2)]])
+    if draw.random() < 0.15:
+        settings["x_token"] = random_token(draw, pick(), True)
+    if draw.random() < 0.15:
+        settings["z_token"] = random_token(draw, pick(), True)
+    size = FIRST + len(first) - 1
+    count = draw.randint(1, 4)
+    # Most of what a file adds lies behind the vocabulary, where transformers puts it, too.
+    new = [token for token in draw.sample(WORDS_OF_FOLDERS, count) if token not in first + ["the"]]
+    kind = draw.choice(["none", "decoder", "decoder", "json", "json", "both"])
+    flags = lambda: {name: value for name, value in dict(lstrip=draw.random() < 0.2, rstrip=draw.random() < 0.2, normalized=draw.random() < 0.4, single_word=draw.random() < 0.1, special=draw.random() < 0.6).items() if draw.random() < 0.9}
+    if kind in ("decoder", "both"):
+        settings["added_tokens_decoder"] = {str(size + i): dict(content=token, **flags()) for i, token in enumerate(new)}
+        if draw.random() < 0.3:
+            settings["added_tokens_decoder"][str(size - 1)] = dict(content="the", **flags())
+    if kind in ("json", "both"):
+        files["added_tokens"] = {token: size + i for i, token in enumerate(new)}
+    if draw.random() < 0.5:
+        said = {name: random_token(draw, pick(), False) for name in draw.sample(NAMED, 4) if draw.random() < 0.5}
+        if draw.random() < 0.1:
+            said["mask_token"] = None
+        if draw.random() < 0.3:
+            said["additional_special_tokens"] = draw.sample(WORDS_OF_FOLDERS, 2)
+        if draw.random() < 0.1:
+            said["extra_special_tokens"] = draw.choice([{"w_token": pick()}, [pick(), random_token(draw, pick(), False)]])
+        if draw.random() < 0.1:
+            said["x_token"] = random_token(draw, pick(), False)
+        files["special_tokens_map"] = said
+    if settings:
+        files["tokenizer_config"] = settings
+    inside = [AddedToken(token, **flags()) for token in (new if draw.random() < 0.7 else draw.sample(WORDS_OF_FOLDERS, 2))] if draw.random() < 0.7 else []
+    pads = draw.choice([None, None, pick()])
+
+    def change(made):
+        if "GPTNeoX" in str(files) or "gpt_neox" in str(files) and "tokenizer_class" not in settings:
+            made.normalizer = normalizers.NFC()  # as the class has it; where they differ we go by the file
+        made.add_tokens(inside)
+        if pads:
+            made.enable_padding(pad_token=pads, pad_id=0)
+        if draw.random() < 0.3:
+            made.post_processor = processors.ByteLevel()
+
+    return first, change if made_of_json else None, files
+
+
+def random_folders(folder, seed, count):
+    for i in range(int(count)):
+        path = f"{folder}/{i:03}"
+        write_folder(path, *random_folder(random.Random(f"{seed}/{i}")))
+        try:
+            write_cases(path, SAID_AT_RANDOM)
+        except Exception as error:  # transformers can't read some of them
+            open(f"{path}/error.txt", "w").write(repr(error))
 
 
 def spelt(change, without="", unk=None, fuse_unk=False):
@@ -172,8 +328,8 @@ def before_bytes(*steps):
     return lambda made: setattr(made, "pre_tokenizer", pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]))
 
 
-def template(single, *special):
-    return processors.TemplateProcessing(single=single, special_tokens=[(token, ["<s>", "</s>", "<unk>"].index(token)) for token in special])
+def template(single, *special, pair="$A $B"):
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=[(token, ["<s>", "</s>", "<unk>"].index(token)) for token in special])
 
 
 BEHAVIORS = ("removed", "isolated", "contiguous", "merged_with_previous", "merged_with_next")
@@ -195,6 +351,12 @@ def parts(folder):
         "roberta": spelt(lambda made: setattr(made, "post_processor", processors.RobertaProcessing(("</s>", 1), ("<s>", 0)))),
         "bert": spelt(lambda made: setattr(made, "post_processor", processors.BertProcessing(("</s>", 1), ("<s>", 0)))),
         "template_among_others": spelt(lambda made: setattr(made, "post_processor", processors.Sequence([processors.ByteLevel(), template("</s> $A <unk> <s>", "</s>", "<unk>", "<s>")]))),
+        "two_templates": spelt(lambda made: setattr(made, "post_processor", processors.Sequence([template("<s> $A", "<s>"), template("$A </s>", "</s>", pair="$B </s> $A")]))),
+        "roberta_and_template": spelt(lambda made: setattr(made, "post_processor", processors.Sequence([processors.RobertaProcessing(("</s>", 1), ("<s>", 0)), template("<unk> $A", "<unk>")]))),
+        "template_and_roberta": spelt(lambda made: setattr(made, "post_processor", processors.Sequence([template("<unk> $A", "<unk>"), processors.RobertaProcessing(("</s>", 1), ("<s>", 0))]))),
+        "template_and_bert": spelt(lambda made: setattr(made, "post_processor", processors.Sequence([template("<unk> $A", "<unk>"), processors.BertProcessing(("</s>", 1), ("<s>", 0))]))),
+        "replace_by_nothing": spelt(lambda made: setattr(made, "normalizer", normalizers.Replace(Regex("e*"), ""))),
+        "split_at_no_text": spelt(before_bytes(pre_tokenizers.Split("", "isolated"))),
         "digits_in_groups": spelt(before_bytes(pre_tokenizers.Split(Regex(r"(?<=\d)(?=(\d{3})+(?!\d))"), "isolated"))),
         "hexadecimal": spelt(before_bytes(pre_tokenizers.Split(Regex(r"\h+"), "isolated"))),
         "not_hexadecimal": spelt(before_bytes(pre_tokenizers.Split(Regex(r"[^\h ]+|\H\H"), "isolated"))),
@@ -231,4 +393,4 @@ def auto(folder, cases):
     print(json.dumps({"wrong": len(wrong), "first": wrong[:3], "chat": chat, "special": special, "longest": tokenizer.model_max_length}))
 
 
-{"cases": cases, "speed": speed, "auto": auto, "layouts": layouts, "parts": parts}[sys.argv[1]](*sys.argv[2:])
+{"cases": cases, "speed": speed, "auto": auto, "layouts": layouts, "record": record, "random": random_folders, "parts": parts}[sys.argv[1]](*sys.argv[2:])

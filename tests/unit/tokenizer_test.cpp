@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <fstream>
+#include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -131,7 +132,24 @@ TEST(Tokenizer, NamesWhatItCantDo) {
   EXPECT_THAT(with("normalizer", {{"type", "Lowercase"}}),
               HasSubstr("the normalizer {\"type\":\"Lowercase\"} is not supported"));
   EXPECT_THAT(with("pre_tokenizer", {{"type", "Metaspace"}}), HasSubstr("the pre-tokenizer"));
+  EXPECT_THAT(with("normalizer", {{"type", "Replace"}, {"pattern", {{"Regex", "^|a"}}}, {"content", "x"}}),
+              HasSubstr("with a pattern that matches places between characters, the normalizer"));
   EXPECT_THAT(with("post_processor", {{"type", "Wrapping"}}), HasSubstr("the post-processor"));
+  const json of_text = {{"Sequence", {{"id", "A"}}}}, of_token = {{"SpecialToken", {{"id", "<s>"}}}};
+  const auto template_of = [&](const json& single) {
+    return json{{"type", "TemplateProcessing"},
+                {"single", single},
+                {"pair", {of_text, of_text}},
+                {"special_tokens", {{"<s>", {{"ids", {203}}}}}}};
+  };
+  const auto in_row = [](const json& processors) { return json{{"type", "Sequence"}, {"processors", processors}}; };
+  EXPECT_THAT(
+      with("post_processor", in_row({template_of({of_token, of_text, of_token}), template_of({of_text, of_token})})),
+      HasSubstr("behind another that makes 3 pieces of a text"));
+  EXPECT_THAT(with("post_processor", in_row({template_of({of_token, of_text}), template_of({of_text})})),
+              HasSubstr("has it 0 times, expected once"));
+  EXPECT_THAT(with("post_processor", in_row(json(101, {{"type", "ByteLevel"}}))),
+              HasSubstr("more than 100 post-processors"));
   EXPECT_THAT(with("pre_tokenizer", nullptr), HasSubstr("without ByteLevel, the pre-tokenizer null"));
   EXPECT_THAT(
       with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {{{"type", "ByteLevel"}}, {{"type", "Digits"}}}}}),
@@ -338,6 +356,25 @@ TEST(Tokenizer, OfAGgufFileBeginsWithATokenWhereItsKindDoes) {
   }
 }
 
+void expect_special(const Tokenizer& tokenizer, const json& expected) {
+  json special;
+  for (const auto id : {tokenizer.bos_token_id(), tokenizer.eos_token_id(), tokenizer.pad_token_id()})
+    special.push_back(id ? json(*id) : json());
+  EXPECT_EQ(special, expected["special"]);
+  EXPECT_EQ(tokenizer.vocab_size(), expected["size"].get<int64_t>());
+}
+
+void expect_case(const Tokenizer& tokenizer, const fs::path& folder) {
+  std::ifstream file(folder / "cases.json");
+  const auto expected = json::parse(file);
+  for (const auto& one : expected["cases"]) {
+    const auto text = one["text"].get<std::string>();
+    EXPECT_EQ(json(tokenizer.encode(text)), one["ids"]) << text;
+    EXPECT_EQ(tokenizer.decode(one["ids"].get<std::vector<int64_t>>()), one["decoded"].get<std::string>()) << text;
+  }
+  if (expected.contains("special")) expect_special(tokenizer, expected);
+}
+
 /// Each folder that the peer makes: ids and texts are those of its cases. @return how many there are
 size_t expect_cases(const char* mode) {
   const auto made = folder(mode);
@@ -347,33 +384,68 @@ size_t expect_cases(const char* mode) {
   for (const auto& entry : fs::directory_iterator(made)) {
     SCOPED_TRACE(entry.path().filename());
     ++folders;
-    std::ifstream file(entry.path() / "cases.json");
-    const auto expected = json::parse(file);
-    const auto tokenizer = Tokenizer::from_pretrained(entry.path());
-    for (const auto& one : expected["cases"]) {
-      const auto text = one["text"].get<std::string>();
-      EXPECT_EQ(json(tokenizer.encode(text)), one["ids"]) << text;
-      EXPECT_EQ(tokenizer.decode(one["ids"].get<std::vector<int64_t>>()), one["decoded"].get<std::string>()) << text;
-    }
-    if (!expected.contains("special")) continue;
-    json special;
-    for (const auto id : {tokenizer.bos_token_id(), tokenizer.eos_token_id(), tokenizer.pad_token_id()})
-      special.push_back(id ? json(*id) : json());
-    EXPECT_EQ(special, expected["special"]);
-    EXPECT_EQ(tokenizer.vocab_size(), expected["size"].get<int64_t>());
+    expect_case(Tokenizer::from_pretrained(entry.path()), entry.path());
   }
   return folders;
 }
 
 TEST(TokenizerParity, PartsOfTokenizerJsonAreThoseOfThePackage) {
   SKIP_WITHOUT_PYTHON();
-  EXPECT_EQ(expect_cases("parts"), 45U);
+  EXPECT_EQ(expect_cases("parts"), 51U);
 }
 
 /// Of every way in which the files around a vocabulary say it.
 TEST(TokenizerParity, FilesAroundAVocabularySayWhatTheyDoInTransformers) {
   SKIP_WITHOUT_PYTHON();
-  EXPECT_EQ(expect_cases("layouts"), 37U);
+  EXPECT_EQ(expect_cases("layouts"), 57U);
+}
+
+/// The same, as recorded: the peer's mode "record" writes the fixture.
+TEST(Tokenizer, FilesAroundAVocabularySayWhatTransformersMadeOfThem) {
+  std::ifstream file(ACCELERATE_SOURCE_DIR "/tests/unit/fixtures/tokenizer_folders.json");
+  const auto recorded = json::parse(file);
+  for (const auto& [name, one] : recorded["folders"].items()) {
+    SCOPED_TRACE(name);
+    const auto path = folder(name);
+    const auto& vocabulary = recorded["vocabularies"][one["vocabulary"].get<std::string>()];
+    const auto& merges = recorded["merges"].get_ref<const std::string&>();
+    auto files = one["files"];
+    if (files.contains("tokenizer")) {
+      auto& model = files["tokenizer"]["model"];
+      model["vocab"] = vocabulary;
+      std::istringstream lines(merges);
+      std::string line;
+      for (std::getline(lines, line); std::getline(lines, line);) model["merges"].push_back(line);
+    } else {
+      files["vocab"] = vocabulary;
+      std::ofstream(path / "merges.txt") << merges;
+    }
+    for (const auto& [file_name, content] : files.items()) std::ofstream(path / (file_name + ".json")) << content;
+    const auto tokenizer = Tokenizer::from_pretrained(path);
+    for (size_t i = 0; i < recorded["texts"].size(); ++i)
+      EXPECT_EQ(json(tokenizer.encode(recorded["texts"][i].get<std::string>())), one["expected"]["ids"].at(i)) << i;
+    expect_special(tokenizer, one["expected"]);
+  }
+}
+
+/// Files that contradict each other, too: equal ids and texts, or an error that names the contradiction.
+TEST(TokenizerParity, FilesAroundAVocabularyAtRandom) {
+  SKIP_WITHOUT_PYTHON();
+  const auto made = folder("random");
+  const auto peer = support::run_python("tests/unit/tokenizer_peer.py", {"random", made.string(), "1", "100"});
+  ASSERT_EQ(peer.exit_code, 0) << peer.output;
+  int same = 0;
+  for (const auto& entry : fs::directory_iterator(made)) {
+    SCOPED_TRACE(entry.path().filename());
+    if (!fs::exists(entry.path() / "cases.json")) continue;
+    try {
+      expect_case(Tokenizer::from_pretrained(entry.path()), entry.path());
+      ++same;
+    } catch (const CheckpointError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("which of them the model was trained with can't be known"));
+    }
+  }
+  EXPECT_GE(same, 95);
 }
 
 TEST(Tokenizer, FilesAroundAVocabularyThatCantBeFollowedAreNamed) {
@@ -391,8 +463,11 @@ TEST(Tokenizer, FilesAroundAVocabularyThatCantBeFollowedAreNamed) {
               HasSubstr("the token 'a' the id 1, and in the vocabulary it is 0"));
   EXPECT_THAT(error({{"tokenizer_config", {{"added_tokens_decoder", {{"x", {{"content", "a"}}}}}}}}),
               HasSubstr("added_tokens_decoder has the id 'x'"));
-  EXPECT_THAT(error({{"tokenizer_config", {{"tokenizer_class", "RobertaTokenizerFast"}}}}),
-              AllOf(HasSubstr("it is of the class RobertaTokenizer"), HasSubstr("save_pretrained")));
+  EXPECT_THAT(error({{"tokenizer_config", {{"tokenizer_class", "WhisperTokenizerFast"}}}}),
+              AllOf(HasSubstr("it is of the class WhisperTokenizer"), HasSubstr("save_pretrained")));
+  EXPECT_THAT(error({{"tokenizer_config", {{"tokenizer_class", "RobertaTokenizer"}, {"cls_token", nullptr}}}}),
+              HasSubstr("puts cls_token before a text and sep_token after it"));
+  EXPECT_THAT(error({{"tokenizer_config", {{"eos_token", 2}}}}), HasSubstr("eos_token is 2, expected a token"));
   EXPECT_THAT(error({{"config", {{"model_type", "llama"}}}}), HasSubstr("for this model_type"));
   EXPECT_THAT(error({{"tokenizer_config", {{"fast_tokenizer_files", {"tokenizer.json", "tokenizer.4.0.0.json"}}}}}),
               HasSubstr("fast_tokenizer_files names"));

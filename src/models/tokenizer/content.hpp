@@ -40,8 +40,9 @@ struct AddedToken {
   int64_t id = 0;
   bool special = false;
   bool strip_left = false, strip_right = false;  ///< takes white space beside it along
-  bool normalized = false;                       ///< looked for in the normalised text
+  bool normalized = false;                       ///< looked for after the others, in the normalised text
   bool single_word = false;                      ///< not within a word
+  bool once_normalized = false;                  ///< normalized, or decoded as if it were: it was so when it was added
 };
 
 /// Ids that no token has, at most: the largest id is below the number of tokens and this.
@@ -55,6 +56,7 @@ struct TokenizerParts {
   std::string unk;        ///< token of bytes that have none; empty: they are left out
   bool fuse_unk = false;  ///< several in a row are one
   std::vector<AddedToken> added;
+  bool decodes_added = true;  ///< those that could be spelt bytes are decoded
   std::vector<Normalization> normalizers;
   std::vector<PreTokenizerStep> pre_tokenizers;
   std::vector<int64_t> prefix, suffix;  ///< special tokens around a text
@@ -89,6 +91,8 @@ struct Tokenizer::Content {
   std::array<std::vector<const AddedToken*>, 256> raw_added, normalized_added;
 
  private:
+  bool has_normalized_ = false;
+
   void encode_plain(std::string_view text, std::vector<int64_t>& out) const;
   void encode_pieces(std::string_view text, std::vector<int64_t>& out) const;
 };

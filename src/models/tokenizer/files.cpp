@@ -76,7 +76,7 @@ class TokenizerJson {
       read_model();
       for (const auto& token : root_.value("added_tokens", json::array())) read_added(token);
       read_steps();
-      if (root_.contains("post_processor")) read_post_processor(root_["post_processor"]);
+      if (root_.contains("post_processor")) read_post_processors(root_["post_processor"]);
       if (root_.contains("decoder")) check_decoder(root_["decoder"]);
     } catch (const json::exception& error) {
       refuse_file(path_, "a field is not of the form that the format has: {}", error.what());
@@ -159,8 +159,11 @@ class TokenizerJson {
     } else if (const auto form = forms.find(type_of(part)); form != forms.end()) {
       parts_.normalizers.emplace_back(form->second);
     } else if (type_of(part) == "Replace") {
-      parts_.normalizers.emplace_back(
-          Replacement{read_pattern(part.at("pattern")), part.at("content").get<std::string>()});
+      Replacement replacement{read_pattern(part.at("pattern")), part.at("content").get<std::string>()};
+      // At the beginning of a text the package puts it in twice, or fails.
+      if (replacement.pattern.can_be_empty() && !replacement.content.empty())
+        unsupported("with a pattern that matches places between characters, the normalizer", part);
+      parts_.normalizers.emplace_back(std::move(replacement));
     } else {
       unsupported("the normalizer", part);
     }
@@ -187,35 +190,65 @@ class TokenizerJson {
       unsupported("the pre-tokenizer", part);
     }
   }
-  void read_post_processor(const json& part) {
+  // A text, on its way through the post-processors: what lies around it, in pieces as the package has them.
+  static constexpr int64_t kText = -1;
+  using Pieces = std::vector<std::vector<int64_t>>;
+
+  void read_post_processors(const json& part) {
+    Pieces pieces = {{kText}};
+    read_post_processor(part, pieces);
+    auto* around = &parts_.prefix;
+    int64_t texts = 0;
+    for (const auto& piece : pieces)
+      for (const auto id : piece) {
+        if (id != kText) around->push_back(id);
+        else ++texts, around = &parts_.suffix;
+      }
+    if (texts != 1)
+      refuse_file(path_, "its post_processor makes of a single text one that has it {} times, expected once: {}.",
+                  texts, show_json(part, 300));
+  }
+  void read_post_processor(const json& part, Pieces& pieces) {
+    constexpr int kMostProcessors = 100;  // each goes over all pieces
+    if (++processors_ > kMostProcessors)
+      refuse_file(path_, "it has more than {} post-processors. It is damaged.", kMostProcessors);
     if (part.is_null() || type_of(part) == "ByteLevel") return;
     if (type_of(part) == "Sequence") {
-      for (const auto& inner : part.at("processors")) read_post_processor(inner);
-      return;
-    }
-    std::vector<int64_t> before, behind;  // of what the ones before have made
-    if (type_of(part) == "RobertaProcessing" || type_of(part) == "BertProcessing") {
-      before = {id_in(part.at("cls").at(1), path_)};
-      behind = {id_in(part.at("sep").at(1), path_)};
-    } else {
-      if (type_of(part) != "TemplateProcessing") unsupported("the post-processor", part);
-      int64_t texts = 0;
-      for (const auto& item : part.at("single")) {
-        if (item.contains("Sequence")) ++texts;
-        else
-          for (const auto& id :
-               part.at("special_tokens").at(item.at("SpecialToken").at("id").get<std::string>()).at("ids"))
-            (texts > 0 ? behind : before).push_back(id_in(id, path_));
+      for (const auto& inner : part.at("processors")) read_post_processor(inner, pieces);
+    } else if (type_of(part) == "RobertaProcessing" || type_of(part) == "BertProcessing") {
+      const auto cls = id_in(part.at("cls").at(1), path_), sep = id_in(part.at("sep").at(1), path_);
+      for (size_t i = 0; i < pieces.size(); ++i) {
+        if (i == 0) pieces[i].insert(pieces[i].begin(), cls);
+        else if (type_of(part) == "RobertaProcessing") pieces[i].insert(pieces[i].begin(), sep);
+        pieces[i].push_back(sep);
       }
-      if (texts != 1)
-        refuse_file(path_, "its template of a single text has the text {} times, expected once ($A): {}.", texts,
-                    show_json(part.at("single"), 200));
+    } else if (type_of(part) == "TemplateProcessing") {
+      pieces = filled_in(part, pieces);
+    } else {
+      unsupported("the post-processor", part);
     }
-    // What the package makes of a second one depends on its template for two texts.
-    if (!parts_.prefix.empty() || !parts_.suffix.empty())
-      unsupported("behind another that adds tokens, the post-processor", part);
-    parts_.prefix = std::move(before);
-    parts_.suffix = std::move(behind);
+  }
+  /// Of a template each item is a piece; what one before it has put around the text counts as a text of its own.
+  Pieces filled_in(const json& part, const Pieces& pieces) const {
+    if (pieces.size() > 2)
+      unsupported(fmt::format("behind another that makes {} pieces of a text, where a template takes 1 or 2, the "
+                              "post-processor",
+                              pieces.size()),
+                  part);
+    Pieces made;
+    for (const auto& item : part.at(pieces.size() == 1 ? "single" : "pair")) {
+      if (item.contains("Sequence")) {
+        const bool is_second = item["Sequence"].value("id", "A") == "B";
+        if (is_second && pieces.size() == 1) unsupported("with $B in its template of a single text, the", part);
+        made.push_back(pieces[is_second]);
+        continue;
+      }
+      auto& piece = made.emplace_back();
+      const auto& known = part.at("special_tokens");
+      for (const auto& id : known.at(item.at("SpecialToken").at("id").get<std::string>()).at("ids"))
+        piece.push_back(id_in(id, path_));
+    }
+    return made;
   }
   void check_decoder(const json& part) const {
     if (part.is_null() || type_of(part) == "ByteLevel") return;
@@ -227,6 +260,7 @@ class TokenizerJson {
   json root_;
   TokenizerParts parts_;
   bool cuts_bytes_ = false;  ///< ByteLevel was there
+  int processors_ = 0;
 };
 
 /// transformers sets it as tokenizer_config.json does, in tokenizers of a class that it knows.
@@ -267,29 +301,30 @@ TokenizerParts read_vocabulary(const fs::path& vocab, const fs::path& merges, co
 }
 
 /// What the files beside the vocabulary add to it.
-void apply(const formats::TokenizerSettings& settings, bool has_post_processor, const fs::path& path,
-           TokenizerParts& parts) {
-  auto next = std::ssize(parts.tokens) - std::ranges::count(parts.tokens, std::string());
-  for (const auto& token : parts.added) next = std::max(next, token.id + 1);
+void apply(const formats::TokenizerSettings& settings, bool of_json, const fs::path& path, TokenizerParts& parts) {
+  const auto* known = settings.known_class;
+  std::vector<formats::PlacedToken> given;
+  if (!known)  // else transformers adds what the settings have of them
+    for (const auto& token : parts.added)
+      given.push_back(
+          {{token.content, token.special, token.strip_left, token.strip_right, token.single_word, token.normalized},
+           token.id,
+           token.normalized});
   std::unordered_map<std::string_view, int64_t> ids;  // of the vocabulary, of which most folders need nothing
   const auto find = [&](const std::string& token) -> std::optional<int64_t> {
-    const auto added = std::ranges::find(parts.added, token, &AddedToken::content);
-    if (added != parts.added.end()) return added->id;
     for (size_t id = ids.empty() ? 0 : parts.tokens.size(); id < parts.tokens.size(); ++id)
       ids.emplace(parts.tokens[id], static_cast<int64_t>(id));
     const auto found = ids.find(token);
     return found == ids.end() || token.empty() ? std::nullopt : std::optional(found->second);
   };
+  const auto size = std::ssize(parts.tokens) - std::ranges::count(parts.tokens, std::string());
   std::map<std::string, int64_t> placed;
-  for (const auto& [token, id] : formats::place_tokens(settings, find, next, path.string())) {
-    placed[token->content] = id;
-    const AddedToken added{
-        token->content,    id, token->special, token->strip_left, token->strip_right, token->normalized,
-        token->single_word};
-    const auto there = std::ranges::find(parts.added, token->content, &AddedToken::content);
-    if (there == parts.added.end()) parts.added.push_back(added);
-    else if (token->id) *there = added;  // a file says all of it, not only that it is special
-    else there->special = there->special || token->special;
+  parts.added.clear();
+  for (const auto& [token, id, once_normalized] :
+       formats::place_tokens(settings, std::move(given), find, size, path.string())) {
+    placed[token.content] = id;
+    parts.added.push_back({token.content, id, token.special, token.strip_left, token.strip_right, token.is_normalized(),
+                           token.single_word, once_normalized});
   }
   const auto id_of = [&](const char* name) {
     const auto found = settings.named.find(name);
@@ -298,7 +333,20 @@ void apply(const formats::TokenizerSettings& settings, bool has_post_processor, 
   parts.bos = id_of("bos_token");
   parts.eos = id_of("eos_token");
   parts.pad = id_of("pad_token");
-  if (!has_post_processor) {
+  using Around = formats::TokenizerClass::Around;
+  const auto around = known ? known->around : Around::of_tokenizer_json;
+  if (around != Around::of_tokenizer_json) parts.prefix.clear(), parts.suffix.clear();
+  if (around == Around::cls_and_sep) {
+    const auto cls = id_of("cls_token"), sep = id_of("sep_token");
+    if (!cls || !sep)
+      refuse_file(
+          path,
+          "it is of the class {}, which puts cls_token before a text and sep_token after it, and one of them is "
+          "null. Give tokenizer_config.json both.",
+          settings.class_name);
+    parts.prefix = {*cls};
+    parts.suffix = {*sep};
+  } else if (!of_json) {
     if (parts.bos && settings.add_bos) parts.prefix = {*parts.bos};
     if (parts.eos && settings.add_eos) parts.suffix = {*parts.eos};
   }
@@ -322,6 +370,7 @@ TokenizerParts read_gguf(const fs::path& path) {
                 "another tokenizer, such as the sentencepiece library.",
                 text("tokenizer.ggml.model"));
   TokenizerParts parts;
+  parts.decodes_added = false;  // by llama.cpp
   parts.tokens = *tokens;
   for (const auto& merge : *merges) {
     const auto space = merge.find(' ', 1);
@@ -367,27 +416,30 @@ TokenizerParts read_gguf(const fs::path& path) {
 TokenizerParts read_tokenizer(const fs::path& path) {
   if (path.extension() == ".gguf") return read_gguf(path);
   const auto folder = is_folder(path) ? path : path.parent_path();
-  const auto settings = formats::read_tokenizer_settings(folder);
-  const auto* known = settings.known_class;
   const auto vocab = folder / "vocab.json", merges = folder / "merges.txt";
   TokenizerParts parts;
   if (path.filename() != "vocab.json" && path.filename() != "merges.txt" &&
       (!is_folder(path) || is_there(folder / "tokenizer.json"))) {
     const auto file = is_folder(path) ? folder / "tokenizer.json" : path;
     auto root = read_json(file);
+    const auto settings = formats::read_tokenizer_settings(folder, root);
+    const auto* known = settings.known_class;
     if (known && root.contains("pre_tokenizer")) set_prefix_space(root["pre_tokenizer"], settings.add_prefix_space);
     parts = TokenizerJson(file, std::move(root)).read();
-    apply(settings, /*has_post_processor=*/true, path, parts);
+    apply(settings, /*of_json=*/true, path, parts);
   } else if (is_there(vocab) && is_there(merges)) {
+    const auto settings = formats::read_tokenizer_settings(folder);
+    const auto* known = settings.known_class;
     if (!known)
       refuse_file(path,
                   "it is of the class {}, which is not made of vocab.json and merges.txt here, expected GPT2Tokenizer, "
-                  "CodeGenTokenizer, GPTNeoXTokenizer or Qwen2Tokenizer. Bring it into one file with transformers: "
+                  "CodeGenTokenizer, GPTNeoXTokenizer, Qwen2Tokenizer or RobertaTokenizer. Bring it into one file with "
+                  "transformers: "
                   "AutoTokenizer.from_pretrained(IN).save_pretrained(OUT), or name the class in tokenizer_config.json "
                   "(tokenizer_class).",
                   settings.class_name.empty() ? "that transformers has for this model_type" : settings.class_name);
     parts = read_vocabulary(vocab, merges, *known, settings.add_prefix_space);
-    apply(settings, /*has_post_processor=*/false, path, parts);
+    apply(settings, /*of_json=*/false, path, parts);
   } else {
     refuse_file(
         path,

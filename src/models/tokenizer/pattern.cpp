@@ -105,6 +105,12 @@ Pattern Pattern::literal(const std::string& text) {
   return Pattern(quoted);
 }
 
+bool Pattern::can_be_empty() const {
+  uint32_t can = 0;
+  pcre2_pattern_info(code_->compiled, PCRE2_INFO_MATCHEMPTY, &can);
+  return can != 0;
+}
+
 bool Pattern::next(std::string_view text, Match& match) const {
   thread_local const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data(
       pcre2_match_data_create(1, nullptr), pcre2_match_data_free);

@@ -17,6 +17,9 @@ class Pattern {
   /// The same without special characters.
   static Pattern literal(const std::string& text);
 
+  /// Whether it matches places between characters, too.
+  bool can_be_empty() const;
+
   /// Calls take(piece, is_match) for all of `text`: for matches, and for what lies between them, in order.
   /// @throws ResourceError when matching takes too many steps.
   template <class Take> void find(std::string_view text, const Take& take) const {

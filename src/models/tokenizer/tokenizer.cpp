@@ -162,6 +162,10 @@ Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : par
   bytes.resize(size);
   special.assign(size, false);
   ids.emplace(parts.tokens);
+  // The package's decoder takes added tokens for spelt bytes, too, where they could be.
+  const auto text_of_added = [&](const std::string& token) {
+    return parts.decodes_added ? bytes_of_token(token).value_or(token) : token;
+  };
   std::vector<std::string> mergeable(size);
   std::vector<bool> is_added(size, false);
   for (const auto& token : parts.added) is_added[static_cast<size_t>(token.id)] = true;
@@ -171,7 +175,7 @@ Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : par
     const bool only_added = is_added[id] && !of_vocabulary.contains(id);
     const auto meant = only_added ? std::nullopt : bytes_of_token(token);
     if (meant) mergeable[id] = *meant;
-    bytes[id] = is_added[id] ? token : meant.value_or(token);
+    bytes[id] = is_added[id] ? text_of_added(token) : meant.value_or(token);
   }
   std::vector<Bpe::Merge> merges;
   merges.reserve(parts.merges.size());
@@ -190,16 +194,17 @@ Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : par
   bpe.emplace(mergeable, merges, BpeOptions{.whole_words = parts.whole_words, .unk = unk, .fuse_unk = parts.fuse_unk});
   for (const auto& token : parts.added) {
     if (token.content.empty()) continue;
-    special[static_cast<size_t>(token.id)] = token.special;
-    if (token.special && parts.split_special_tokens) continue;
-    const AddedToken* sought = &token;
-    if (token.normalized && !parts.normalizers.empty()) {
-      sought = &normalized_tokens.emplace_back(token);
-      normalized_tokens.back().content = normalize(token.content, parts.normalizers);
-      bytes[static_cast<size_t>(token.id)] = sought->content;  // and so it is decoded
-      if (sought->content.empty()) continue;
+    auto normal = token;
+    if ((token.normalized || token.once_normalized) && !parts.normalizers.empty()) {
+      normal.content = normalize(token.content, parts.normalizers);
+      bytes[static_cast<size_t>(token.id)] = text_of_added(normal.content);
     }
-    (sought == &token ? raw_added : normalized_added)[static_cast<unsigned char>(sought->content[0])].push_back(sought);
+    special[static_cast<size_t>(token.id)] = token.special && normal.content == token.content;
+    const auto* sought = &token;
+    if (token.normalized && normal.content != token.content) sought = &normalized_tokens.emplace_back(normal);
+    if (sought->content.empty() || (token.special && parts.split_special_tokens)) continue;
+    has_normalized_ = has_normalized_ || token.normalized;
+    (token.normalized ? normalized_added : raw_added)[static_cast<unsigned char>(sought->content[0])].push_back(sought);
   }
   for (auto* table : {&raw_added, &normalized_added})
     for (auto& starts : *table)
@@ -221,7 +226,7 @@ void Tokenizer::Content::encode(std::string_view text, std::vector<int64_t>& out
 }
 
 void Tokenizer::Content::encode_plain(std::string_view text, std::vector<int64_t>& out) const {
-  if (parts.normalizers.empty()) return encode_pieces(text, out);
+  if (parts.normalizers.empty() && !has_normalized_) return encode_pieces(text, out);
   const auto normal = normalize(std::string(text), parts.normalizers);
   split_added(
       normal, normalized_added, [&](std::string_view plain) { encode_pieces(plain, out); },
