@@ -799,8 +799,9 @@ std::string bigmodel::dtype_of_size(at::ScalarType dtype) {
   return size == 2 ? "float16" : size == 1 ? "int8" : "float32";
 }
 
-DispatchedModel bigmodel::dispatch(const std::string& caller, const ModelRef& model, const DeviceMap& map,
+DispatchedModel bigmodel::dispatch(const std::string& caller, const ModelRef& model, const DeviceMap& device_map,
                                    const DispatchOptions& options, const Quantizer* quantizer) {
+  const auto map = by_own_names(model, device_map);
   check_devices(caller, map, options.main_device);
   auto targets = bigmodel::targets_of(model);
   bigmodel::place(caller.c_str(), model, targets, map);
@@ -951,7 +952,7 @@ DispatchedModel bigmodel::load_and_dispatch(const char* caller, const ModelRef& 
   DeviceMap map;
   const auto* const strategy = options.device_map ? std::get_if<std::string>(&*options.device_map) : nullptr;
   if (options.device_map && !strategy) {
-    map = std::get<DeviceMap>(*options.device_map);
+    map = by_own_names(model, std::get<DeviceMap>(*options.device_map));
     check_devices(caller, map, std::nullopt);
     loading.device_map = map;
   }

@@ -320,6 +320,26 @@ std::vector<LoadTarget> targets_of(const ModelRef& model) {
   return targets;
 }
 
+DeviceMap by_own_names(const ModelRef& model, DeviceMap device_map) {
+  const auto* names = formats::weight_names_of_class(model.submodules().front().class_name);
+  if (!names || !names->other_name) return device_map;
+  const auto rename = [&](const std::string& own, std::string other) {
+    if (own == other || device_map.contains(own)) return;
+    auto item = device_map.extract(other);
+    if (item.empty()) return;
+    item.key() = own;
+    device_map.insert(std::move(item));
+  };
+  constexpr std::string_view kWeight = ".weight";  // which the rules are about
+  for (const auto& module : model.submodules()) {
+    auto other = names->other_name(module.path + std::string(kWeight));
+    other.resize(other.size() - kWeight.size());
+    rename(module.path, std::move(other));
+  }
+  for (const auto& [name, tensor] : model.state()) rename(name, names->other_name(name));
+  return device_map;
+}
+
 void place(const char* caller, const ModelRef& model, std::vector<LoadTarget>& targets, const DeviceMap& device_map) {
   std::set<std::string> known{""};
   for (const auto& module : model.submodules()) known.insert(module.path);
@@ -375,7 +395,10 @@ bool LoadPlan::on_disk(const LoadTarget& target) const {
 LoadPlan plan_loading(const char* caller, const ModelRef& model, const fs::path& path,
                       const LoadCheckpointOptions& options) {
   LoadPlan plan{.path = path, .options = options, .checkpoint = {}, .targets = targets_of(model)};
-  if (options.device_map) place(caller, model, plan.targets, *options.device_map);
+  if (auto& map = plan.options.device_map) {
+    map = by_own_names(model, *map);
+    place(caller, model, plan.targets, *map);
+  }
   plan.checkpoint = open_for(model, plan.targets, path);
   auto check = compare(plan.targets, plan.checkpoint.tensors);
   if (!options.strict) check.missing.clear(), check.unexpected.clear();

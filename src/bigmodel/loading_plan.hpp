@@ -55,6 +55,8 @@ std::vector<LoadTarget> targets_of(const ModelRef& model);
 /// transformers' Conv1D, as GPT-2 has it, or a module of that name: a linear layer whose weight is [inputs, outputs].
 /// Its codes are those of the transpose, in all files.
 inline bool is_transposed_linear(const Submodule& module) { return module.class_name == "Conv1D"; }
+/// The map with the model's own names, where it has those of another version of transformers (GPT-NeoX's lm_head).
+DeviceMap by_own_names(const ModelRef& model, DeviceMap device_map);
 /// Fills in the places. @param caller  begins the messages. @throws ConfigError for keys that name nothing and tensors
 /// without a place.
 void place(const char* caller, const ModelRef& model, std::vector<LoadTarget>& targets, const DeviceMap& device_map);

@@ -832,13 +832,37 @@ F("added_tokens.json adds tokens", file,
 F("added_tokens_decoder adds tokens", file, "«read_decoder(config_[\"added_tokens_decoder\"]);»", "", around)
 F("special_tokens_map.json wins", file, "if (const auto map = folder_ / \"special_tokens_map.json\"; «is_there(map)»)",
   "false", around)
-F("a class fills in special tokens", file, "if («content») named_[name] = {.content = content,",
-  "static_cast<const char*>(nullptr)", around)
+F("a class fills in special tokens", file, "if («content») named_.try_emplace(name, text_token(content));", "false", around)
 F("the class of some models goes by their type", file, "if (of_model != std::end(kClassesOfModels) && "
   "(«name.empty() || of_model->wins»))", "name.empty()", around)
 F("add_bos_token begins a text", file, "result_.add_bos = «flag(\"add_bos_token\")»;", "false", around)
 F("add_eos_token ends a text", file, "result_.add_eos = «flag(\"add_eos_token\")»;", "false", around)
-F("additional_special_tokens are tokens", file, "«for (const auto& one : extra_) add(one, false);»", "", around)
+F("additional_special_tokens are tokens", file, "«for (const auto& one : *list_) add(one);»", "", around)
+against = "tokenizer_tests Tokenizer.FilesAroundAVocabularySayWhatTransformersMadeOfThem"
+F("padding of tokenizer.json names pad_token", file,
+  "«named_.try_emplace(\"pad_token\", text_token(padding->at(\"pad_token\").get<std::string>()));»", "", against)
+F("names have the flags of added tokens", file, "if (const auto added = by_content_.find(one->token.content); "
+  "«added != by_content_.end()»)", "false", against)
+F("tokens of a name are special", file, "one.special = «one.special || of_names.contains(one.content)»;", "one.special",
+  against.replace("Tokenizer.FilesAroundAVocabularySayWhatTransformersMadeOfThem", "TokenizerParity.FilesAroundAVocabularyAtRandom"))
+F("Qwen2Tokenizer adds its special tokens plainly", file, "if («known && known->plain_specials»)", "false", against)
+F("names of tokenizer_config.json win over those of the map", file,
+  "for (const auto* own : {«&own_, &own_of_config_»})", "&own_of_config_, &own_", against)
+F("objects of tokenizer_config.json make no added token special", file,
+  "if («!one.of_an_object») special.insert(one.token.content);", "true",
+  "tokenizer_tests TokenizerParity.FilesAroundAVocabularyAtRandom")
+F("lists of special tokens are joined", file, "if («!list_ || value.is_null()») list_.emplace();", "true", against)
+F("the flags of the last time count", file, "«before = token;»", "", against)
+F("classes take no added tokens of tokenizer.json", "src/models/tokenizer/files.cpp",
+  "«if (!known)»  // else transformers adds", "", against)
+F("GPTNeoXTokenizer takes no post_processor of tokenizer.json", "src/models/tokenizer/files.cpp",
+  "if («around != Around::of_tokenizer_json») parts.prefix.clear()", "false", against)
+F("RobertaTokenizer begins a text with cls_token", "src/models/tokenizer/files.cpp", "«parts.prefix = {*cls};»", "", against)
+F("RobertaTokenizer ends a text with sep_token", "src/models/tokenizer/files.cpp", "«parts.suffix = {*sep};»", "", against)
+F("normalized tokens are looked for behind the others", "src/models/tokenizer/tokenizer.cpp",
+  "(«token.normalized» ? normalized_added : raw_added)", "token.normalized && !parts.normalizers.empty()", against)
+F("added tokens are decoded as spelt bytes", "src/models/tokenizer/tokenizer.cpp",
+  "return «parts.decodes_added» ? bytes_of_token(token)", "false", around)
 F("ids beside a vocabulary are the next ones", file, "if («token.id.value_or(id) != id»)", "false",
   "tokenizer_tests Tokenizer.FilesAroundAVocabularyThatCantBeFollowedAreNamed")
 F("add_prefix_space acts beside a tokenizer.json", "src/models/tokenizer/files.cpp",
@@ -846,12 +870,34 @@ F("add_prefix_space acts beside a tokenizer.json", "src/models/tokenizer/files.c
 F("added tokens that are single words are not within one", "src/models/tokenizer/tokenizer.cpp",
   "if («(*found)->single_word» &&", "false", around)
 F("special tokens may be split", "src/models/tokenizer/tokenizer.cpp",
-  "if («token.special && parts.split_special_tokens») continue;", "false", around)
+  "if (sought->content.empty() || «(token.special && parts.split_special_tokens)») continue;", "false", around)
 names = "zoo_tests ZooReference.NamesOfOtherFilesAreKnownHoweverTheyAreLoaded"
 F("names in files are with and without that of the body", "src/formats/weight_names.cpp",
   "all.push_back(«name.starts_with(base) ? name.substr(base.size()) : names.base_prefix + name»);", "name", names)
 F("GPT-NeoX's head has two names in files", "src/formats/weight_names.cpp",
   "return name == \"embed_out.weight\" ? «\"lm_head.weight\"»", "\"embed_out.weight\"", names)
+F("merging says that adapters alone are no model", "src/checkpoint/merge_fsdp_weights.cpp",
+  "if («without.empty()») return;", "true", "dcp_tests MergeFsdpWeights.SaysThatAdaptersAloneAreNoModel")
+F("adapters of GPT-NeoX's head have transformers 5's name in files", "src/adapters/lora.cpp",
+  "return «is_neox ? renamed(name, kOurHead, kTheirHead) : name»;", "name",
+  "adapters_tests AdaptersOfPeftsFiles.HaveWhatTheySayAndGoBack")
+F("adapters' configs name GPT-NeoX's head as files do", "src/adapters/lora.cpp",
+  "return «is_other» ? renamed(config", "false", "adapters_tests AdaptersOfPeftsFiles.HaveWhatTheySayAndGoBack")
+alone = "commands_tests Commands.OptionsOfSeveralMachinesAreRemarkedOnWithOne"
+F("c10d with one machine is remarked on", "src/launch/job/job.cpp",
+  "if («c10d && s.source(\"rdzv_backend\") == Source::flag»)", "false", alone)
+F("main_process_ip with one process is remarked on", "src/launch/job/job.cpp",
+  "if («job.world_size == 1 && s.source(\"main_process_ip\") == Source::flag»)", "false", alone)
+theirs = "zoo_tests Zoo.DeviceMapsHaveTheNamesOfTransformers5"
+F("maps by other names dispatch models", "src/bigmodel/dispatch.cpp", "const auto map = «by_own_names(model, device_map)»;",
+  "device_map", theirs)
+F("maps by other names load and dispatch models", "src/bigmodel/dispatch.cpp",
+  "map = «by_own_names(model, std::get<DeviceMap>(*options.device_map))»;", "std::get<DeviceMap>(*options.device_map)",
+  theirs)
+F("maps by other names load models", "src/bigmodel/loading.cpp", "map = «by_own_names(model, *map)»;", "*map", theirs)
+F("negated views in torch's files are named", "src/formats/torch_container.cpp",
+  "«views.kind != Kind::none && !views.items.empty()»)", "false",
+  "bigmodel_tests TorchFiles.WhatTheyDoNotHoldIsNamed")
 F("weights are loaded by the names that files have", "src/bigmodel/loading.cpp",
   "«bigmodel::use_names(checkpoint, *names, own);»", "", names)
 F("folders are quantized by the names that files have", "src/bigmodel/quantize_outline.cpp",
@@ -867,16 +913,23 @@ F("bytes without a token are unk_token", "src/models/tokenizer/bpe.cpp", "id = �
 F("fuse_unk", "src/models/tokenizer/bpe.cpp", "known < 0 && after_unk && «fuse_unk_»;", "false", parts)
 F("Replace", "src/models/tokenizer/tokenizer.cpp", "replaced += «is_match ? content : piece»;", "piece", parts)
 F("RobertaProcessing begins a text", "src/models/tokenizer/files.cpp",
-  "«before = {id_in(part.at(\"cls\").at(1), path_)};»", "", parts)
+  "if (i == 0) «pieces[i].insert(pieces[i].begin(), cls);»", "", parts)
+F("RobertaProcessing behind a template", "src/models/tokenizer/files.cpp",
+  "else if («type_of(part) == \"RobertaProcessing\"») pieces[i].insert", "false", parts)
+F("templates of what others have put around a text", "src/models/tokenizer/files.cpp",
+  "part.at(«pieces.size() == 1 ? \"single\" : \"pair\"»)", "\"single\"", parts)
+F("Replace with a pattern of places between characters is refused", "src/models/tokenizer/files.cpp",
+  "if («replacement.pattern.can_be_empty() && !replacement.content.empty()»)", "false",
+  "tokenizer_tests Tokenizer.NamesWhatItCantDo")
 F("matches without characters cut", "src/models/tokenizer/pattern.cpp", "if («!again» && end >= begin", "end > begin", parts)
 F("patterns are of lines", "src/models/tokenizer/pattern.cpp", "translated(expression), «PCRE2_MULTILINE»", "0U", parts)
 F("added tokens of the vocabulary still merge", "src/models/tokenizer/tokenizer.cpp",
   "is_added[id] && «!of_vocabulary.contains(id)»;", "true", parts)
 F("special tokens of the map by the old name", "src/formats/tokenizer_settings.cpp",
-  "key == \"additional_special_tokens\" && «has_list»", "true",
+  "«old_list_ = said_list(name, value, file);»", "",
   "tokenizer_tests TokenizerParity.FilesAroundAVocabularySayWhatTheyDoInTransformers")
 F("normalized added tokens are looked for as they are normalised", "src/models/tokenizer/tokenizer.cpp",
-  "normalized_tokens.back().content = «normalize(token.content, parts.normalizers)»;", "token.content", parts)
+  "normal.content = «normalize(token.content, parts.normalizers)»;", "token.content", parts)
 F("pre-tokenizers behind ByteLevel are refused", "src/models/tokenizer/files.cpp", "if («cuts_bytes_») unsupported(\"behind",
   "false", "tokenizer_tests Tokenizer.NamesWhatItCantDo")
 F("an id beyond the vocabulary has no text", "src/models/tokenizer/tokenizer.cpp",
@@ -924,7 +977,7 @@ F("LoadCheckpointOptions::keep_in_fp32_modules", file, "for (const auto& module 
 F("LoadCheckpointOptions::strict", file, "if («!options.strict») check.missing.clear()", "false",
   l + "NotStrictLoadsWhatIsInBoth")
 F("LoadCheckpointOptions::device_map", file,
-  "«if (options.device_map) place(caller, model, plan.targets, *options.device_map);»", "",
+  "«place(caller, model, plan.targets, *map);»", "",
   l + "BadMapsAndFoldersAreErrors")
 F("OffloadedWeightsLoaderOptions::save_folder", "src/bigmodel/offload.cpp",
   "options.index = load_offload_index(«options.save_folder»);", 'std::filesystem::path("elsewhere")',

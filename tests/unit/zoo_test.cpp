@@ -222,6 +222,46 @@ TEST(Zoo, TheyDecodeWhileWeightsComeAndGo) {
   }
 }
 
+/// transformers 5 calls some modules otherwise: GPT-NeoX's head, ViT's layers. Its device maps mean the same ones.
+TEST(Zoo, DeviceMapsHaveTheNamesOfTransformers5) {
+  const torch::NoGradGuard no_grad;
+  const auto map_of = [](std::initializer_list<std::pair<const char*, const char*>> places) {
+    accelerate::DeviceMap map;
+    for (const auto& [name, place] : places) map.insert_or_assign(name, place);
+    return map;
+  };
+  const auto neox = map_of({{"gpt_neox", "cpu"}, {"lm_head", "disk"}});
+  const auto vit = map_of({{"vit", "cpu"}, {"vit.layers.1.attention.q_proj", "disk"}, {"classifier", "cpu"}});
+  for (const auto& [kind, theirs, ours] : {std::tuple(kCausal[6], neox, "embed_out"),
+                                           {kImages[0], vit, "vit.encoder.layer.1.attention.attention.query"}}) {
+    SCOPED_TRACE(kind.layer);
+    const auto folder = config(kind.json);
+    const auto saved = AutoModel::from_config(folder);
+    saved.module()->eval();
+    std::map<std::string, at::Tensor> tensors;
+    for (const auto& item : saved.module()->named_parameters()) tensors.emplace(item.key(), item.value().detach());
+    accelerate::save_safetensors(folder / "model.safetensors", tensors);
+    const auto expected = output_of(saved, inputs_of(kind));
+    const auto model = AutoModel::from_config(folder);
+    model.module()->eval();
+    const auto dispatched =
+        accelerate::load_checkpoint_and_dispatch(accelerate::ModelRef(model.module()), folder / "model.safetensors",
+                                                 {.device_map = theirs, .offload_folder = folder / "offload"});
+    EXPECT_EQ(dispatched.hf_device_map().at(ours).str(), "disk");
+    EXPECT_TRUE(output_of(model, inputs_of(kind)).equal(expected));
+    const auto again =
+        accelerate::dispatch_model(accelerate::ModelRef(saved.module()), theirs, {.offload_dir = folder / "dispatch"});
+    EXPECT_EQ(again.hf_device_map().at(ours).str(), "disk");
+    auto in_memory = theirs;
+    for (auto& [name, place] : in_memory) place = "cpu";
+    const auto into = AutoModel::from_config(folder);
+    into.module()->eval();
+    accelerate::load_checkpoint_in_model(accelerate::ModelRef(into.module()), folder / "model.safetensors",
+                                         {.device_map = in_memory});
+    EXPECT_TRUE(output_of(into, inputs_of(kind)).equal(expected));
+  }
+}
+
 TEST(Zoo, ADecoderRepeatsItsInputForBeams) {
   const torch::NoGradGuard no_grad;
   torch::manual_seed(0);
