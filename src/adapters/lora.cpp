@@ -131,11 +131,31 @@ template <class E> void keep_each_once(std::vector<Target>& targets, const char*
             operation, targets[j].place.path, targets[i].place.path);
 }
 
-std::shared_ptr<LoraLayer> attach(const Target& target, const LoraConfig& config, const at::Tensor& a,
-                                  const at::Tensor& b) {
+// transformers 5 calls GPT-NeoX's head lm_head; models here have the name of its files.
+constexpr std::string_view kTheirHead = "lm_head", kOurHead = "embed_out";
+
+std::string renamed(const std::string& name, std::string_view from, std::string_view to) {
+  const bool is_it = name == from || name.starts_with(std::string(from) + ".");
+  return is_it ? std::string(to) + name.substr(from.size()) : name;
+}
+LoraConfig renamed(LoraConfig config, std::string_view from, std::string_view to) {
+  for (auto* names : {&config.target_modules, &config.modules_to_save, &config.exclude_modules})
+    for (auto& name : *names) name = renamed(name, from, to);
+  for (auto& [pattern, rank] : config.rank_pattern) pattern = renamed(pattern, from, to);
+  for (auto& [pattern, alpha] : config.alpha_pattern) pattern = renamed(pattern, from, to);
+  return config;
+}
+std::string name_for_peft(const ModelRef& model, const std::string& name) {
+  const bool is_neox = model.submodules().front().class_name.starts_with("GPTNeoX");
+  return is_neox ? renamed(name, kOurHead, kTheirHead) : name;
+}
+
+std::shared_ptr<LoraLayer> attach(const ModelRef& model, const Target& target, const LoraConfig& config,
+                                  const at::Tensor& a, const at::Tensor& b) {
   const auto first = std::make_shared<LoraWeightImpl>(a), second = std::make_shared<LoraWeightImpl>(b);
   auto layer = std::make_shared<LoraLayer>();
   layer->path = target.place.path;
+  layer->in_file = name_for_peft(model, layer->path);
   layer->module = target.place.module->shared_from_this();
   layer->weight = target.weight;
   layer->a = first->weight;
@@ -237,12 +257,20 @@ using Layers = std::vector<std::shared_ptr<LoraLayer>>;
 
 /// PEFT's name for a value: an adapted module's own tensors are those of its "base_layer".
 std::string name_in_file(const OwnValues& own, const Layers& layers) {
-  const auto dot = own.name.rfind('.');
-  const auto path = own.name.substr(0, dot == std::string::npos ? 0 : dot);
+  const auto dot = own.in_file.rfind('.');
+  const auto path = own.in_file.substr(0, dot == std::string::npos ? 0 : dot);
   if (!own.rows.empty()) return detail::kPrefix + path + detail::kRows;
   const bool is_adapted =
-      std::any_of(layers.begin(), layers.end(), [&](const auto& layer) { return layer->path == path; });
-  return kPrefix + (is_adapted ? path + detail::kBaseLayer + own.name.substr(dot) : own.name);
+      std::any_of(layers.begin(), layers.end(), [&](const auto& layer) { return layer->in_file == path; });
+  return kPrefix + (is_adapted ? path + detail::kBaseLayer + own.in_file.substr(dot) : own.in_file);
+}
+
+LoraConfig config_for_peft(const LoraConfig& config, const Layers& layers,
+                           const std::vector<std::shared_ptr<OwnValues>>& own) {
+  const bool is_other =
+      std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return layer->path != layer->in_file; }) ||
+      std::any_of(own.begin(), own.end(), [](const auto& one) { return one->name != one->in_file; });
+  return is_other ? renamed(config, kOurHead, kTheirHead) : config;
 }
 
 bool is_transposed(const Layers& layers) {
@@ -265,13 +293,13 @@ void LoraAdapter::save(const fs::path& folder) const {
   for (const auto& layer : layers_)
     for (const auto& [name, tensor] : {std::pair(kA, layer->a), {kB, layer->b}}) {
       const auto path = layer->path + "." + name + ".weight";
-      tensors.emplace(kPrefix + path, whole(path, tensor));
+      tensors.emplace(kPrefix + layer->in_file + "." + name + ".weight", whole(path, tensor));
     }
   for (const auto& own : own_) {
     whole(own->name, own->parameter);
     tensors.emplace(name_in_file(*own, layers_), own->value().detach());
   }
-  write(*config_, is_transposed(layers_), folder, tensors);
+  write(config_for_peft(*config_, layers_, own_), is_transposed(layers_), folder, tensors);
 }
 
 void LoraAdapter::save(const fs::path& folder, const std::map<std::string, at::Tensor>& state) const {
@@ -290,12 +318,12 @@ void LoraAdapter::save(const fs::path& folder, const std::map<std::string, at::T
   for (const auto& layer : layers_)
     for (const auto& [name, tensor] : {std::pair(kA, layer->a), {kB, layer->b}}) {
       const auto path = layer->path + "." + name + ".weight";
-      tensors.emplace(kPrefix + path, find(path, tensor));
+      tensors.emplace(kPrefix + layer->in_file + "." + name + ".weight", find(path, tensor));
     }
   for (const auto& own : own_)
     tensors.emplace(name_in_file(*own, layers_),
                     own->enabled ? own->part_of(find(own->name, own->parameter)) : own->other);
-  write(*config_, is_transposed(layers_), folder, tensors);
+  write(config_for_peft(*config_, layers_, own_), is_transposed(layers_), folder, tensors);
 }
 
 namespace {
@@ -380,7 +408,7 @@ std::vector<std::pair<std::shared_ptr<OwnValues>, at::Tensor>> own_values_of(con
               ? "its head multiplies by its embeddings. Load a model whose head has a weight of its own "
                 "(tie_word_embeddings = false)"
               : "it may belong to another model");
-    const OwnValues own{name, found->second, rows, {}, true};
+    const OwnValues own{name, found->second, rows, {}, true, name_for_peft(model, name)};
     if (is_deferred(own.parameter))
       raise<CheckpointError>("{}: '{}' is deferred, expected a model with values; materialize it first", where, name);
     for (const auto row : rows)
@@ -485,11 +513,11 @@ LoraAdapter add_adapter(const ModelRef& model, const LoraConfig& config) {
     if (config.init_lora_weights == LoraInit::gaussian) a.normal_(0, 1.0 / static_cast<double>(rank));
     else a.uniform_(-spread(target.inputs()), spread(target.inputs()));
     if (config.init_lora_weights == LoraInit::random) b.uniform_(-spread(rank), spread(rank));
-    adapter.layers_.push_back(attach(target, config, a.set_requires_grad(true), b.set_requires_grad(true)));
+    adapter.layers_.push_back(attach(model, target, config, a.set_requires_grad(true), b.set_requires_grad(true)));
   }
   for (const auto& [name, parameter] : own) {
-    const auto& value =
-        adapter.own_.emplace_back(std::make_shared<OwnValues>(OwnValues{name, parameter, {}, {}, true}));
+    const auto& value = adapter.own_.emplace_back(
+        std::make_shared<OwnValues>(OwnValues{name, parameter, {}, {}, true, name_for_peft(model, name)}));
     value->other = parameter.detach().clone();
     value->parameter.set_requires_grad(true);
   }
@@ -498,24 +526,17 @@ LoraAdapter add_adapter(const ModelRef& model, const LoraConfig& config) {
 
 namespace {
 
-/// transformers 5 calls GPT-NeoX's head lm_head; models here have the name of its files.
 void take_name_of_head(detail::AdapterFile& file, const std::vector<Submodule>& modules) {
-  constexpr std::string_view kTheirs = "lm_head", kOurs = "embed_out";
   const auto has = [&](std::string_view path) {
     return std::any_of(modules.begin(), modules.end(), [&](const auto& place) { return place.path == path; });
   };
-  if (has(kTheirs) || !has(kOurs)) return;
-  const auto ours = [&](const std::string& name) {
-    const bool is_head = name == kTheirs || name.starts_with(std::string(kTheirs) + ".");
-    return is_head ? std::string(kOurs) + name.substr(kTheirs.size()) : name;
-  };
+  if (has(kTheirHead) || !has(kOurHead)) return;
   const auto rename = [&](auto& by_name) {
     auto all = std::exchange(by_name, {});
-    for (auto& [name, value] : all) by_name.emplace(ours(name), std::move(value));
+    for (auto& [name, value] : all) by_name.emplace(renamed(name, kTheirHead, kOurHead), std::move(value));
   };
   rename(file.pairs), rename(file.whole);
-  for (auto* names : {&file.config.target_modules, &file.config.modules_to_save, &file.config.exclude_modules})
-    for (auto& name : *names) name = ours(name);
+  file.config = renamed(std::move(file.config), kTheirHead, kOurHead);
 }
 
 }  // namespace
@@ -571,7 +592,7 @@ LoraAdapter load_adapter(const ModelRef& model, const fs::path& folder, bool is_
       return stored.to(options_like(target.weight), /*non_blocking=*/false, /*copy=*/true)
           .set_requires_grad(is_trainable);
     };
-    adapter.layers_.push_back(attach(target, config, copy(a), copy(b)));
+    adapter.layers_.push_back(attach(model, target, config, copy(a), copy(b)));
   }
   return adapter;
 }

@@ -17,7 +17,8 @@ namespace accelerate::detail {
 
 /// One adapted weight. The lora_A module owns it.
 struct LoraLayer {
-  std::string path;  ///< of the module
+  std::string path;     ///< of the module
+  std::string in_file;  ///< what PEFT calls it
   std::weak_ptr<torch::nn::Module> module;
   at::Tensor weight;        ///< the module's, with its identity
   at::Tensor a, b;          ///< the parameters of the children

@@ -15,6 +15,7 @@ struct OwnValues {
   std::vector<int64_t> rows;  ///< none: the adapter has all of it
   at::Tensor other;           ///< the value that is not in the model: the model's own, or while it is off the adapter's
   bool enabled = true;
+  std::string in_file = {};  ///< what PEFT calls it
 
   /// The parameter, or its rows. @param whole  that parameter, or its value elsewhere
   at::Tensor part_of(const at::Tensor& whole) const;

@@ -2,7 +2,7 @@
 
 usage: adapters_peer.py make KIND FOLDER       FOLDER/base: a small model; FOLDER/adapter: one that changes it;
                                                FOLDER/result.safetensors: inputs, logits, gradients and merged logits
-       adapters_peer.py files FOLDER           FOLDER/base, FOLDER/bert: small models; FOLDER/KIND: adapters with more in their files;
+       adapters_peer.py files FOLDER           FOLDER/base, FOLDER/bert, FOLDER/neox: small models; FOLDER/KIND: adapters with more in their files;
                                                FOLDER/KIND.safetensors: inputs, logits, and logits of the base alone
        adapters_peer.py reload FOLDER          each FOLDER/KIND-ours, which was saved here; FOLDER/KIND-ours.safetensors: its logits
        adapters_peer.py load KIND FOLDER NAME  FOLDER/base with the adapter FOLDER/NAME; FOLDER/NAME.safetensors: its
@@ -15,7 +15,7 @@ import sys
 import peft
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
 
 BASES = {
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=24, n_layer=2, n_head=3,
@@ -61,12 +61,15 @@ FILES = {
     "rows": ({"trainable_token_indices": [3, 17]}, None),
     "named_rows": ({"trainable_token_indices": {"embed_tokens": [5]}}, None),
     "patterns": ({"target_modules": ["q_proj", "v_proj"], "rank_pattern": {r"(?<=layers\.1\.self_attn\.)q_proj": 2, r"(?:layers\.0|\d)\.self_attn\.(?>v_proj)": 6}, "alpha_pattern": {r"(?P<side>[qv])_proj(?<!v_proj)": 3}}, None),
+    "neox_head": ({"target_modules": ["query_key_value", "lm_head"]}, None),
+    "neox_head_whole": ({"target_modules": ["query_key_value"], "modules_to_save": ["lm_head"]}, None),
     "classes": ({"target_modules": ["query"], "task_type": "SEQ_CLS"}, None),
 }
 
 
 def base_of(kind):
-    return (BertForSequenceClassification if kind == "classes" else AutoModelForCausalLM).from_pretrained(folder / ("bert" if kind == "classes" else "base"))
+    base = "bert" if kind == "classes" else "neox" if kind.startswith("neox") else "base"
+    return (BertForSequenceClassification if kind == "classes" else AutoModelForCausalLM).from_pretrained(folder / base)
 
 
 def files():
@@ -74,6 +77,7 @@ def files():
     LlamaForCausalLM(LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.3, bos_token_id=1,
                                  eos_token_id=2, attention_bias=True, tie_word_embeddings=False)).save_pretrained(folder / "base")
     BertForSequenceClassification(BertConfig(vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.3, num_labels=3)).save_pretrained(folder / "bert")
+    GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.3)).save_pretrained(folder / "neox")
     for kind, (settings, change) in FILES.items():
         result = {"input_ids": IDS, "base": logits_of(base_of(kind)).detach()}
         config = peft.LoraConfig(**{"target_modules": ["q_proj"], "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 6, **settings})

@@ -12,6 +12,7 @@
 #include "accelerate/adapters.hpp"
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/models/auto_model.hpp"
 #include "accelerate/models/bert.hpp"
 #include "accelerate/models/gpt2.hpp"
 #include "accelerate/models/llama.hpp"
@@ -549,7 +550,7 @@ TEST(AdaptersOfPeftsFiles, HaveWhatTheySayAndGoBack) {
   std::vector<std::string> kinds;
   for (const auto& entry : fs::directory_iterator(folder))
     if (entry.path().extension() == ".safetensors") kinds.push_back(entry.path().stem());
-  EXPECT_EQ(kinds.size(), 11U);
+  EXPECT_EQ(kinds.size(), 13U);
   std::map<std::string, at::Tensor> expected;
   for (const auto& kind : kinds) {
     SCOPED_TRACE(kind);
@@ -562,6 +563,11 @@ TEST(AdaptersOfPeftsFiles, HaveWhatTheySayAndGoBack) {
       bert->eval();
       net.emplace(bert);
       forward = [bert, tokens]() mutable { return bert->forward(tokens); };
+    } else if (kind.starts_with("neox")) {
+      auto neox = models::AutoModelForCausalLM::from_pretrained(folder / "neox");
+      neox.module()->eval();
+      net.emplace(neox.module());
+      forward = [neox, tokens] { return neox(tokens); };
     } else {
       auto llama = models::LlamaForCausalLM::from_pretrained(folder / "base");
       llama->eval();
