@@ -33,7 +33,7 @@ int main(int argc, char** argv) {
            64;
   try {
     accelerate::merge_fsdp_weights(folders[0], folders[1], options);
-    std::printf("The weights are in %s\n", folders[1].c_str());
+    std::printf("The weights of the checkpoint are in %s\n", folders[1].c_str());
     return 0;
   } catch (const accelerate::Error& error) {
     std::fprintf(stderr, "accelerate merge-weights: %s\n", accelerate::plain_lines(error.what()).c_str());

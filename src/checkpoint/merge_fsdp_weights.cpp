@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <limits>
 #include <regex>
 #include <set>
@@ -11,6 +12,7 @@
 #include "formats/tensor_source.hpp"
 #include "formats/torch_archive.hpp"
 #include "utils/atomic_file.hpp"
+#include "utils/log.hpp"
 #include "utils/read_file.hpp"
 
 namespace accelerate {
@@ -175,6 +177,7 @@ class Merger {
                            found);
       weights = {{"", 0}};  // one file with everything
     }
+    if (why_not_flat.empty()) say_what_is_missing();
 
     bar_.emplace(ProgressBarOptions{.total = static_cast<int64_t>(items_.size()),
                                     .description = "Merging " + checkpoint_.folder().filename().string(),
@@ -194,6 +197,24 @@ class Merger {
   }
 
  private:
+  /// Checkpoints leave weights in few bits out, and adapters of them are no model without them.
+  void say_what_is_missing() const {
+    std::vector<std::string> without;
+    for (const auto& [name, item] : by_name_)
+      if (const auto end = name.find(".lora_A."); end != std::string::npos) {
+        const auto target = name.substr(0, end);
+        if (!by_name_.contains(target + ".weight") && !by_name_.contains(target + ".base_layer.weight"))
+          without.push_back(target + ".weight");
+      }
+    if (without.empty()) return;
+    logs::warn("accelerate.checkpoint",
+               "merge_fsdp_weights: '{}' has adapters of {} weights and not these themselves ('{}'{}): they are in few "
+               "bits, which checkpoints leave out. What is written is no whole model. Load the base from its own files "
+               "and this over it, or save the adapter as a folder (LoraAdapter::save).",
+               checkpoint_.folder().string(), without.size(), *std::ranges::min_element(without),
+               without.size() > 1 ? ", …" : "");
+  }
+
   std::function<at::Tensor()> reader(const DcpEntry& entry) {
     return [this, &entry] {
       bar_->update();

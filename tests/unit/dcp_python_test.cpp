@@ -12,6 +12,7 @@
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
+#include "warnings_of.hpp"
 
 using namespace dcp_test;
 using accelerate::CheckpointError;
@@ -214,6 +215,25 @@ TEST(MergeFsdpWeights, FindsTheModelAndSaysWhatIsThere) {
   save(scratch / "pytorch_model_fsdp_1", weights, 2);
   EXPECT_THAT(message_of<CheckpointError>([&] { merge_fsdp_weights(scratch.path, scratch / "out"); }),
               HasSubstr("pytorch_model_fsdp_1"));
+}
+
+/// Of a base in few bits, which checkpoints leave out.
+TEST(MergeFsdpWeights, SaysThatAdaptersAloneAreNoModel) {
+  const Scratch scratch;
+  std::vector<Shared> weights{{"model.norm.weight", torch::ones(2)},
+                              {"model.q.lora_A.weight", torch::randn({4, 2})},
+                              {"model.q.lora_B.weight", torch::randn({2, 4})},
+                              {"model.v.lora_A.weight", torch::randn({4, 2})},
+                              {"model.v.lora_B.weight", torch::randn({2, 4})}};
+  const auto warnings = [&](const char* name) {
+    save(scratch / name, weights, 2);
+    return support::warnings_of([&] { merge_fsdp_weights(scratch / name, scratch / "out"); });
+  };
+  EXPECT_THAT(warnings("few_bits"), AllOf(HasSubstr("adapters of 2 weights and not these themselves ('q.weight', …)"),
+                                          HasSubstr("no whole model")));
+  weights.push_back({"model.q.weight", torch::randn({2, 2})});
+  weights.push_back({"model.v.base_layer.weight", torch::randn({2, 2})});
+  EXPECT_EQ(warnings("whole"), "");
 }
 
 TEST(MergeFsdpWeights, RemovesTheCheckpointOnlyAfterSuccess) {
