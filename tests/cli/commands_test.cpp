@@ -681,6 +681,22 @@ TEST_F(Commands, TheStrategyOfFsdp1ActsUnderBothNames) {
   EXPECT_THAT(plan("  fsdp_version: 2\n  fsdp_reshard_after_forward: false\n").out, strategy("FULL_SHARD"));
 }
 
+TEST_F(Commands, OptionsOfSeveralMachinesAreRemarkedOnWithOne) {
+  const auto remarks = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"launch", "--dry_run"});
+    words.emplace_back("/bin/true");
+    return run(words).err;
+  };
+  EXPECT_THAT(remarks({"--rdzv_backend", "c10d", "--num_processes", "2"}),
+              HasSubstr("--rdzv_backend c10d has no effect with one machine"));
+  EXPECT_THAT(remarks({"--main_process_ip", "10.0.0.1", "--num_processes", "1"}),
+              HasSubstr("--main_process_ip has no effect with one process"));
+  EXPECT_THAT(remarks({"--main_process_ip", "127.0.0.1", "--num_processes", "2"}), Not(HasSubstr("has no effect")));
+  EXPECT_THAT(remarks({"--rdzv_backend", "c10d", "--num_machines", "1:2", "--num_processes", "2", "--main_process_ip",
+                       "127.0.0.1", "--main_process_port", "29511"}),
+              Not(HasSubstr("has no effect")));
+}
+
 TEST_F(Commands, WhatCantWorkHereIsAnError) {
   EXPECT_THAT(run({"launch", "--rdzv_backend", "etcd", "/bin/true"}).err, HasSubstr("expected static or c10d"));
   EXPECT_THAT(run({"launch", "--cpu", "--use_fsdp", "/bin/true"}).err, HasSubstr("exclude each other"));

@@ -160,7 +160,7 @@ CONTRADICTING = {
     "spelt_bytes": ("gpt2", dict(GPT2, added_tokens_decoder={"268": added("\u0120th", special=False)}), {}, END, None),
 }
 LAYOUTS.update(CONTRADICTING)
-SAID = ["the<|im_start|> 1212<|im_end|> <|endoftext|> <|im_end|>\nin her</s>", " <|im_start|>\u3000x\u00a0 <|im_end|>  y<pad><|padding|>", "er er, erx xer \u00e9er \u5728er er", "", " ", "cafe\u0301 it's <other><s>"]
+SAID = ["the<|im_start|> 1212<|im_end|> <|endoftext|> <|im_end|>\nin her</s>", " <|im_start|>\u3000x\u00a0 <|im_end|>  y<pad><|padding|>", "er er, erx xer \u00e9er \u5728er er", "", " ", "cafe\u0301 it's <other><s>", " then 12"]
 
 
 def layouts(folder):

@@ -51,6 +51,11 @@ torch.save({"mask": torch.ones(1).expand(1 << 14, 1 << 12)}, folder / "too-much.
 torch.save({0: torch.ones(2), 11: torch.zeros(3)}, folder / "numbered.bin")
 torch.save({0: torch.ones(2), "0": torch.zeros(2)}, folder / "twice.bin")
 torch.save({0.5: torch.ones(2)}, folder / "fractions.bin")
+conjugated = torch.tensor([1 + 2j, 3 - 1j]).conj()
+torch.save({"w": conjugated}, folder / "conjugated.bin")
+torch.save({"w": conjugated}, folder / "conjugated-stream.bin", _use_new_zipfile_serialization=False)
+torch.save({"w": conjugated.imag}, folder / "negated.bin")
+assert conjugated.is_conj() and conjugated.imag.is_neg()
 
 
 class Storage:

@@ -197,6 +197,9 @@ TEST_F(TorchFiles, WhatTheyDoNotHoldIsNamed) {
           accelerate::find_model((folder / "twice.bin").string());
         })})
     EXPECT_THAT(text, HasSubstr("the key 0 as a number and as the text '0'"));
+  for (const char* name : {"conjugated.bin", "conjugated-stream.bin", "negated.bin"})
+    for (const auto& text : {error(name), error_of_loading(name)})
+      EXPECT_THAT(text, HasSubstr("a negated or conjugated view")) << name;
 }
 
 /// What `git clone` leaves where Git LFS is not installed.

@@ -194,6 +194,12 @@ void plan_ranks(Job& job) {
   if (job.num_machines > 1) job.machine_rank = job.rendezvous.rank.value_or(s.integer("machine_rank").value_or(0));
   else if (s.source("machine_rank") == Source::flag && s.integer("machine_rank").value_or(0) != 0)
     job.remarks.push_back("--machine_rank " + s.text("machine_rank") + " has no effect with one machine");
+  if (job.num_machines == 1 && job.starter == Job::Starter::launcher && s.text("mpirun_hostfile").empty()) {
+    if (c10d && s.source("rdzv_backend") == Source::flag)
+      job.remarks.emplace_back("--rdzv_backend c10d has no effect with one machine, which meets nobody");
+    if (job.world_size == 1 && s.source("main_process_ip") == Source::flag)
+      job.remarks.emplace_back("--main_process_ip has no effect with one process, which meets nobody");
+  }
   if (const std::string hostfile = s.text("hostfile"); !hostfile.empty()) plan_hostfile(job, hostfile, c10d);
   const auto here = s.integer("processes_per_machine");
   require(here.value_or(1) >= 1, "--processes_per_machine must be at least 1");
