@@ -90,7 +90,8 @@ class Settings {
         if (const auto added = folder_ / "added_tokens.json"; is_there(added)) read_added(read_object(added), added);
         if (tokenizer_json_.is_object())
           for (const auto& value : tokenizer_json_.value("added_tokens", nlohmann::json::array()))
-            put_added(id_of(value.at("id"), folder_ / "tokenizer.json", "of its added_tokens"), token(Json(value)));
+            put_added(id_of(value.at("id"), folder_ / "tokenizer.json", "of its added_tokens"), token(Json(value)),
+                      /*id_counts=*/true);
       }
       if (!list_) list_ = old_list_.value_or(std::vector<Said>());
       fill_in();
@@ -249,8 +250,9 @@ class Settings {
     }
   }
 
-  void put_added(int64_t id, TokenSetting one) {
+  void put_added(int64_t id, TokenSetting one, bool id_counts = false) {
     one.id = id;
+    one.id_counts = id_counts;
     by_content_[one.content] = one;
     added_[id] = std::move(one);
   }
@@ -393,8 +395,8 @@ std::vector<PlacedToken> place_tokens(const TokenizerSettings& settings, std::ve
   for (const auto& token : settings.tokens) {
     const auto [place, is_new] = places.emplace(token.content, placed.size());
     const auto there = is_new ? id_of(token.content) : placed[place->second].id;
-    const auto id = there.value_or(next);
-    if (!there) ++next;
+    const auto id = there.value_or(token.id_counts ? *token.id : next);
+    if (!there) next = std::max(next, id + 1);
     if (token.id.value_or(id) != id)
       raise<CheckpointError>(
           "tokenizer '{}': the files beside the vocabulary give the token '{}' the id {}, and {}. transformers gives "

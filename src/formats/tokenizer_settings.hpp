@@ -32,6 +32,7 @@ struct TokenSetting {
   bool special = false, strip_left = false, strip_right = false, single_word = false;
   std::optional<bool> normalized = {};  ///< nothing: special ones are not, others are
   std::optional<int64_t> id = {};       ///< that a file says it has
+  bool id_counts = false;               ///< it is of tokenizer.json, with which models are trained
 
   bool is_normalized() const { return normalized.value_or(!special); }
   bool operator==(const TokenSetting&) const = default;
