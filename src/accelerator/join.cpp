@@ -1,4 +1,5 @@
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
@@ -50,7 +51,8 @@ namespace {
 /// Ranks that ended early stood still while others went on: they take what those have become, so that all step alike
 /// from here on. Parameters and buffers have been taken by the engines.
 /// @param source  a rank of the group
-void take_over_run(run_state::RunState& run, comm::Group& group, int64_t source) {
+/// @param device  where the ranks' losses are
+void take_over_run(run_state::RunState& run, comm::Group& group, int64_t source, const at::Device& device) {
   const bool ours = group.rank() == source;
   for (size_t i = 0; i < run.optimizers.size(); ++i)
     if (!share_state(run.optimizers[i], group, source) && ours)
@@ -61,7 +63,10 @@ void take_over_run(run_state::RunState& run, comm::Group& group, int64_t source)
                  i);
   std::vector<c10::IValue> rest;
   for (const auto& schedule : run.schedulers) rest.push_back(schedule.state_dict());
-  if (run.scaler) rest.push_back(run.scaler->state_dict());
+  if (run.scaler) {
+    rest.push_back(run.scaler->state_dict());
+    rest.emplace_back(run.scaler->has_checked());
+  }
   rest.emplace_back(run.step);
   broadcast_list(group, rest, source);
   size_t next = 0;
@@ -70,7 +75,12 @@ void take_over_run(run_state::RunState& run, comm::Group& group, int64_t source)
     ++next;
   }
   // Also where it comes from: it has counted the last step there, which would wait for the next loss.
-  if (run.scaler) run.scaler->load_state_dict(rest[next++]);
+  if (run.scaler) {
+    run.scaler->load_state_dict(rest[next++]);
+    // A rank that had no step at all: its gradients are of losses that the others have scaled.
+    if (rest[next++].toBool() && !run.scaler->has_checked())
+      run.scaler->scale(at::zeros({}, at::TensorOptions().device(device)));
+  }
   run.step = rest[next].toInt();
 }
 
@@ -122,7 +132,7 @@ void Accelerator::join(const parallel::Engines& models, const std::function<void
   const auto source = parallel::join(models, loop, [&](bool averages) {
     if (tokens && averages) items_of_all_ranks(0, device());
   });
-  if (source) take_over_run(impl_->run, *comm::mesh().along(comm::kTokens), *source);
+  if (source) take_over_run(impl_->run, *comm::mesh().along(comm::kTokens), *source, device());
 }
 
 }  // namespace accelerate

@@ -394,9 +394,9 @@ struct Averaging::Impl {
       const auto& [name, tensor] = parameters[i];
       if (trains[i] || !tensor.requires_grad() || !tensor.grad().defined() || apart) continue;
       raise<ConfigError>(
-          "step: parameter '{}' was frozen at the last forward of the prepared handle, and has a gradient now, which "
-          "was not averaged over ranks; after requires_grad_(true) call m(x) with the prepared handle, or "
-          "accelerator.backward(loss)",
+          "step: parameter '{}' was frozen at the last forward of the prepared handle, and has a gradient now, which no "
+          "backward since then has averaged over ranks; after requires_grad_(true) call m(x) with the prepared handle, "
+          "or accelerator.backward(loss), or clear its gradient before",
           name);
     }
   }
