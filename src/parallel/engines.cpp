@@ -107,12 +107,31 @@ std::vector<Receipt> ChosenEngine::receipts() const {
 bool ChosenEngine::places_models() const {
   return std::any_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->places_models(); });
 }
+
+namespace {
+
+/// Whoever joins the data averages every gradient over all ranks that read other samples.
+void check_all_hold_alike(const std::vector<Held>& given) {
+  for (const Held& held : given) {
+    const auto& mesh = held.mesh ? *held.mesh : comm::mesh();
+    const int64_t alike = mesh.size(comm::kTokens - held.cut), all = comm::mesh().size(comm::kTokens);
+    if (held.whole.is_same(held.tensor) || alike == all) continue;
+    raise<ConfigError>(
+        "prepare: of the {} ranks that read other samples, {} have the same elements of parameter '{}', expected all: "
+        "averages of gradients over some of them are not in this version",
+        all, alike, held.names.front());
+  }
+}
+
+}  // namespace
+
 std::shared_ptr<Engine> ChosenEngine::make(const ModelRef& model, const at::Device& device,
                                            bool evaluation_mode) const {
   std::vector<std::unique_ptr<Layer>> layers;
   auto given = whole_tensors(model.parameters());
   for (const auto& chosen : layers_) {
     chosen->hand_on(given);
+    if (chosen.get() == data_) check_all_hold_alike(given);
     if (auto layer = chosen->make(model, device, evaluation_mode, given)) {
       if (layer->cuts()) given = layer->held();
       layers.push_back(std::move(layer));

@@ -189,7 +189,7 @@ class CutLayer final : public parallel::Layer {
 /// Modules compute with some rows of each parameter, as in tensor parallelism: the module's tensors become these.
 class RowsLayer final : public parallel::Layer {
  public:
-  explicit RowsLayer(const std::vector<parallel::Held>& given) : group_(comm::mesh().along({comm::Axis::tp})) {
+  RowsLayer(const std::vector<parallel::Held>& given, comm::Axis axis) : group_(comm::mesh().along({axis})) {
     for (const auto& from : given) {
       held_.push_back(from);
       auto& held = held_.back();
@@ -198,7 +198,7 @@ class RowsLayer final : public parallel::Layer {
       held.slice.corner[0] = rows * group_->rank();
       held.slice.sizes[0] = rows;
       held.slice.numel = c10::multiply_integers(held.slice.sizes);
-      held.cut = held.cut | comm::Axes{comm::Axis::tp};
+      held.cut = held.cut | comm::Axes{axis};
       held.part = static_cast<int64_t>(held_.size()) - 1;
       held.tensor.set_data(from.tensor.detach().narrow(0, held.slice.corner[0], rows).clone());
     }
@@ -348,7 +348,7 @@ class ChosenRows final : public parallel::ChosenLayer {
   }
   std::unique_ptr<parallel::Layer> make(const ModelRef&, const at::Device&, bool,
                                         const std::vector<parallel::Held>& given) const override {
-    return std::make_unique<RowsLayer>(given);
+    return std::make_unique<RowsLayer>(given, axes_.back().axis);
   }
 
  private:
@@ -381,6 +381,9 @@ void want(const std::string& engine) {
   } else if (engine == "averaged rows" || engine == "sharded rows") {
     stack_wanted = {"rows"};
     axes_wanted = {{engine == "sharded rows" ? Axis::dp_shard : Axis::dp_replicate, ranks / 2}, {Axis::tp, 2}};
+  } else if (engine == "rows of each rank's samples") {
+    stack_wanted = {"rows"};
+    axes_wanted = {{Axis::dp_replicate, ranks / 2}, {Axis::dp_shard, 2}};
   } else if (engine == "averaged columns") {
     stack_wanted = {"columns"};
     axes_wanted = {{Axis::dp_replicate, ranks / 2}, {Axis::tp, 2}};
@@ -694,6 +697,12 @@ RANKS_TEST(Engines, LayersOnBoxesThatModulesComputeWith, 2, 4) {
     Unknown optimizer(net->parameters());
     EXPECT_THAT(message_of<ConfigError>([&] { accelerator.prepare(net, optimizer); }),
                 HasSubstr("of which each rank computes with a part"));
+  }
+  {
+    Accelerator accelerator(options_for("rows of each rank's samples"));
+    Parts net;
+    EXPECT_THAT(message_of<ConfigError>([&] { accelerator.prepare(net); }),
+                HasSubstr("have the same elements of parameter 'weight', expected all"));
   }
   for (const auto& from : engines) {
     Weights saved, last;

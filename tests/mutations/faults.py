@@ -1668,6 +1668,8 @@ F("a second Accelerator has the first one's layer plugins", "src/accelerator/acc
 F("plugins that no layer takes are refused", "src/parallel/engines.cpp", "if («!request.taken.contains(i)»)", "false", plugged)
 F("layers have receipts", "src/accelerator/receipts.cpp", "«all.entries.push_back(std::move(receipt));»", "", plugged)
 boxes = "engines_tests Engines.LayersOnBoxesThatModulesComputeWith"
+F("gradients of parts that some ranks hold are not averaged over all", "src/parallel/engines.cpp",
+  "if (chosen.get() == data_) «check_all_hold_alike(given);»", "", boxes)
 F("sharding says where its box lies", "src/parallel/sharding/sharding.cpp", "«held.slice.corner = box->slice.corner;»", "",
   boxes)
 F("sharding says over which axes its box is cut", "src/parallel/sharding/sharding.cpp", "«held.cut = held.cut | box->cut;»",
