@@ -110,6 +110,9 @@ def main():
                     continue
             if not close(answers[first], answer):
                 sys.exit(f"{name}: the answers differ, so times mean nothing: {first} {answers[first][:5]}, {key} {answer[:5]}")
+        exact = all(answer == answers[first] for answer in answers.values())
+        if args.before:
+            print(f"{name}: answers are {'equal to the bit' if exact else 'not equal to the bit'}", flush=True)
         best = {key: min(values) for key, values in samples.items()}
         ours, peers = ([ms for key, ms in best.items() if key.startswith("ours") == mine] for mine in (True, False))
         ratio = f"{min(peers) / min(ours):.2f}x" if peers else "-"

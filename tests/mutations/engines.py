@@ -62,6 +62,8 @@ F("what was cleared past the prepared optimizer", "src/parallel/sharding/whole_g
 file = "src/parallel/sharding/replicas.cpp"
 F("replicas sum", file, "«gradient.div_(group_->world_size());»  // before the sum", "")
 F("replicas in shared memory sum", file, "«static_cast<double>(group_->world_size())»)) {", "1.0")
+F("a rank without a step in a join has no loss scale", "src/accelerator/join.cpp",
+  "if («rest[next++].toBool() && !run.scaler->has_checked()»)", "!rest[next++].isBool()")
 file = "src/parallel/averaging/averaging.cpp"
 F("what is averaged late overwrites nothing", file, "«gradient.copy_(average);»", "")
 F("late averages leave ranks without a gradient out", file,
@@ -74,18 +76,19 @@ F("graphs hear of the buffers of rank 0", file,
   "for (at::Tensor& buffer : tensors) «buffer = buffer.variable_data();»", "")
 F("an announced backward that does not come", file,
   "if (!std::exchange(impl_->suspended, false) && «!left») return;", "true")
-F("layers that are frozen between no_sync and the average", file,
-  "if («suspended && !apart»)\n        average_what_is_left", "false")
-F("a checkpoint's gradients of frozen layers", file, "if («!of_a_checkpoint») return;", "true")
-F("a static graph remembers what is unused", file, "if (reducer && «searches_unused()») reducer->count_as_used(nullptr);",
-  "true")
+F("layers that are frozen between no_sync and the average", file, "of_frozen |= «suspended && !apart»;", "false")
+F("what waits of frozen layers before a join", file,
+  "«impl_->average_those_of_frozen();»  // a rank without data", "")
+F("a checkpoint's gradients of frozen layers", file, "impl_->suspended = «impl_->of_frozen = true»;", "true")
+F("a static graph remembers what is unused", file,
+  "if (impl_->reducer && «impl_->searches_unused()») impl_->reducer->count_as_used(nullptr);", "true")
 F("a static graph learns from a backward that threw", file,
   "!reducer || !(reducer->unfinished() || «*learns»)) return;", "false")
 F("a backward that threw leaves its buckets behind", file, "    «ddp.recover();»\n", "")
 F("gradients that no backward brought are averaged", file, "(std::exchange(impl_->expected_after_suspended, false) || «without»)",
   "false")
 F("gradients cleared since the forward make no use", file,
-  "if (averaging.begin() && searches_unused()) «reducer->count_only(with_gradients());»", "")
+  "if (searches_unused()) «reducer->count_only(with_gradients());»", "")
 F("frozen layers within a group make others unused", file, "«count_gradients_as_used();»  // by micro-steps", "")
 F("unused parameters of the last of several forwards", file, "«forwards > 1» && searches_unused()", "false")
 F("a static graph learns what is not averaged", file,

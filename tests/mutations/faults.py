@@ -1390,7 +1390,7 @@ F("ranks that ended early take optimizers' states", file, "if (group.rank() != s
   h + "RanksThatEndedEarlyGoOnAsTheOthers")
 F("ranks that ended early take schedules", file, "if (!ours) «schedule.load_state_dict(rest[next]);»", "",
   h + "RanksThatEndedEarlyGoOnAsTheOthers")
-F("ranks that ended early take the loss scale", file, "if (run.scaler) «run.scaler->load_state_dict(rest[next++]);»",
+F("ranks that ended early take the loss scale", file, "    «run.scaler->load_state_dict(rest[next++]);»",
   "next++;", h + "RanksThatEndedEarlyAreNotAskedForOverflows")
 F("ranks that ended early count as the others", file, "«run.step = rest[next].toInt();»", "",
   h + "DataThatEndsWithinAGroupIsNamedOnAllRanks")
@@ -1636,7 +1636,7 @@ F("what is averaged late is divided", file, "gradient.div(«group->world_size()�
   c + "CheckpointRanks.WhatTheLastMicroStepLeavesOutIsAveragedAlsoInAResumedRun")
 F("what a backward left out is named before the step", file,
   "if («impl_->reducer && impl_->reducer->unfinished()»)\n    impl_->group", "false", "ddp_tests Ddp.WhatCannotBeAveragedIsNamed")
-F("layers that are thawed are averaged", file, "if («same») {", "true", h + "LayersAreThawedAndFrozenAfterPrepare")
+F("layers that are thawed are averaged", file, "if («same») return;", "true", h + "LayersAreThawedAndFrozenAfterPrepare")
 F("data that ends within a group is named", file, "if («0 < averaging && averaging < training»)", "false",
   h + "DataThatEndsWithinAGroupIsNamedOnAllRanks")
 F("joined ranks end with the last one's parameters", file,

@@ -165,7 +165,7 @@ struct Averaging::Impl {
   bool suspended = false;
   bool came = false;  ///< a gradient that is averaged in its backward, since the last step
   BackwardWatch averaging;
-  bool resumed = false;  ///< some of their gradients are a checkpoint's, of layers that are frozen here perhaps
+  bool of_frozen = false;  ///< some of these may be of layers that are frozen: the next averaging backward takes them
   DriftCheck drift;
   int64_t forwards_of_backward = 0;       ///< that announced the next averaging backward
   bool expected_after_suspended = false;  ///< the same of when the backward that is expected was announced
@@ -208,16 +208,7 @@ struct Averaging::Impl {
     bool same = true;
     for (size_t i = 0; i < parameters.size(); ++i)
       same &= parameters[i].second.requires_grad() == static_cast<bool>(trains[i]);
-    const auto average_those_of_frozen = [this] {
-      if (suspended && !apart)
-        average_what_is_left([](const at::Tensor& parameter) { return !parameter.requires_grad(); });
-    };
-    const bool of_a_checkpoint = std::exchange(resumed, false);
-    if (same) {
-      if (!of_a_checkpoint) return;
-      average_those_of_frozen();
-      return count_gradients_as_used();
-    }
+    if (same) return;
     if (joining)
       raise<ConfigError>(
           "{}: requires_grad of a parameter was changed within join_uneven_inputs, expected it outside: ranks without "
@@ -225,10 +216,15 @@ struct Averaging::Impl {
           operation);
     if (reducer) check_finished(operation);
     drop_reducer();
-    // What came without averaging stays with those that are frozen from here on, and no backward will average it.
-    average_those_of_frozen();
+    // What came without averaging stays with those that are frozen from here on, and the Reducer knows nothing of it.
+    of_frozen |= suspended && !apart;
     make_reducer();
     count_gradients_as_used();  // by micro-steps that this one has not seen
+  }
+
+  void average_those_of_frozen() {
+    if (std::exchange(of_frozen, false))
+      average_what_is_left([](const at::Tensor& parameter) { return !parameter.requires_grad(); });
   }
 
   /// Where LibTorch's Reducer looks for unused parameters: of a static graph it remembers them.
@@ -310,8 +306,11 @@ struct Averaging::Impl {
           "backward: found a sparse gradient of '{}', expected dense ones, which alone are averaged over ranks; make "
           "the embedding with sparse(false)",
           trained_parameters[index].name);
-    // Gradients of micro-steps, or of replicas apart, may have been cleared since.
-    if (averaging.begin() && searches_unused()) reducer->count_only(with_gradients());
+    if (averaging.begin()) {
+      average_those_of_frozen();
+      // Gradients of micro-steps, or of replicas apart, may have been cleared since.
+      if (searches_unused()) reducer->count_only(with_gradients());
+    }
     came = true;
     // The same parameter again: an earlier backward, whose forward was the module's own, has left others out.
     if (trained_parameters[index].has_gradient && !kwargs.static_graph) check_finished("backward");
@@ -394,7 +393,8 @@ struct Averaging::Impl {
       const auto& [name, tensor] = parameters[i];
       if (trains[i] || !tensor.requires_grad() || !tensor.grad().defined() || apart) continue;
       raise<ConfigError>(
-          "step: parameter '{}' was frozen at the last forward of the prepared handle, and has a gradient now, which no "
+          "step: parameter '{}' was frozen at the last forward of the prepared handle, and has a gradient now, which "
+          "no "
           "backward since then has averaged over ranks; after requires_grad_(true) call m(x) with the prepared handle, "
           "or accelerator.backward(loss), or clear its gradient before",
           name);
@@ -436,7 +436,6 @@ struct Averaging::Impl {
       group->all_reduce_(average, Reduction::sum);
       gradient.copy_(average);
     }
-    if (reducer && searches_unused()) reducer->count_as_used(nullptr);
   }
 
   /// Where a backward threw: what it has begun to average ends, and averaging begins anew. Collective, of ranks to
@@ -620,7 +619,7 @@ void Averaging::set_require_backward_grad_sync(bool value) {
 }
 
 void Averaging::resume_accumulation() {
-  impl_->suspended = impl_->resumed = true;
+  impl_->suspended = impl_->of_frozen = true;
   impl_->count_gradients_as_used();
 }
 
@@ -638,7 +637,11 @@ void Averaging::settle_gradients() {
   const bool left = (std::exchange(impl_->expected_after_suspended, false) || without) && impl_->reducer &&
                     impl_->reducer->expects_gradients();
   if (!std::exchange(impl_->suspended, false) && !left) return;
-  impl_->group->guard("step", [&] { impl_->average_what_is_left(); });
+  impl_->group->guard("step", [&] {
+    impl_->average_what_is_left();
+    if (impl_->reducer && impl_->searches_unused()) impl_->reducer->count_as_used(nullptr);
+  });
+  impl_->of_frozen = false;
 }
 
 void Averaging::prepare_backward_sync() {
@@ -656,7 +659,7 @@ void Averaging::set_apart(bool apart) {
         "averages of parameters; let the loader give all ranks the same number of batches (even_batches)");
   impl_->apart = apart;
   impl_->grad_sync = impl_->forward_sync = !apart;
-  impl_->suspended = impl_->expected_after_suspended = false;
+  impl_->suspended = impl_->expected_after_suspended = impl_->of_frozen = false;
 }
 
 std::optional<int64_t> Averaging::apart() const {
@@ -720,6 +723,7 @@ void Averaging::begin_join() {
   impl_->group->guard("join_uneven_inputs", [&] {
     impl_->recover();  // a rank without data has no forward in which it would
     impl_->follow_flags("join_uneven_inputs");
+    impl_->average_those_of_frozen();  // a rank without data has no backward
   });
   impl_->joining = true;
 }
