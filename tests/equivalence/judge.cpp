@@ -125,6 +125,14 @@ std::string difference(const at::Tensor& found, const at::Tensor& expected, doub
   return text.str();
 }
 
+/// What some ranks see alone (a state dict that rank 0 gets) is no parameter.
+std::vector<const Observation*> parameters_in(const std::vector<Observation>& seen) {
+  std::vector<const Observation*> parameters;
+  for (const auto& one : seen)
+    if (one.name.starts_with("param.")) parameters.push_back(&one);
+  return parameters;
+}
+
 std::string where(const Case& what, int64_t operation) {
   const auto index = static_cast<size_t>(operation);
   std::string text = "after operation " + std::to_string(operation + 1);
@@ -230,16 +238,15 @@ Verdict judge(const Case& what, const Report& report, const std::vector<Refusal>
         verdict.failed() && (failure.empty() || verdict.kind != "other things seen"))
       return {verdict.kind, verdict.text + "\n" + all_errors(report)};
   // On all ranks the same to the bit, where one process has the same.
-  for (size_t rank = 1; rank < report.size(); ++rank)
-    for (size_t i = 0; i < std::min(report[0].seen.size(), report[rank].seen.size()); ++i) {
-      const auto &one = report[0].seen[i], &other = report[rank].seen[i];
-      if (!one.name.starts_with("param.") || i >= expected[0].size() || i >= expected[rank].size() ||
-          !at::equal(expected[0][i].value, expected[rank][i].value))
-        continue;
-      if (!at::equal(one.value, other.value) && !one.value.isnan().any().item<bool>())
-        return {"ranks differ: param", "rank " + std::to_string(rank) + " has not rank 0's bits of " + one.name + " " +
-                                           where(what, one.operation)};
-    }
+  for (size_t rank = 1; rank < report.size(); ++rank) {
+    const auto first = parameters_in(report[0].seen), own = parameters_in(report[rank].seen);
+    const auto first_expected = parameters_in(expected[0]), own_expected = parameters_in(expected[rank]);
+    for (size_t i = 0; i < std::min({first.size(), own.size(), first_expected.size(), own_expected.size()}); ++i)
+      if (at::equal(first_expected[i]->value, own_expected[i]->value) && !at::equal(first[i]->value, own[i]->value) &&
+          !first[i]->value.isnan().any().item<bool>())
+        return {"ranks differ: param", "rank " + std::to_string(rank) + " has not rank 0's bits of " + first[i]->name +
+                                           " " + where(what, first[i]->operation)};
+  }
   bool finished = true, ended_well = true, errors = true, killed = false;
   for (const auto& own : report) {
     finished &= own.finished;

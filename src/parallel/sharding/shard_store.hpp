@@ -29,6 +29,9 @@ class ShardStore {
   virtual std::unique_ptr<GradientReducer> make_reducer() = 0;
   /// Whether part.master is to be a member of the part's unit: the same bytes as the flat storage's.
   virtual bool pieces_in_unit(const ShardedPart& part) const { return static_cast<void>(part), false; }
+  /// Whether this rank has changed part.master since the others were given it, as far as what is computed with tells;
+  /// true where nothing tells. Not collective.
+  virtual bool may_have_changed(const ShardedPart& part) const { return static_cast<void>(part), true; }
   /// Before ranks gather something together that is no forward: names those that do something else. Collective.
   virtual void meet(const char* operation) { static_cast<void>(operation); }
   /// What was written to parameters or pieces since the last step: everybody computes with it from here on. Collective.

@@ -37,7 +37,9 @@ struct ShardedPart {
   residency::Unit* unit = nullptr;
   std::vector<ShardedMember> members;
   residency::Layout layout;
-  bool trained = false;    ///< some member requires a gradient, or has one
+  bool trained = false;  ///< some member requires a gradient, or has one
+  /// An optimizer may step on it: since the last forward it was trained, or had gradients from when it was.
+  bool may_step = false;
   bool trainable = false;  ///< members may be trained, if they are not now
   bool stands_in = false;  ///< its members are no parameters, but stand in for them; frozen
   /// Some of its unit stand in: gradients go through those after its own (an adapter's) are there, so that the unit

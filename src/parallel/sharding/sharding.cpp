@@ -121,7 +121,7 @@ struct Sharding::Impl {
       for (auto& [kind, parameters] : parts_of(unit.parameters)) {
         ShardedPart part;
         part.index = parts.size();
-        part.trained = kind.trained;
+        part.trained = part.may_step = kind.trained;
         part.trainable = kind.trained || (!kind.stands_in && is_trainable(kind.dtype));
         part.fp8 = kind.fp8;
         part.stands_in = kind.stands_in;
@@ -368,6 +368,7 @@ struct Sharding::Impl {
         if (member.shard.requires_grad() != trained) member.shard.requires_grad_(trained);
       }
       if (any || !backward_is_due) part.trained = any;
+      part.may_step = part.trained || has_gradients(part);
     }
   }
 
@@ -469,8 +470,11 @@ struct Sharding::Impl {
   /// LibTorch's SGD writes through data(), which no version of a tensor counts. Where it was not prepared, only
   /// gradients that are there say that it may have stepped on them.
   void look_for_unseen_steps(const residency::Unit* of = nullptr) {
+    // Within a backward ranks may come by here differently often, and can't tell each other of nothing.
+    const bool together = torch::autograd::get_current_graph_task_id() == -1;
     for (const auto& part : parts)
-      if (part.trained && !store->pieces_in_unit(part) && (!of || part.unit == of))
+      if (part.may_step && !store->pieces_in_unit(part) && (!of || part.unit == of) &&
+          (together || store->may_have_changed(part)))
         part.master.unsafeGetTensorImpl()->bump_version();
   }
   void publish() {
@@ -478,11 +482,13 @@ struct Sharding::Impl {
     units->release();
     store->publish(*units);
   }
+  static bool has_gradients(const ShardedPart& part) {
+    return std::any_of(part.members.begin(), part.members.end(),
+                       [](const auto& member) { return member.shard.grad().defined(); });
+  }
   bool pieces_have_gradients() const {
-    return std::any_of(parts.begin(), parts.end(), [](const ShardedPart& part) {
-      return part.trained && std::any_of(part.members.begin(), part.members.end(),
-                                         [](const auto& member) { return member.shard.grad().defined(); });
-    });
+    return std::any_of(parts.begin(), parts.end(),
+                       [](const ShardedPart& part) { return part.may_step && has_gradients(part); });
   }
 
   /// All that is to be averaged is, and what the program did to grad() is done to the pieces.
@@ -555,10 +561,10 @@ void Sharding::before_forward() {
   residency::Policy policy = self.settings.forward;
   policy.keep_for_backward = self.groups.near && c10::GradMode::is_enabled();
   self.announced = self.ends_itself = false;
-  if (c10::GradMode::is_enabled()) self.see_what_is_trained();
   self.gradients->release();
   if (self.gradients_are_open || self.pieces_have_gradients()) self.look_for_unseen_steps();
   self.gradients_are_open = false;
+  if (c10::GradMode::is_enabled()) self.see_what_is_trained();
   self.store->refresh(*self.units);
   self.units->set_policy(policy);
   self.in_forward = true;

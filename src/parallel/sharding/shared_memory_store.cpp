@@ -2,6 +2,7 @@
 /// they are, once for all ranks, and gradients are added up by reading the peers' buffers. Nothing is sent.
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -398,6 +399,10 @@ class SharedMemoryStore final : public ShardStore {
   }
   /// Pieces lie in what all see, so writes to them are as those to the parameters.
   bool pieces_in_unit(const ShardedPart& part) const override { return !part.stands_in && !is_image(part); }
+  bool may_have_changed(const ShardedPart& part) const override {
+    const at::NoGradGuard no_grad;
+    return is_image(part) && !at::equal(own(part), part.master.detach().to(part.compute_dtype));
+  }
   std::unique_ptr<GradientReducer> make_reducer() override {
     return std::make_unique<SharedReducer>(parts_, groups_, mapping_, options_);
   }
