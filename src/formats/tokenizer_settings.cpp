@@ -90,8 +90,7 @@ class Settings {
         if (const auto added = folder_ / "added_tokens.json"; is_there(added)) read_added(read_object(added), added);
         if (tokenizer_json_.is_object())
           for (const auto& value : tokenizer_json_.value("added_tokens", nlohmann::json::array()))
-            put_added(id_of(value.at("id"), folder_ / "tokenizer.json", "of its added_tokens"), token(Json(value)),
-                      /*id_counts=*/true);
+            put_added(id_of(value.at("id"), folder_ / "tokenizer.json", "of its added_tokens"), token(Json(value)));
       }
       if (!list_) list_ = old_list_.value_or(std::vector<Said>());
       fill_in();
@@ -250,9 +249,8 @@ class Settings {
     }
   }
 
-  void put_added(int64_t id, TokenSetting one, bool id_counts = false) {
+  void put_added(int64_t id, TokenSetting one) {
     one.id = id;
-    one.id_counts = id_counts;
     by_content_[one.content] = one;
     added_[id] = std::move(one);
   }
@@ -387,23 +385,28 @@ TokenizerSettings read_tokenizer_settings(const fs::path& folder, const nlohmann
 std::vector<PlacedToken> place_tokens(const TokenizerSettings& settings, std::vector<PlacedToken> placed,
                                       const std::function<std::optional<int64_t>(const std::string&)>& id_of,
                                       int64_t next, const std::string& source) {
+  const auto check = [&](const TokenSetting& token, int64_t said, int64_t id, bool there) {
+    if (said != id)
+      raise<CheckpointError>(
+          "tokenizer '{}': its files give the token '{}' the id {}, and {}. transformers gives it the latter, and "
+          "which of "
+          "them the model was trained with can't be known here. Correct the files.",
+          source, token.content.substr(0, 100), said,
+          there ? fmt::format("in the vocabulary it is {}", id) : fmt::format("the next free one is {}", id));
+  };
   std::map<std::string, size_t> places;
   for (const auto& one : placed) {
-    places.emplace(one.token.content, places.size());
-    next = std::max(next, one.id + 1);
+    const auto [place, is_new] = places.emplace(one.token.content, places.size());
+    const auto there = is_new ? id_of(one.token.content) : placed[place->second].id;
+    check(one.token, one.id, there.value_or(next), there.has_value());
+    if (!there) ++next;
   }
   for (const auto& token : settings.tokens) {
     const auto [place, is_new] = places.emplace(token.content, placed.size());
     const auto there = is_new ? id_of(token.content) : placed[place->second].id;
-    const auto id = there.value_or(token.id_counts ? *token.id : next);
-    if (!there) next = std::max(next, id + 1);
-    if (token.id.value_or(id) != id)
-      raise<CheckpointError>(
-          "tokenizer '{}': the files beside the vocabulary give the token '{}' the id {}, and {}. transformers gives "
-          "it "
-          "the latter, and which of them the model was trained with can't be known here. Correct the files.",
-          source, token.content.substr(0, 100), *token.id,
-          there ? fmt::format("in the vocabulary it is {}", id) : fmt::format("the next free one is {}", id));
+    const auto id = there.value_or(next);
+    if (!there) ++next;
+    check(token, token.id.value_or(id), id, there.has_value());
     if (is_new) {
       placed.push_back({token, id, token.is_normalized()});
       continue;

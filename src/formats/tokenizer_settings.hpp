@@ -32,7 +32,6 @@ struct TokenSetting {
   bool special = false, strip_left = false, strip_right = false, single_word = false;
   std::optional<bool> normalized = {};  ///< nothing: special ones are not, others are
   std::optional<int64_t> id = {};       ///< that a file says it has
-  bool id_counts = false;               ///< it is of tokenizer.json, with which models are trained
 
   bool is_normalized() const { return normalized.value_or(!special); }
   bool operator==(const TokenSetting&) const = default;
@@ -63,7 +62,8 @@ struct PlacedToken {
 
 /// Tokens with their ids, each once, those of tokenizer.json first: the vocabulary's id where it has the text, else the
 /// next one. Of a token that is added again the flags are those of the last time, and once special it stays so.
-/// @param of_json  that tokenizer.json adds @param id_of  in the vocabulary @param size  of the vocabulary
+/// @param of_json  that tokenizer.json adds, with the ids that it gives them @param id_of  in the vocabulary @param
+/// size  of the vocabulary
 /// @throws CheckpointError, where a file says another id: models were trained with that one, and transformers gives
 /// the next one
 std::vector<PlacedToken> place_tokens(const TokenizerSettings& settings, std::vector<PlacedToken> of_json,

@@ -517,11 +517,11 @@ void add_model_configs(Collector& all) {
 }
 
 const std::string kTokenizer =
-    R"({"added_tokens":[{"id":2,"content":"<s>","special":true}],"normalizer":{"type":"NFC"},)"
+    R"({"added_tokens":[{"id":3,"content":"<s>","special":true}],"normalizer":{"type":"NFC"},)"
     R"("pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"decoder":{"type":"ByteLevel"},)"
     R"("post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A"}}],)"
-    R"("special_tokens":{"<s>":{"id":"<s>","ids":[2],"tokens":["<s>"]}}},)"
-    R"("model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":3},"merges":[["a","b"]]}})";
+    R"("special_tokens":{"<s>":{"id":"<s>","ids":[3],"tokens":["<s>"]}}},)"
+    R"("model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":[["a","b"]]}})";
 
 void add_tokenizers(Collector& all) {
   const auto add = [&](const std::string& name, const std::string& bytes) {
@@ -530,14 +530,14 @@ void add_tokenizers(Collector& all) {
   add("good", kTokenizer);
   auto numbers = kNumbers;
   for (const char* id : {"100000000", "99999999", "4611686018427387904", "2147483648", "1.0"}) numbers.emplace_back(id);
-  for (const char* field : {"\"id\":2", "\"ids\":[2", "\"ab\":3", "\"merges\":[[\"a\",\"b\"]"})
+  for (const char* field : {"\"id\":3", "\"ids\":[3", "\"ab\":2", "\"merges\":[[\"a\",\"b\"]"})
     for (const auto& odd : numbers) {
       const std::string text(field);
       const auto colon = text.find(':') + 1;
       add("number", replaced(kTokenizer, text, text.substr(0, colon) + (text[colon] == '[' ? "[" : "") + odd));
     }
   for (const char* part :
-       {"{\"type\":\"NFC\"}", "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}", "{\"a\":0,\"b\":1,\"ab\":3}"})
+       {"{\"type\":\"NFC\"}", "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}", "{\"a\":0,\"b\":1,\"ab\":2}"})
     for (const auto& odd : {std::string("null"), std::string("3"), std::string("{}"), std::string(R"({"type":3})"),
                             repeated(60, R"({"type":"Sequence","normalizers":[)") + "null" + repeated(60, "]}"),
                             repeated(20'000, R"({"type":"Sequence","normalizers":[)") + "null" + repeated(20'000, "]}"),

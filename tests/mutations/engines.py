@@ -79,6 +79,7 @@ F("an announced backward that does not come", file,
 F("layers that are frozen between no_sync and the average", file, "of_frozen |= «suspended && !apart»;", "false")
 F("what waits of frozen layers before a join", file,
   "«impl_->average_those_of_frozen();»  // a rank without data", "")
+F("ranks that ended early keep their gradients", file, "if (!impl_->suspended) «impl_->take_gradients(source);»", "")
 F("a checkpoint's gradients of frozen layers", file, "impl_->suspended = «impl_->of_frozen = true»;", "true")
 F("a static graph remembers what is unused", file,
   "if (impl_->reducer && «impl_->searches_unused()») impl_->reducer->count_as_used(nullptr);", "true")

@@ -862,7 +862,7 @@ F("normalized tokens are looked for behind the others", "src/models/tokenizer/to
   "(«token.normalized» ? normalized_added : raw_added)", "token.normalized && !parts.normalizers.empty()", against)
 F("added tokens are decoded as spelt bytes", "src/models/tokenizer/tokenizer.cpp",
   "return «parts.decodes_added» ? bytes_of_token(token)", "false", around)
-F("ids beside a vocabulary are the next ones", file, "if («token.id.value_or(id) != id»)", "false",
+F("ids beside a vocabulary are the next ones", file, "if («said != id»)", "false",
   "tokenizer_tests Tokenizer.FilesAroundAVocabularyThatCantBeFollowedAreNamed")
 F("add_prefix_space acts beside a tokenizer.json", "src/models/tokenizer/files.cpp",
   "set_prefix_space(root[\"pre_tokenizer\"], «settings.add_prefix_space»)", "false", around)

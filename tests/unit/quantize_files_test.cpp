@@ -91,6 +91,7 @@ void make_vocabulary(const fs::path& folder, const nlohmann::json& pre_tokenizer
   for (char c = 'a'; c <= 'z'; ++c) vocab[std::string(1, c)] = c - 'a';
   for (char c = '0'; c <= '9'; ++c) vocab[std::string(1, c)] = 26 + c - '0';
   vocab["\u0120"] = 36, vocab["."] = 37, vocab["ab"] = 39, vocab["abc"] = 40, vocab["\u0120a"] = 41;
+  vocab["<s>"] = 90, vocab["</s>"] = 91, vocab["<tool>"] = 92;
   const auto added = [](int id, const char* content, bool special) {
     return nlohmann::json{{"id", id}, {"content", content}, {"special", special}, {"normalized", false}};
   };

@@ -40,7 +40,7 @@ json small_json() {
   json vocab;
   for (char c = '!'; c <= '~'; ++c) vocab[std::string(1, c)] = c;
   vocab["\u0120"] = 0, vocab["\u00c3"] = 1, vocab["\u00a9"] = 2, vocab["\u010a"] = 3;
-  vocab["ab"] = 200, vocab["abc"] = 201, vocab["\u0120a"] = 202;
+  vocab["ab"] = 200, vocab["abc"] = 201, vocab["\u0120a"] = 202, vocab["<s>"] = 203;
   return {{"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", {"\u0120 a", "a b", json::array({"ab", "c"})}}}},
           {"added_tokens", {{{"id", 203}, {"content", "<s>"}, {"special", true}, {"normalized", false}}}},
           {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}}},
@@ -183,8 +183,11 @@ TEST(Tokenizer, IdsAndDepthAreBoundedByWhatTheFileHolds) {
     EXPECT_THAT(error_of(with_id(id)), HasSubstr("the token 'zz' has the id " + id.dump() + ", expected 0 to"));
   EXPECT_EQ(load(with_id(60'000)).vocab_size(), 60'001) << "gaps as special tokens leave them";
   auto changed = small_json();
-  changed["added_tokens"][0]["id"] = 99'999'999;
-  EXPECT_THAT(error_of(changed), HasSubstr("the added token '<s>' has the id 99999999, expected 0 to"));
+  changed["added_tokens"].push_back({{"id", 300}, {"content", "<gap>"}});
+  EXPECT_THAT(error_of(changed), HasSubstr("give the token '<gap>' the id 300, and the next free one is 102"));
+  changed = small_json();
+  changed["added_tokens"].push_back({{"id", 99'999'999}, {"content", "<far>"}});
+  EXPECT_THAT(error_of(changed), HasSubstr("give the token '<far>' the id 99999999, and the next free one is 102"));
   for (const json& id : {json(int64_t{1} << 62), json(-5), json(204)}) {
     changed = small_json();
     changed["post_processor"] = {{"type", "TemplateProcessing"},
@@ -445,7 +448,7 @@ TEST(TokenizerParity, FilesAroundAVocabularyAtRandom) {
       EXPECT_THAT(error.what(), HasSubstr("which of them the model was trained with can't be known"));
     }
   }
-  EXPECT_GE(same, 95);
+  EXPECT_GE(same, 38) << "of the 40 few contradict each other";
 }
 
 TEST(Tokenizer, FilesAroundAVocabularyThatCantBeFollowedAreNamed) {

@@ -438,6 +438,26 @@ struct Averaging::Impl {
     }
   }
 
+  /// What a rank that stood still has left is older than what the others have.
+  void take_gradients(int64_t source) {
+    at::NoGradGuard no_grad;
+    std::vector<int32_t> here;
+    for (const auto& [name, tensor] : parameters) here.push_back(tensor.grad().defined() ? 1 : 0);
+    const at::Tensor there = group->broadcast(at::tensor(here, at::kInt).to(group->device()), source).cpu();
+    std::vector<at::Tensor> gradients;
+    for (size_t i = 0; i < here.size(); ++i) {
+      const at::Tensor& parameter = parameters[i].second;
+      at::Tensor& gradient = parameter.mutable_grad();
+      if (there[static_cast<int64_t>(i)].item<int32_t>() == 0) {
+        gradient.reset();
+        continue;
+      }
+      if (!gradient.defined()) gradient = at::zeros_like(parameter);
+      gradients.push_back(gradient);
+    }
+    broadcast_in_place(*group, gradients, source);
+  }
+
   /// Where a backward threw: what it has begun to average ends, and averaging begins anew. Collective, of ranks to
   /// which that has happened alike; the others hear of it.
   void recover() {
@@ -741,6 +761,7 @@ void Averaging::finish_join(int64_t source) {
   broadcast_in_place(*impl_->group, tensors_of(impl_->buffers), source);
   // What any rank has left over is averaged with the next step of all.
   impl_->suspended = last_candidate(*impl_->group, impl_->suspended) >= 0;
+  if (!impl_->suspended) impl_->take_gradients(source);
 }
 
 namespace {
