@@ -614,7 +614,7 @@ void add_models(Collector& all) {
       add("config", "config.json", replaced(config, text, text.substr(0, text.find(':') + 1) + odd));
     }
   for (const char* id : {"4", "1000", "2147483647"})  // tokens that the model has not
-    add("token", "tokenizer.json", replaced(kTokenizer, "\"ab\":3", std::string("\"ab\":") + id));
+    add("token", "tokenizer.json", replaced(kTokenizer, "\"ab\":2", std::string("\"ab\":") + id));
   for (size_t cut = 0; cut < weights.size(); cut += weights.size() / 8) add("cut", kWeights, weights.substr(0, cut));
   for (const auto& [from, to] : std::vector<std::pair<const char*, const char*>>{{"lm_head", "other"},
                                                                                  {"F32", "F64"},
