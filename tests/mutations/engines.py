@@ -137,6 +137,7 @@ file = "src/residency/residency.cpp"
 F("units that are fetched ahead of a step", file,
   "if («unit.state_ != State::absent» && unit.pins_ == 1", "unit.state_ == State::resident")
 file = "src/parallel/sharding/whole_gradients.cpp"
+F("a replaced gradient that is filled with zeros", file, "if («by_whole && now.defined()» && was.shows", "false")
 F("gradients lie where old ones lay", file, "size_t all = c10::hash_combine(0, static_cast<size_t>(«shown_»));", "0")
 F("grad() shows one rank's piece", file,
   "member.piece_in(stretch).copy_(«piece»);", "(member.index == 1 ? piece * 0 : piece)")

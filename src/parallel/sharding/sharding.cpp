@@ -625,7 +625,8 @@ std::optional<Held> Sharding::gradient(const at::Tensor& parameter) const {
 }
 
 void Sharding::clear_gradient(const at::Tensor& held) {
-  if (auto* const member = impl_->find_either(held)) impl_->gradients->clear(*member);
+  if (auto* const member = impl_->find_either(held))
+    impl_->gradients->clear(*member, /*by_whole=*/held.is_same(member->tensor));
 }
 
 std::optional<at::ScalarType> Sharding::input_dtype() const { return impl_->settings.input_dtype; }

@@ -213,12 +213,14 @@ void WholeGradients::release() {
     if (residency) residency->release();
 }
 
-void WholeGradients::clear(ShardedMember& member) {
+void WholeGradients::clear(ShardedMember& member, bool by_whole) {
   State& was = state(member);
   if (was.shows == Shows::nothing) return;
   at::Tensor& now = member.tensor.mutable_grad();
   if (!now.defined()) member.shard.mutable_grad().reset();
   if (member.shard.grad().defined() && shows(member)) return;  // it was filled with zeros
+  // So was what the program has put in its place, and the piece learns of it before the step.
+  if (by_whole && now.defined() && was.shows == Shows::whole) return;
   now.reset();
   was.shows = Shows::nothing;
 }

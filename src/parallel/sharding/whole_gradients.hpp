@@ -45,7 +45,8 @@ class WholeGradients {
   /// What was gathered for readers is given back.
   void release();
   /// Nothing is shown any more of a member whose piece's gradient somebody has cleared, nor what waits to be averaged.
-  void clear(ShardedMember& member);
+  /// @param by_whole  what was cleared is the module's grad(), not the piece's
+  void clear(ShardedMember& member, bool by_whole);
 
  private:
   enum class Shows { nothing, whole, local };
