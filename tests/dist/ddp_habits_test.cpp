@@ -262,6 +262,33 @@ RANKS_TEST(DdpHabits, RanksThatEndedEarlyAreNotAskedForOverflows, 2, 3) {
   for (const double scale : scales) EXPECT_EQ(scale, 2048) << "grown, shrunk, and grown again by the last three";
 }
 
+// A rank without data has no backward in which they would be.
+RANKS_TEST(DdpHabits, WhatWaitsOfFrozenLayersIsAveragedBeforeAJoin, 2, 3) {
+  Accelerator accelerator;
+  Net net, alone;
+  auto [model, optimizer] = accelerator.prepare(net, sgd(net->parameters()));
+  auto plain = sgd(alone->parameters());
+  for (auto* const one : {&net, &alone}) require(*(*one)->head, false);
+  {
+    const auto apart = accelerator.no_sync(model);
+    accelerator.backward(loss_of(model(rows_of(0, rank()))));
+  }
+  plain_backward(alone, 0);
+  for (auto* const one : {&net, &alone}) require(*(*one)->body, false), require(*(*one)->head, true);
+  constexpr int64_t kSteps = 2;
+  accelerator.join_uneven_inputs(model, [&] {
+    for (int64_t step = 1; rank() == 0 && step <= kSteps; ++step) {
+      accelerator.backward(loss_of(model(rows_of(step, rank()))));
+      optimizer.step(), optimizer.zero_grad();
+    }
+  });
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    plain_backward(alone, step, [](int64_t r) { return r == 0; });
+    plain.step(), plain.zero_grad();
+  }
+  EXPECT_LE(distance(net->parameters(), alone->parameters()), 1e-6);
+}
+
 RANKS_TEST(DdpHabits, RanksThatEndedEarlyHaveNoTokens, 2, 3) {
   Accelerator accelerator(
       {.gradient_accumulation_plugin = GradientAccumulationPlugin{.average = GradientAverage::tokens}});

@@ -77,8 +77,6 @@ F("graphs hear of the buffers of rank 0", file,
 F("an announced backward that does not come", file,
   "if (!std::exchange(impl_->suspended, false) && «!left») return;", "true")
 F("layers that are frozen between no_sync and the average", file, "of_frozen |= «suspended && !apart»;", "false")
-F("what waits of frozen layers before a join", file,
-  "«impl_->average_those_of_frozen();»  // a rank without data", "")
 F("ranks that ended early keep their gradients", file, "if (!impl_->suspended) «impl_->take_gradients(source);»", "")
 F("a checkpoint's gradients of frozen layers", file, "impl_->suspended = «impl_->of_frozen = true»;", "true")
 F("a static graph remembers what is unused", file,

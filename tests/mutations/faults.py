@@ -1636,6 +1636,8 @@ F("what is averaged late is divided", file, "gradient.div(«group->world_size()�
   c + "CheckpointRanks.WhatTheLastMicroStepLeavesOutIsAveragedAlsoInAResumedRun")
 F("what a backward left out is named before the step", file,
   "if («impl_->reducer && impl_->reducer->unfinished()»)\n    impl_->group", "false", "ddp_tests Ddp.WhatCannotBeAveragedIsNamed")
+F("what waits of frozen layers before a join", file, "«impl_->average_those_of_frozen();»  // a rank without data", "",
+  h + "WhatWaitsOfFrozenLayersIsAveragedBeforeAJoin")
 F("layers that are thawed are averaged", file, "if («same») return;", "true", h + "LayersAreThawedAndFrozenAfterPrepare")
 F("data that ends within a group is named", file, "if («0 < averaging && averaging < training»)", "false",
   h + "DataThatEndsWithinAGroupIsNamedOnAllRanks")

@@ -394,9 +394,8 @@ struct Averaging::Impl {
       if (trains[i] || !tensor.requires_grad() || !tensor.grad().defined() || apart) continue;
       raise<ConfigError>(
           "step: parameter '{}' was frozen at the last forward of the prepared handle, and has a gradient now, which "
-          "no "
-          "backward since then has averaged over ranks; after requires_grad_(true) call m(x) with the prepared handle, "
-          "or accelerator.backward(loss), or clear its gradient before",
+          "no backward since then has averaged over ranks; after requires_grad_(true) call m(x) with the prepared "
+          "handle, or accelerator.backward(loss), or clear its gradient before",
           name);
     }
   }
