@@ -188,16 +188,36 @@ class PickleParser {
 
   void put(uint64_t slot) {
     if (stack_.size() <= bottom()) fail("memoises a value of an empty stack. The file is damaged.");
+    if (memo_.empty() && slot == 1) first_slot_ = 1;
     // Every pickler counts its slots up, so a larger number is damage or an attempt to make this table large.
-    if (slot > memo_.size()) fail("memoises in slot {}, expected at most {}. The file is damaged.", slot, memo_.size());
-    if (slot == memo_.size()) memo_.push_back(stack_.back());
-    else memo_[slot] = stack_.back();
+    const auto place = slot - first_slot_;
+    if (place > memo_.size())
+      fail("memoises in slot {}, expected at most {}. The file is damaged.", slot, memo_.size() + first_slot_);
+    if (place == memo_.size()) memo_.push_back(stack_.back());
+    else memo_[place] = stack_.back();
   }
 
   void get(uint64_t slot) {
-    if (slot >= memo_.size())
+    const auto place = slot - first_slot_;
+    if (place >= memo_.size())
       fail("reads memo slot {}, but only {} were filled. The file is damaged.", slot, memo_.size());
-    stack_.push_back(memo_[slot]);
+    stack_.push_back(memo_[place]);
+  }
+
+  /// Python 3 makes an empty one, which later opcodes fill; Python 2 makes it of a list of pairs.
+  void ordered_dict(const PickleNode& arguments) {
+    std::vector<uint32_t> items;
+    for (const auto list : arguments.items)
+      for (const auto pair : pickle_.nodes_[list].items) {
+        const auto& entry = pickle_.nodes_[pair].items;
+        if (arguments.items.size() != 1 || entry.size() != 2)
+          fail("makes an OrderedDict of {}, expected nothing or a list of pairs. The file is damaged.",
+               to_string(pickle_.nodes_[list].kind));
+        items.insert(items.end(), entry.begin(), entry.end());
+      }
+    // A list may be named again and again; each pair of one that is written takes bytes.
+    if ((copied_ += items.size()) > bytes_.size()) fail("makes more of its lists than it has. The file is damaged.");
+    add(Kind::dict).items = std::move(items);
   }
 
   void global(std::string_view module, std::string_view name) {
@@ -288,6 +308,10 @@ class PickleParser {
       case 0x8c:
         text(Kind::text, number<uint8_t>());
         return;
+      case 'U':  // Python 2's
+        text(Kind::text, number<uint8_t>());
+        return;
+      case 'T':
       case 'X':
         text(Kind::text, number<uint32_t>());
         return;
@@ -358,7 +382,7 @@ class PickleParser {
         put(number<uint32_t>());
         return;
       case 0x94:
-        put(memo_.size());
+        put(memo_.size() + first_slot_);
         return;
       case 'h':
         get(number<uint8_t>());
@@ -381,8 +405,7 @@ class PickleParser {
         const auto arguments = pop();
         top(Kind::global);
         const auto function = pop();
-        if (pickle_.nodes_[function].text == kPickleOrderedDict && pickle_.nodes_[arguments].items.empty())
-          add(Kind::dict);
+        if (pickle_.nodes_[function].text == kPickleOrderedDict) ordered_dict(pickle_.nodes_[arguments]);
         else add(Kind::call).items = {function, arguments};
         return;
       }
@@ -421,6 +444,8 @@ class PickleParser {
   std::vector<uint32_t> stack_;
   std::vector<size_t> marks_;
   std::vector<uint32_t> memo_;
+  size_t copied_ = 0;        ///< items of lists
+  uint64_t first_slot_ = 0;  ///< of Python 2 it is 1
   static constexpr uint32_t kNoNode = std::numeric_limits<uint32_t>::max();
   std::vector<uint32_t> shared_;  ///< see add_shared
   size_t weight_ = 0;             ///< of the values

@@ -194,6 +194,17 @@ TEST_F(DcpDamage, PicklesThatAreNoMetadata) {
       << "values before a mark are out of reach";
   EXPECT_THAT(PICKLE_MESSAGE("\x80\x02t."), HasSubstr("byte 2: takes the values behind a mark, but no mark was set"));
   EXPECT_THAT(PICKLE_MESSAGE("\x80\x02Nh\x05."), HasSubstr("byte 3: reads memo slot 5, but only 0 were filled"));
+  std::string again =
+      "\x80\x02"
+      "ccollections\nOrderedDict\nq\x01]q\x02(";
+  for (int i = 0; i < 20; ++i) again += "](NNe";
+  again += "e";
+  for (int i = 0; i < 10; ++i) again += "0h\x01h\x02\x85R";
+  EXPECT_THAT(pickle_message(again + "."), HasSubstr("makes more of its lists than it has"));
+  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02"
+                             "ccollections\nOrderedDict\n](](Nee\x85R."),
+              HasSubstr("makes an OrderedDict of a list, expected nothing or a list of pairs"));
+  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02Nq\x01h\x00."), HasSubstr("reads memo slot 0, but only 1 were filled"));
   EXPECT_THAT(PICKLE_MESSAGE("\x80\x02Nr\xff\xff\xff\xff."),
               HasSubstr("byte 3: memoises in slot 4294967295, expected at most 0"));
   EXPECT_THAT(PICKLE_MESSAGE("\x80\x02X\xff\xff\xff\x7f"

@@ -78,11 +78,31 @@ class OldPickler(pickle._Pickler):
         return ("storage", torch.FloatStorage, "1", "cpu", found.numel, None) if isinstance(found, Storage) else None
 
 
-with open(folder / "old.bin", "wb") as file:
-    for part in (0x1950a86a20f9469cfc6c, 1001, dict(protocol_version=1001, little_endian=True, type_sizes=dict(short=2, int=4, long=4))):
-        pickle.dump(part, file, protocol=2)
-    tensor = torch.arange(6.0).view(2, 3)
-    OldPickler(file, 2).dump(collections.OrderedDict(weight=OfOld(tensor)))
-    pickle.dump(["1"], file, protocol=2)
-    file.write(struct.pack("<q", 6) + tensor.numpy().tobytes())
-assert torch.load(folder / "old.bin")["weight"].equal(tensor)
+class Python2Pickler(OldPickler):
+    """Python 2's counts its memo from 1, writes text in other opcodes, and makes an OrderedDict of a list of pairs."""
+    dispatch = dict(pickle._Pickler.dispatch)
+
+    def memoize(self, found):
+        self.write(self.put(len(self.memo) + 1))
+        self.memo[id(found)] = len(self.memo) + 1, found
+
+    def save_str(self, text):
+        short = len(text) < 256
+        self.write((b"U" if short else b"T") + struct.pack("<B" if short else "<i", len(text)) + text.encode())
+        self.memoize(text)
+
+    dispatch[str] = save_str
+
+    def reducer_override(self, found):
+        return (type(found), ([list(pair) for pair in found.items()],)) if isinstance(found, dict) else NotImplemented
+
+
+for name, pickler in (("old.bin", OldPickler), ("python2.bin", Python2Pickler)):
+    with open(folder / name, "wb") as file:
+        for part in (0x1950a86a20f9469cfc6c, 1001, dict(protocol_version=1001, little_endian=True, type_sizes=dict(short=2, int=4, long=4))):
+            pickle.dump(part, file, protocol=2)
+        tensor = torch.arange(6.0).view(2, 3)
+        pickler(file, 2).dump(collections.OrderedDict({"weight": OfOld(tensor), "w" * 300: OfOld(tensor)}))
+        pickle.dump(["1"], file, protocol=2)
+        file.write(struct.pack("<q", 6) + tensor.numpy().tobytes())
+    assert torch.load(folder / name, weights_only=False)["weight"].equal(tensor)

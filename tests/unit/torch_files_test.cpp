@@ -159,9 +159,12 @@ TEST_F(TorchFiles, ExpandedTensorsAndThoseOfOldVersionsLoad) {
     for (const auto& item : net->named_parameters()) EXPECT_TRUE(item.value().equal(expected.at(item.key()))) << name;
     EXPECT_EQ(accelerate::find_model((folder / name).string()).tree.numel(), 6 + 6 + 12) << name;
   }
-  const auto of_old = tensors_of(folder / "old.bin");
-  ASSERT_EQ(of_old.size(), 1u);
-  EXPECT_TRUE(of_old.at("weight").equal(torch::arange(6.0).view({2, 3})));
+  for (const char* name : {"old.bin", "python2.bin"}) {
+    const auto of_old = tensors_of(folder / name);
+    ASSERT_EQ(of_old.size(), 2u) << name;
+    for (const auto& key : {std::string("weight"), std::string(300, 'w')})
+      EXPECT_TRUE(of_old.at(key).equal(torch::arange(6.0).view({2, 3}))) << name;
+  }
 }
 
 // As torch.save({0: tensor, 11: tensor}) has them: a dict by place.
