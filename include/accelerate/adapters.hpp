@@ -44,7 +44,8 @@ struct ACCELERATE_API LoraConfig {
   std::vector<std::pair<std::string, double>> alpha_pattern;
   /// scaling is lora_alpha / sqrt(r), not lora_alpha / r.
   bool use_rslora = false;
-  /// Weights are [inputs, outputs], of modules whose class does not say so: Linear's never are, Conv1D's always.
+  /// Weights are [inputs, outputs], of modules whose class does not say so: Linear's and the zoo's never are, but
+  /// Conv1D's always.
   bool fan_in_fan_out = false;
   LoraInit init_lora_weights = LoraInit::kaiming;
   /// Modules that are trained and saved whole, by a name or the end of one; they are no targets. With the task_type

@@ -76,6 +76,9 @@ bool moves_between_ranks(const at::Tensor& tensor) {
   return std::any_of(parts.begin(), parts.end(), [](const auto& part) { return part.home->collective(); });
 }
 
+/// The zoo's Dense is its Linear. Both have weights [outputs, inputs], whatever a config says, as in PEFT.
+bool is_linear(const Submodule& place) { return place.class_name == "Linear" || place.class_name == "Dense"; }
+
 template <class E> Target target_at(const Submodule& place, const LoraConfig& config, const char* operation) {
   const auto found = std::find_if(place.parameters.begin(), place.parameters.end(),
                                   [](const auto& item) { return item.first == "weight"; });
@@ -96,7 +99,7 @@ template <class E> Target target_at(const Submodule& place, const LoraConfig& co
     raise<E>(
         "{}: the weight of '{}' is sharded over ranks, expected a model that is not prepared; add the adapter first",
         operation, place.path);
-  return {place, weight, place.class_name != "Linear" && (config.fan_in_fan_out || place.class_name == "Conv1D")};
+  return {place, weight, !is_linear(place) && (config.fan_in_fan_out || place.class_name == "Conv1D")};
 }
 
 bool is_of_an_adapter(const Submodule& place) {
@@ -473,9 +476,7 @@ LoraAdapter add_adapter(const ModelRef& model, const LoraConfig& config) {
         detail::is_saved(saved, place.path))
       continue;
     if (all) {
-      // The zoo's Dense is its Linear.
-      const bool linear = place.class_name == "Linear" || place.class_name == "Conv1D" || place.class_name == "Dense";
-      if (!linear || place.path == head) continue;
+      if ((!is_linear(place) && place.class_name != "Conv1D") || place.path == head) continue;
     } else if (!detail::is_listed(config.target_modules, place.path)) {
       continue;
     }

@@ -63,6 +63,7 @@ FILES = {
     "patterns": ({"target_modules": ["q_proj", "v_proj"], "rank_pattern": {r"(?<=layers\.1\.self_attn\.)q_proj": 2, r"(?:layers\.0|\d)\.self_attn\.(?>v_proj)": 6}, "alpha_pattern": {r"(?P<side>[qv])_proj(?<!v_proj)": 3}}, None),
     "neox_head": ({"target_modules": ["query_key_value", "lm_head"]}, None),
     "neox_head_whole": ({"target_modules": ["query_key_value"], "modules_to_save": ["lm_head"]}, None),
+    "fan_in_fan_out": ({}, says(fan_in_fan_out=True)),  # PEFT turns it off for linear layers
     "classes": ({"target_modules": ["query"], "task_type": "SEQ_CLS"}, None),
 }
 
