@@ -33,20 +33,23 @@ json split_and_bytes(const char* pattern) {
 const std::vector<GgufPreTokenizer>& pre_tokenizers() {
   static const std::vector<GgufPreTokenizer> all = [] {
     const json digits = sequence({{"type", "Digits"}, {"individual_digits", true}}, byte_level(true));
-    return std::vector<GgufPreTokenizer>{
-        {"smollm", digits, nullptr},
-        {"starcoder", digits, nullptr},
-        {"refact", digits, nullptr},
-        {"command-r", digits, nullptr},
-        {"gpt-2", byte_level(true), nullptr},
-        {"llama-bpe",
-         split_and_bytes(
-             R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"),
-         nullptr, /*whole_words=*/true, /*adds_bos=*/true},
-        {"qwen2",
-         split_and_bytes(
-             R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"),
-         json::object({{"type", "NFC"}})}};
+    const json llama = split_and_bytes(
+        R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)");
+    const json qwen = split_and_bytes(
+        R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)");
+    return std::vector<GgufPreTokenizer>{{"smollm", digits, nullptr},
+                                         {"starcoder", digits, nullptr},
+                                         {"refact", digits, nullptr},
+                                         {"command-r", digits, nullptr},
+                                         {"gpt-2", byte_level(true), nullptr},
+                                         {"phi-2", byte_level(true), nullptr},
+                                         {"llama-bpe", llama, nullptr, /*whole_words=*/true, /*adds_bos=*/true},
+                                         {"llama3", llama, nullptr, /*whole_words=*/true, /*adds_bos=*/true},
+                                         {"llama-v3", llama, nullptr, /*whole_words=*/true, /*adds_bos=*/true},
+                                         {"falcon3", llama, nullptr, /*whole_words=*/true, /*adds_bos=*/true},
+                                         {"qwen2", qwen, json::object({{"type", "NFC"}})},
+                                         {"deepseek-r1-qwen", qwen, nullptr},
+                                         {"megrez", qwen, nullptr}};
   }();
   return all;
 }

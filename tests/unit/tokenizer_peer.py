@@ -357,6 +357,8 @@ def parts(folder):
         "template_and_bert": spelt(lambda made: setattr(made, "post_processor", processors.Sequence([template("<unk> $A", "<unk>"), processors.BertProcessing(("</s>", 1), ("<s>", 0))]))),
         "replace_by_nothing": spelt(lambda made: setattr(made, "normalizer", normalizers.Replace(Regex("e*"), ""))),
         "split_at_no_text": spelt(before_bytes(pre_tokenizers.Split("", "isolated"))),
+        "falcon": spelt(lambda made: setattr(made, "pre_tokenizer", pre_tokenizers.Sequence([pre_tokenizers.Punctuation("contiguous"), pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.Digits(False), pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated")]))),
+        **{f"behind_bytes_{behavior}": spelt(lambda made: setattr(made, "pre_tokenizer", pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.Split(Regex("[\u0120\u00e3\u010a]|\u00a9|e"), behavior)]))) for behavior in BEHAVIORS},
         "digits_in_groups": spelt(before_bytes(pre_tokenizers.Split(Regex(r"(?<=\d)(?=(\d{3})+(?!\d))"), "isolated"))),
         "hexadecimal": spelt(before_bytes(pre_tokenizers.Split(Regex(r"\h+"), "isolated"))),
         "not_hexadecimal": spelt(before_bytes(pre_tokenizers.Split(Regex(r"[^\h ]+|\H\H"), "isolated"))),

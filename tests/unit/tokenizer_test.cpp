@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include <gmock/gmock.h>
@@ -151,14 +152,18 @@ TEST(Tokenizer, NamesWhatItCantDo) {
   EXPECT_THAT(with("post_processor", in_row(json(101, {{"type", "ByteLevel"}}))),
               HasSubstr("more than 100 post-processors"));
   EXPECT_THAT(with("pre_tokenizer", nullptr), HasSubstr("without ByteLevel, the pre-tokenizer null"));
-  EXPECT_THAT(
-      with("pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {{{"type", "ByteLevel"}}, {{"type", "Digits"}}}}}),
-      HasSubstr("behind ByteLevel, the pre-tokenizer {\"type\":\"Digits\"}"));
+  EXPECT_THAT(with("pre_tokenizer",
+                   {{"type", "Sequence"}, {"pretokenizers", {{{"type", "ByteLevel"}}, {{"type", "ByteLevel"}}}}}),
+              HasSubstr("behind ByteLevel, the pre-tokenizer {\"type\":\"ByteLevel\"}"));
   auto unknown = small_json();
   unknown["model"]["unk_token"] = "<nothing>";
   EXPECT_THAT(error_of(unknown), HasSubstr("unk_token is '<nothing>', which the vocabulary lacks"));
   EXPECT_THAT(with("decoder", {{"type", "WordPiece"}}), HasSubstr("the decoder"));
   EXPECT_THAT(with("model", {{"type", "Unigram"}}), HasSubstr("the model \"Unigram\""));
+  EXPECT_THAT(
+      with("model", {{"unk_id", 0}, {"vocab", json::array({json::array({"<unk>", 0.0}), json::array({"a", -1.5})})}}),
+      HasSubstr("the model \"Unigram\" is not supported"));
+  EXPECT_THAT(with("model", {{"type", "WordPiece"}}), HasSubstr("Encode with WordPieceTokenizer"));
   EXPECT_THAT(with("model", {{"type", "BPE"}}), HasSubstr("a field is not of the form"));
   EXPECT_THAT(with("pre_tokenizer", {{"type", "Split"}, {"pattern", {{"Regex", "(a"}}}, {"behavior", "Isolated"}}),
               HasSubstr("tokenizer pattern '(a'"));
@@ -343,7 +348,9 @@ TEST(TokenizerParity, SmolLm2FromFilesThatItsModelAmountsTo) {
 /// As llama.cpp reads files that don't say whether texts begin with a token.
 TEST(Tokenizer, OfAGgufFileBeginsWithATokenWhereItsKindDoes) {
   using accelerate::formats::gguf_entry;
-  for (const std::string cuts : {"llama-bpe", "gpt-2"}) {
+  const std::set<std::string> beginning = {"llama-bpe", "llama3", "llama-v3", "falcon3"};
+  for (const std::string cuts :
+       {"llama-bpe", "llama3", "llama-v3", "falcon3", "gpt-2", "phi-2", "deepseek-r1-qwen", "megrez"}) {
     const accelerate::formats::GgufOutline outline{
         .entries = {gguf_entry("tokenizer.ggml.model", "gpt2"), gguf_entry("tokenizer.ggml.pre", cuts),
                     gguf_entry("tokenizer.ggml.tokens", std::vector<std::string>{"a", "<s>"}),
@@ -352,10 +359,26 @@ TEST(Tokenizer, OfAGgufFileBeginsWithATokenWhereItsKindDoes) {
                     gguf_entry("tokenizer.ggml.bos_token_id", 1U)}};
     const auto path = folder("begins") / (cuts + ".gguf");
     accelerate::formats::GgufWriter("test", path, outline).finish();
-    const std::vector<int64_t> expected = cuts == "llama-bpe" ? std::vector<int64_t>{1, 0} : std::vector<int64_t>{0};
+    const std::vector<int64_t> expected =
+        beginning.contains(cuts) ? std::vector<int64_t>{1, 0} : std::vector<int64_t>{0};
     EXPECT_EQ(Tokenizer::from_pretrained(path).encode("a"), expected) << cuts;
     const auto files = accelerate::formats::tokenizer_files(accelerate::GgufFile(path).metadata(), path.string());
     EXPECT_EQ(load(json::parse(files.at("tokenizer.json"))).encode("a"), expected) << cuts;
+  }
+}
+
+TEST(Tokenizer, OfAGgufFileComposesWhereItsKindDoes) {
+  using accelerate::formats::gguf_entry;
+  for (const std::string cuts : {"qwen2", "deepseek-r1-qwen"}) {
+    const accelerate::formats::GgufOutline outline{
+        .entries = {
+            gguf_entry("tokenizer.ggml.model", "gpt2"), gguf_entry("tokenizer.ggml.pre", cuts),
+            gguf_entry("tokenizer.ggml.tokens", std::vector<std::string>{"e", "\u00cc", "\u0123", "\u00c3", "\u00a9"}),
+            gguf_entry("tokenizer.ggml.merges", std::vector<std::string>())}};
+    const auto path = folder("composes") / (cuts + ".gguf");
+    accelerate::formats::GgufWriter("test", path, outline).finish();
+    const auto expected = cuts == "qwen2" ? std::vector<int64_t>{3, 4} : std::vector<int64_t>{0, 1, 2};
+    EXPECT_EQ(Tokenizer::from_pretrained(path).encode("e\u0301"), expected) << cuts;
   }
 }
 
@@ -394,7 +417,7 @@ size_t expect_cases(const char* mode) {
 
 TEST(TokenizerParity, PartsOfTokenizerJsonAreThoseOfThePackage) {
   SKIP_WITHOUT_PYTHON();
-  EXPECT_EQ(expect_cases("parts"), 51U);
+  EXPECT_EQ(expect_cases("parts"), 57U);
 }
 
 /// Of every way in which the files around a vocabulary say it.

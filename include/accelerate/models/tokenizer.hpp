@@ -40,8 +40,8 @@ class ACCELERATE_API Tokenizer {
   /// the class in config.json; or the vocabulary of a .gguf file.
   ///
   /// Of tokenizer.json these parts are known: model BPE; normalizers NFC, NFD, NFKC, NFKD, Replace; pre-tokenizers
-  /// Split, Digits, Punctuation, and ByteLevel at the end; post-processors TemplateProcessing, RobertaProcessing,
-  /// BertProcessing and ByteLevel; decoder ByteLevel; Sequence of them.
+  /// ByteLevel, and before or behind it Split, Digits, Punctuation; post-processors TemplateProcessing,
+  /// RobertaProcessing, BertProcessing and ByteLevel; decoder ByteLevel; Sequence of them.
   /// @param path  A folder, one of these files, or a .gguf file.
   /// @throws CheckpointError if files are missing or damaged, or ask for something else: it is named.
   static Tokenizer from_pretrained(const std::filesystem::path& path);

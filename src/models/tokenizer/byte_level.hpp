@@ -26,6 +26,20 @@ inline const std::array<int16_t, 0x144>& byte_of_character() {
   return table;
 }
 
+/// Appends the character that a byte is spelt as.
+inline void append_spelt(char byte, std::string& text) {
+  static const auto characters = [] {
+    std::array<std::string, 256> all;
+    for (size_t code = 0; code < byte_of_character().size(); ++code)
+      if (const auto spelt = byte_of_character()[code]; spelt >= 0)
+        all[static_cast<size_t>(spelt)] =
+            code < 0x80 ? std::string(1, static_cast<char>(code))
+                        : std::string{static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 0x3F))};
+    return all;
+  }();
+  text += characters[static_cast<unsigned char>(byte)];
+}
+
 /// The bytes that a token stands for; nothing if it has a character that stands for none.
 inline std::optional<std::string> bytes_of_token(std::string_view token) {
   std::string bytes;

@@ -29,6 +29,7 @@ struct SplitStep {
   Pattern pattern;
   SplitBehavior behavior = SplitBehavior::isolated;
   bool invert = false;  ///< what does not match is the match
+  bool spelt = false;   ///< cuts the bytes as the vocabulary spells them: it is behind ByteLevel
 };
 /// Pieces get a space before them unless they begin with one.
 struct PrefixSpace {};

@@ -102,13 +102,19 @@ class TokenizerJson {
     if (root_.contains("pre_tokenizer")) read_pre_tokenizer(root_["pre_tokenizer"]);
   }
   [[noreturn]] void unsupported(const std::string& what, const json& found) const {
-    refuse_file(path_, "{} {} is not supported; this is a byte-level BPE tokenizer.", what, show_json(found, 200));
+    refuse_file(path_, "{} {} is not supported; this is a byte-level BPE tokenizer. {}, and give a model the ids.",
+                what, show_json(found, 200),
+                found == "WordPiece" ? "Encode with WordPieceTokenizer, which reads such a folder"
+                                     : "Encode with the Python package tokenizers");
   }
   static std::string type_of(const json& part) { return part.at("type").get<std::string>(); }
 
   void read_model() {
     const auto& model = root_.at("model");
-    if (model.value("type", "BPE") != "BPE") unsupported("the model", model.at("type"));
+    // Files of old don't name it; of these only a Unigram's vocabulary is a list.
+    const bool is_list = model.contains("vocab") && model["vocab"].is_array();
+    if (const auto type = model.value("type", is_list ? "Unigram" : "BPE"); type != "BPE")
+      unsupported("the model", type);
     if (model.contains("unk_token") && !model["unk_token"].is_null())
       parts_.unk = model["unk_token"].get<std::string>();
     parts_.fuse_unk = model.value("fuse_unk", false);
@@ -171,24 +177,27 @@ class TokenizerJson {
   void read_pre_tokenizer(const json& part) {
     if (part.is_null()) return;
     const auto type = type_of(part);
-    if (cuts_bytes_) unsupported("behind ByteLevel, the pre-tokenizer", part);  // it would cut spelt bytes
     if (type == "Sequence") {
       for (const auto& inner : part.at("pretokenizers")) read_pre_tokenizer(inner);
     } else if (type == "ByteLevel") {
+      if (cuts_bytes_) unsupported("behind ByteLevel, the pre-tokenizer", part);  // it would spell spelt bytes
       cuts_bytes_ = true;
       if (part.value("add_prefix_space", true)) parts_.pre_tokenizers.emplace_back(PrefixSpace{});
       if (part.value("use_regex", true)) parts_.pre_tokenizers.emplace_back(SplitStep{Pattern(kGpt2Pattern)});
     } else if (type == "Digits") {
-      parts_.pre_tokenizers.emplace_back(digits(part.value("individual_digits", false)));
+      add_step(digits(part.value("individual_digits", false)));
     } else if (type == "Split") {
-      parts_.pre_tokenizers.emplace_back(SplitStep{
-          read_pattern(part.at("pattern")), read_behavior(part.at("behavior"), part), part.value("invert", false)});
+      add_step(
+          {read_pattern(part.at("pattern")), read_behavior(part.at("behavior"), part), part.value("invert", false)});
     } else if (type == "Punctuation") {
-      parts_.pre_tokenizers.emplace_back(SplitStep{Pattern(R"([!-\/:-@\[-`{-~\p{P}])"),
-                                                   read_behavior(part.value("behavior", json("Isolated")), part)});
+      add_step({Pattern(R"([!-\/:-@\[-`{-~\p{P}])"), read_behavior(part.value("behavior", json("Isolated")), part)});
     } else {
       unsupported("the pre-tokenizer", part);
     }
+  }
+  void add_step(SplitStep step) {
+    step.spelt = cuts_bytes_;
+    parts_.pre_tokenizers.emplace_back(std::move(step));
   }
   // A text, on its way through the post-processors: what lies around it, in pieces as the package has them.
   static constexpr int64_t kText = -1;

@@ -84,6 +84,23 @@ void split(std::string_view text, const SplitStep& step, std::vector<std::string
                pieces.end());
 }
 
+/// The same by what the bytes are spelt as.
+void split_spelt(std::string_view bytes, const SplitStep& step, std::vector<std::string_view>& pieces) {
+  std::string text;
+  std::vector<size_t> places;  // of each byte of the spelt text
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    append_spelt(bytes[i], text);
+    places.resize(text.size(), i);
+  }
+  places.push_back(bytes.size());
+  std::vector<std::string_view> cut;
+  split(text, step, cut);
+  for (const auto piece : cut) {
+    const auto begin = static_cast<size_t>(piece.data() - text.data());
+    pieces.push_back(bytes.substr(places[begin], places[begin + piece.size()] - places[begin]));
+  }
+}
+
 /// The characters of `text` right before and right behind `at`, whole or none.
 std::string_view character_before(std::string_view text, size_t at) {
   size_t begin = at;
@@ -240,7 +257,7 @@ void Tokenizer::Content::encode_pieces(std::string_view text, std::vector<int64_
     next.clear();
     for (const auto piece : pieces) {
       if (const auto* cut = std::get_if<SplitStep>(&step)) {
-        split(piece, *cut, next);
+        (cut->spelt ? split_spelt : split)(piece, *cut, next);
       } else {
         next.push_back(piece.starts_with(' ') ? piece : changed.emplace_back(" " + std::string(piece)));
       }
