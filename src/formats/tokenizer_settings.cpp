@@ -28,6 +28,19 @@ constexpr TokenizerClass kClasses[] = {
      /*plain_specials=*/true},
     kRoberta};
 
+constexpr TokenizerClass kBert{
+    "BertTokenizer",          nullptr, nullptr, "[UNK]", "[PAD]", nullptr, /*composes=*/false, Around::cls_and_sep,
+    /*plain_specials=*/false, "[CLS]", "[SEP]", "[MASK]"};
+/// Which cut text as that one, and the types of models whose folders need not name a class.
+constexpr const char* kBertClasses[] = {
+    "BertTokenizer",       "DistilBertTokenizer",  "ElectraTokenizer",           "ConvBertTokenizer",
+    "MobileBertTokenizer", "SqueezeBertTokenizer", "LayoutLMTokenizer",          "LxmertTokenizer",
+    "RetriBertTokenizer",  "RealmTokenizer",       "DPRContextEncoderTokenizer", "DPRQuestionEncoderTokenizer",
+    "DPRReaderTokenizer"};
+constexpr const char* kBertModels[] = {"",           "bert",        "distilbert",    "electra",    "convbert",
+                                       "mobilebert", "squeezebert", "layoutlm",      "lxmert",     "retribert",
+                                       "realm",      "dpr",         "megatron-bert", "nomic_bert", "visual_bert"};
+
 /// Types of models whose folders need not name the class. For some, transformers goes by the type in any case: their
 /// files name wrong ones.
 struct ClassOfModel {
@@ -73,8 +86,8 @@ struct Said {
 /// The files, on the way into settings.
 class Settings {
  public:
-  Settings(const fs::path& folder, const nlohmann::json& tokenizer_json)
-      : folder_(folder), path_(folder / "tokenizer_config.json"), tokenizer_json_(tokenizer_json) {
+  Settings(const fs::path& folder, const nlohmann::json& tokenizer_json, TokenizerKind kind)
+      : folder_(folder), path_(folder / "tokenizer_config.json"), kind_(kind), tokenizer_json_(tokenizer_json) {
     if (is_there(path_)) config_ = read_object(path_);
   }
 
@@ -139,6 +152,7 @@ class Settings {
       model_type = text(config, "model_type");
     }
     if (name.ends_with("Fast")) name.resize(name.size() - std::string_view("Fast").size());
+    if (kind_ == TokenizerKind::word_piece) return expect_bert(name, model_type);
     if (name == "BartTokenizer") name = kRoberta.name;  // which it is
     const auto of_model = std::ranges::find(kClassesOfModels, model_type, &ClassOfModel::model_type);
     if (of_model != std::end(kClassesOfModels) && (name.empty() || of_model->wins)) name = of_model->class_name;
@@ -148,6 +162,20 @@ class Settings {
     const auto found = std::ranges::find(kClasses, silent ? "GPT2Tokenizer" : std::string_view(name),
                                          [](const TokenizerClass& known) { return std::string_view(known.name); });
     if (found != std::end(kClasses)) result_.known_class = &*found;
+  }
+
+  void expect_bert(const std::string& name, const std::string& model_type) {
+    const auto is_one_of = [](const auto& names, const std::string& one) {
+      return std::ranges::find(names, one) != std::end(names);
+    };
+    if (name.empty() ? !is_one_of(kBertModels, model_type) : !is_one_of(kBertClasses, name))
+      fail(
+          "it is {} '{}', expected BertTokenizer or one that cuts text as that does ({}). Use its own in Python, or "
+          "name BertTokenizer (tokenizer_class) if the model was trained with that.",
+          name.empty() ? "of the model_type" : "of the class", name.empty() ? model_type : name,
+          fmt::join(kBertClasses, ", "));
+    result_.class_name = name;
+    result_.known_class = &kBert;
   }
 
   void check_files() const {
@@ -366,6 +394,7 @@ class Settings {
   }
 
   fs::path folder_, path_;
+  TokenizerKind kind_;
   const nlohmann::json& tokenizer_json_;
   Json config_ = Json::object();
   std::map<std::string, std::optional<Said>> named_;  ///< of the seven that all tokenizers have; nothing: null
@@ -378,8 +407,9 @@ class Settings {
 
 }  // namespace
 
-TokenizerSettings read_tokenizer_settings(const fs::path& folder, const nlohmann::json& tokenizer_json) {
-  return Settings(folder, tokenizer_json).read();
+TokenizerSettings read_tokenizer_settings(const fs::path& folder, const nlohmann::json& tokenizer_json,
+                                          TokenizerKind kind) {
+  return Settings(folder, tokenizer_json, kind).read();
 }
 
 std::vector<PlacedToken> place_tokens(const TokenizerSettings& settings, std::vector<PlacedToken> placed,

@@ -48,11 +48,15 @@ struct TokenizerSettings {
   std::string chat_template;
 };
 
+enum class TokenizerKind { byte_level, word_piece };
+
 /// As transformers reads them: the files' order, what wins and what a class fills in.
-/// @param tokenizer_json  what that file has; null where there is none
-/// @throws CheckpointError for damaged files, and for what is not supported, by name
+/// @param tokenizer_json  what that file has; null where there is none @param kind  what reads the vocabulary
+/// @throws CheckpointError for damaged files, and for what is not supported, by name: for word_piece each class that
+/// does not cut text as BERT's does
 TokenizerSettings read_tokenizer_settings(const std::filesystem::path& folder,
-                                          const nlohmann::json& tokenizer_json = nullptr);
+                                          const nlohmann::json& tokenizer_json = nullptr,
+                                          TokenizerKind kind = TokenizerKind::byte_level);
 
 struct PlacedToken {
   TokenSetting token;

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <unordered_map>
 
 #include <ATen/ops/empty.h>
 
+#include "formats/tokenizer_settings.hpp"
 #include "models/basic_tokenizer.hpp"
 #include "models/json_file.hpp"
 #include "models/piece_table.hpp"
 #include "utils/raise.hpp"
+#include "utils/replaced.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -19,6 +22,12 @@ namespace fs = std::filesystem;
 constexpr std::string_view kContinuation = "##";  // marks a piece that does not start a word
 constexpr const char* kVocabFile = "vocab.txt";
 constexpr const char* kConfigFile = "tokenizer_config.json";
+constexpr const char* kJsonFile = "tokenizer.json";
+
+/// What clean_up_tokenization_spaces makes of a decoded text, one after the other.
+constexpr std::pair<std::string_view, std::string_view> kCleanedUp[] = {
+    {" .", "."},     {" ?", "?"},   {" !", "!"},   {" ,", ","},     {" ' ", "'"},
+    {" n't", "n't"}, {" 'm", "'m"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
 
 int64_t code_points(std::string_view utf8) {
   return std::count_if(utf8.begin(), utf8.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
@@ -36,6 +45,92 @@ std::pair<size_t, size_t> longest_first(size_t a, size_t b, size_t room) {
     longer = room - shorter;
   }
   return swapped ? std::pair{longer, shorter} : std::pair{shorter, longer};
+}
+
+std::vector<std::string> lines_of(const fs::path& path) {
+  const auto text = read_text_file(path);
+  std::vector<std::string> vocabulary;
+  // A token takes some hundred bytes, and a line one: vocabularies have 8 a line and more.
+  const auto lines = static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+  if (const size_t most = 250'000 + text.size() / 8; lines > most)
+    raise<CheckpointError>("'{}': it has {} lines, expected at most {} in {} bytes. It is damaged.", path.string(),
+                           lines, most, text.size());
+  vocabulary.reserve(lines + 1);
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const bool carriage_return = end > begin && text[end - 1] == '\r';
+    vocabulary.push_back(text.substr(begin, end - begin - (carriage_return ? 1 : 0)));
+    begin = end + 1;
+  }
+  return vocabulary;
+}
+
+/// Of the model of a tokenizer.json; its other parts are those of the folder's class, as in transformers.
+std::vector<std::string> vocabulary_of(const JsonFile& model, WordPieceOptions& options) {
+  std::string type = "WordPiece", prefix(kContinuation);
+  model.read("type", type);
+  if (type != "WordPiece")
+    model.fail("model.type", type, "\"WordPiece\"; byte-level BPE is read by Tokenizer::from_pretrained");
+  model.read("continuing_subword_prefix", prefix);
+  if (prefix != kContinuation) model.fail("model.continuing_subword_prefix", prefix, "\"##\"");
+  model.read("max_input_chars_per_word", options.max_input_chars_per_word);
+  const auto tokens = model.at("vocab");
+  std::vector<std::string> vocabulary(tokens.root().size());
+  for (const auto& [token, id] : tokens.root().items()) {
+    const auto place = whole_number(id).value_or(-1);
+    if (place < 0 || place >= std::ssize(vocabulary) || !vocabulary[static_cast<size_t>(place)].empty())
+      model.fail("the id of the token '" + token.substr(0, 100) + "'", id,
+                 fmt::format("one of 0 to {} for each of the tokens", vocabulary.size() - 1));
+    vocabulary[static_cast<size_t>(place)] = token;
+  }
+  return vocabulary;
+}
+
+/// What the files beside the vocabulary name, and add to it.
+void read_special_tokens(const fs::path& folder, const nlohmann::json& tokenizer_json, WordPieceOptions& options,
+                         std::vector<std::string>& vocabulary) {
+  const auto refuse = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
+    raise<CheckpointError>("tokenizer '{}': {}", folder.string(), fmt::format(what, std::forward<Args>(args)...));
+  };
+  const auto settings = formats::read_tokenizer_settings(folder, tokenizer_json, formats::TokenizerKind::word_piece);
+  if (settings.split_special_tokens)
+    refuse("split_special_tokens is true, expected false: special tokens that a text spells out are found as such.");
+  std::unordered_map<std::string, int64_t> ids;
+  for (int64_t id = 0; id < std::ssize(vocabulary); ++id) ids.emplace(vocabulary[static_cast<size_t>(id)], id);
+  const auto find = [&](const std::string& token) {
+    const auto found = ids.find(token);
+    return found == ids.end() ? std::nullopt : std::optional(found->second);
+  };
+  const std::pair<const char*, std::string*> five[] = {{"unk_token", &options.unk_token},
+                                                       {"cls_token", &options.cls_token},
+                                                       {"sep_token", &options.sep_token},
+                                                       {"pad_token", &options.pad_token},
+                                                       {"mask_token", &options.mask_token}};
+  std::set<std::string> named;
+  bool all_there = true;  // else transformers adds them, and the model has no rows for what it adds
+  for (const auto& [name, token] : five) {
+    const auto found = settings.named.find(name);
+    if (found == settings.named.end()) refuse("{} is null, expected a token of the vocabulary.", name);
+    *token = found->second;
+    named.insert(*token);
+    all_there = all_there && find(*token);
+  }
+  if (!all_there) return;
+  for (const auto& [token, id, once_normalized] :
+       formats::place_tokens(settings, {}, find, std::ssize(vocabulary), folder.string())) {
+    // White space beside them is none of a word's, so that lstrip and rstrip say nothing.
+    if (!token.special || token.is_normalized() || once_normalized || token.single_word)
+      refuse(
+          "the added token '{}' is {}, expected one that is special and sought in the text as it is: here cleaned text "
+          "is cut into words at once. Mark it so (special true, normalized false, single_word false) if the model was "
+          "trained so, or encode in Python.",
+          token.content.substr(0, 100),
+          !token.special      ? "not special"
+          : token.single_word ? "one for single words"
+                              : "sought in cleaned text (normalized)");
+    if (id == std::ssize(vocabulary)) vocabulary.push_back(token.content);
+    if (!named.contains(token.content)) options.additional_special_tokens.push_back(token.content);
+  }
 }
 
 }  // namespace
@@ -58,14 +153,17 @@ struct WordPieceTokenizer::Content {
              first->second + 1, id + 1);
     }
     std::vector<std::string> missing;
-    for (const auto* token :
-         {&options.unk_token, &options.cls_token, &options.sep_token, &options.pad_token, &options.mask_token}) {
-      const auto found = ids.find(*token);
+    std::vector<std::string> named = {options.unk_token, options.cls_token, options.sep_token, options.pad_token,
+                                      options.mask_token};
+    named.insert(named.end(), options.additional_special_tokens.begin(), options.additional_special_tokens.end());
+    special_ids.resize(vocabulary.size());
+    for (const auto& token : named) {
+      const auto found = ids.find(token);
       if (found == ids.end()) {
-        missing.push_back(fmt::format("'{}'", *token));
-      } else if (std::none_of(special.begin(), special.end(),
-                              [&](const auto& other) { return other.second == found->second; })) {
-        special.emplace_back(*token, found->second);
+        missing.push_back(fmt::format("'{}'", token));
+      } else if (!special_ids[static_cast<size_t>(found->second)]) {
+        special.emplace_back(token, found->second);
+        special_ids[static_cast<size_t>(found->second)] = true;
       }
     }
     if (!missing.empty())
@@ -88,9 +186,7 @@ struct WordPieceTokenizer::Content {
     for (const auto& [token, id] : special) special_starts[static_cast<unsigned char>(token.front())] = true;
   }
 
-  bool is_special(int64_t id) const {
-    return std::any_of(special.begin(), special.end(), [&](const auto& token) { return token.second == id; });
-  }
+  bool is_special(int64_t id) const { return special_ids[static_cast<size_t>(id)]; }
 
   void append_word(std::string_view word, std::vector<int64_t>& out) const {
     if (static_cast<int64_t>(word.size()) > options.max_input_chars_per_word &&
@@ -185,7 +281,8 @@ struct WordPieceTokenizer::Content {
   std::unordered_map<std::string_view, int64_t> ids;  ///< Views into `vocabulary`.
   PieceTable first, next;  ///< Pieces that start a word, and those that continue one, without "##".
   std::vector<std::pair<std::string, int64_t>> special;  ///< Longest first.
-  std::array<bool, 256> special_starts{};                ///< By first byte.
+  std::vector<bool> special_ids;
+  std::array<bool, 256> special_starts{};  ///< By first byte.
   int64_t unk = 0, cls = 0, sep = 0, pad = 0;
 };
 
@@ -198,39 +295,31 @@ WordPieceTokenizer& WordPieceTokenizer::operator=(const WordPieceTokenizer&) = d
 WordPieceTokenizer& WordPieceTokenizer::operator=(WordPieceTokenizer&&) noexcept = default;
 
 WordPieceTokenizer WordPieceTokenizer::from_pretrained(const fs::path& folder) {
-  const auto path = folder / kVocabFile;
-  const auto text = read_text_file(path);
-  std::vector<std::string> vocabulary;
-  // A token takes some hundred bytes, and a line one: vocabularies have 8 a line and more.
-  const auto lines = static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
-  if (const size_t most = 250'000 + text.size() / 8; lines > most)
-    raise<CheckpointError>("'{}': it has {} lines, expected at most {} in {} bytes. It is damaged.", path.string(),
-                           lines, most, text.size());
-  vocabulary.reserve(lines + 1);
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    const bool carriage_return = end > begin && text[end - 1] == '\r';
-    vocabulary.push_back(text.substr(begin, end - begin - (carriage_return ? 1 : 0)));
-    begin = end + 1;
-  }
-
+  const auto json_path = folder / kJsonFile;
+  const bool of_json = is_there(json_path);
+  const auto path = of_json ? json_path : folder / kVocabFile;
   WordPieceOptions options;
+  nlohmann::json json;
+  std::vector<std::string> vocabulary;
+  if (of_json) {
+    const JsonFile file(json_path);
+    vocabulary = vocabulary_of(file.at("model"), options);
+    json = file.root();
+  } else {
+    vocabulary = lines_of(path);
+  }
   if (const auto config_path = folder / kConfigFile; is_there(config_path)) {
     const JsonFile config(config_path);
     config.read("do_lower_case", options.do_lower_case);
     config.read("strip_accents", options.strip_accents);
     config.read("tokenize_chinese_chars", options.tokenize_chinese_chars);
+    config.read("clean_up_tokenization_spaces", options.clean_up_tokenization_spaces);
     // Some writers put 1e30 there for "no limit".
     auto limit = static_cast<double>(options.model_max_length);
     config.read("model_max_length", limit);
     if (limit >= 1 && limit < 1e9) options.model_max_length = static_cast<int64_t>(limit);
-    const std::pair<const char*, std::string*> tokens[] = {{"unk_token", &options.unk_token},
-                                                           {"cls_token", &options.cls_token},
-                                                           {"sep_token", &options.sep_token},
-                                                           {"pad_token", &options.pad_token},
-                                                           {"mask_token", &options.mask_token}};
-    for (const auto& [key, token] : tokens) config.read_token(key, *token);
   }
+  read_special_tokens(folder, json, options, vocabulary);
   try {
     return WordPieceTokenizer(std::move(vocabulary), options);
   } catch (const CheckpointError& error) {
@@ -255,6 +344,8 @@ void WordPieceTokenizer::save_pretrained(const fs::path& folder) const {
   config["sep_token"] = o.sep_token;
   config["pad_token"] = o.pad_token;
   config["mask_token"] = o.mask_token;
+  config["additional_special_tokens"] = o.additional_special_tokens;
+  config["clean_up_tokenization_spaces"] = o.clean_up_tokenization_spaces;
   write_text_file(folder / kConfigFile, config.dump(2) + "\n");
 }
 
@@ -325,6 +416,8 @@ std::string WordPieceTokenizer::decode(const std::vector<int64_t>& ids, bool ski
     text += token;
     first = false;
   }
+  if (options().clean_up_tokenization_spaces)
+    for (const auto& [from, to] : kCleanedUp) text = replaced(text, from, to);
   return text;
 }
 

@@ -929,14 +929,35 @@ F("special tokens of the map by the old name", "src/formats/tokenizer_settings.c
   "tokenizer_tests TokenizerParity.FilesAroundAVocabularySayWhatTheyDoInTransformers")
 F("normalized added tokens are looked for as they are normalised", "src/models/tokenizer/tokenizer.cpp",
   "normal.content = «normalize(token.content, parts.normalizers)»;", "token.content", parts)
-F("pre-tokenizers behind ByteLevel are refused", "src/models/tokenizer/files.cpp", "if («cuts_bytes_») unsupported(\"behind",
+F("ByteLevel behind ByteLevel is refused", "src/models/tokenizer/files.cpp", "if («cuts_bytes_») unsupported(\"behind",
   "false", "tokenizer_tests Tokenizer.NamesWhatItCantDo")
+F("cuts behind ByteLevel are of spelt bytes", "src/models/tokenizer/files.cpp", "step.spelt = «cuts_bytes_»;", "false", parts)
+F("the kind of a vocabulary that is a list", "src/models/tokenizer/files.cpp", "«is_list ? \"Unigram\" : \"BPE\"»",
+  "\"BPE\"", "tokenizer_tests Tokenizer.NamesWhatItCantDo")
+beside = "wordpiece_tests WordPiece.FilesBesideTheVocabularyNameAndAddTokens"
+F("special_tokens_map.json names a WordPiece tokenizer's tokens", "src/models/wordpiece.cpp", "*token = «found->second»;",
+  "*token", beside)
+F("tokens added to a WordPiece vocabulary", "src/models/wordpiece.cpp",
+  "«if (id == std::ssize(vocabulary)) vocabulary.push_back(token.content);»", "", beside)
+F("WordPiece vocabularies of tokenizer.json", "src/models/wordpiece.cpp", "const bool of_json = «is_there(json_path)»;",
+  "false", beside)
+other_ids = "wordpiece_tests WordPiece.WhatWouldGiveOtherIdsIsRefusedByName"
+F("classes that cut text otherwise are no WordPiece tokenizers", "src/formats/tokenizer_settings.cpp",
+  "if («name.empty() ? !is_one_of(kBertModels, model_type) : !is_one_of(kBertClasses, name)»)", "false", other_ids)
+F("added tokens that are sought in cleaned text are refused", "src/models/wordpiece.cpp",
+  "if («!token.special || token.is_normalized() || once_normalized || token.single_word»)", "false", other_ids)
 F("an id beyond the vocabulary has no text", "src/models/tokenizer/tokenizer.cpp",
   "if («id < tokenizer_.vocab_size()» && !(skip", "true", "tokenizer_tests Tokenizer.StreamsWholeCharacters")
 files = "bigmodel_tests TorchFiles."
 F("expanded tensors of torch's files", "src/formats/torch_archive_reader.cpp",
   "if (pickled->numel > «std::max(bytes.size, kMostSharedBytes)» / width)", "bytes.size",
   files + "ExpandedTensorsAndThoseOfOldVersionsLoad")
+F("files of Python 2 count from 1", "src/formats/pickle_reader.cpp", "«if (memo_.empty() && slot == 1) first_slot_ = 1;»",
+  "", files + "ExpandedTensorsAndThoseOfOldVersionsLoad")
+F("an OrderedDict of Python 2", "src/formats/pickle_reader.cpp",
+  "«items.insert(items.end(), entry.begin(), entry.end());»", "", files + "ExpandedTensorsAndThoseOfOldVersionsLoad")
+F("a list that is named again and again takes no memory", "src/formats/pickle_reader.cpp",
+  "if («(copied_ += items.size()) > bytes_.size()») fail(", "false", "dcp_tests DcpDamage.PicklesThatAreNoMetadata")
 F("tensors of PyTorch 0.3", "src/formats/torch_container.cpp",
   "const auto* of_old = «pickle.call_of(node, kRebuildOfOld)»;", "nullptr",
   files + "ExpandedTensorsAndThoseOfOldVersionsLoad")
@@ -1213,7 +1234,10 @@ F("WordPieceOptions::unk_token", file, "unk = ids.at(«options.unk_token»);", '
 F("WordPieceOptions::cls_token", file, "cls = ids.at(«options.cls_token»);", 'std::string("[CLS]")', words)
 F("WordPieceOptions::sep_token", file, "sep = ids.at(«options.sep_token»);", 'std::string("[SEP]")', words)
 F("WordPieceOptions::pad_token", file, "pad = ids.at(«options.pad_token»);", 'std::string("[PAD]")', words)
-F("WordPieceOptions::mask_token", file, "&options.pad_token, «&options.mask_token»}) {", "&options.pad_token", words)
+F("WordPieceOptions::mask_token", file, "options.pad_token, «options.mask_token»};", "options.pad_token", words)
+F("WordPieceOptions::additional_special_tokens", file,
+  "«named.insert(named.end(), options.additional_special_tokens.begin(), options.additional_special_tokens.end());»", "", words)
+F("WordPieceOptions::clean_up_tokenization_spaces", file, "if («options().clean_up_tokenization_spaces»)", "false", words)
 F("WordPieceOptions::max_input_chars_per_word", file, "code_points(word) > «options.max_input_chars_per_word»",
   "int64_t{100}", words)
 F("WordPieceOptions::tokenize_chinese_chars", file,
@@ -2197,6 +2221,8 @@ F("LoraConfig::exclude_modules", file, "place.path.empty() || «detail::is_liste
   "false", a + "TargetsAreChosenByName")
 F("LoraConfig::use_rslora", file, "(«config.use_rslora» ? std::sqrt(rank) : rank)", "false",
   a + "ScalingFollowsTheConfig")
+F("fan_in_fan_out says nothing of the zoo's linear layers", file,
+  "place.class_name == \"Linear\" || «place.class_name == \"Dense\"»;", "false", a + "FanInFanOutSaysNothingOfLinearLayers")
 F("LoraConfig::fan_in_fan_out", file, "(«config.fan_in_fan_out» || place.class_name", "false",
   a + "FanInFanOutSaysHowOtherModulesKeepTheirWeights")
 F("LoraConfig::init_lora_weights", file, "if («config.init_lora_weights == LoraInit::gaussian»)", "false",

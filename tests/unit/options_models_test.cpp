@@ -163,6 +163,11 @@ TEST(OptionsOfModels, WordPiece) {
   EXPECT_EQ(with({.pad_token = "<p>"}).pad_token_id(), 5);
   EXPECT_EQ(with({.mask_token = "<m>"}).decode({9, 10}), "the") << "a special one";
   EXPECT_EQ(with({}).decode({9, 10}), "<m> the");
+  EXPECT_THAT(with({.additional_special_tokens = {"<m>"}}).tokenize("the<m>"), ElementsAre("the", "<m>"));
+  EXPECT_EQ(with({.additional_special_tokens = {"<m>"}}).decode({9, 10}), "the") << "a special one";
+  const WordPieceTokenizer cleaning({"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "it", "'", "s", "."},
+                                    {.clean_up_tokenization_spaces = true});
+  EXPECT_EQ(cleaning.decode({5, 6, 7, 8}), "it's.");
 }
 
 }  // namespace

@@ -3,8 +3,10 @@
 usage: wordpiece_cases.py pairs DATA OUT      all sentence pairs, each sentence also alone
        wordpiece_cases.py unicode DATA OUT    every code point, and random strings of troublesome characters
        wordpiece_cases.py folder FOLDER OUT   a few texts, by transformers' AutoTokenizer on a saved folder
+       wordpiece_cases.py folders FOLDER .    folders with more files, and cases.jsonl in each: a few texts by AutoTokenizer
 """
 import json
+import os
 import random
 import sys
 
@@ -46,7 +48,64 @@ def cases(mode, tokenizer, data):
             yield first, second, random.Random(len(first) * 31 + len(second)).randint(3, 40)
 
 
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[E1]", "<s>", "</s>", "<pad>", "<mask>", "<unk>", "the", "quick", "##s", "a", "it", "s", "don", "t", "'", ".", "!", "e1", "##e", "caf", "cafe",
+              "\u4f60", "\u597d", "[", "]", "The", "<", ">", "mask"]
+NAMES = dict(cls_token="<s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>", mask_token="<mask>")
+LISTED = dict(additional_special_tokens=["[E1]", "[NEW]"])
+TEXTS = ["the quicks", "The [E1] a", "it's don't.", "[e1] [NEW]the", "the [MASK] <mask> the", "\u4f60\u597da", "Caf\u00e9 zebra!", "don 't not ' a"]
+
+
+def added(content, **flags):
+    return dict(dict(content=content, lstrip=False, rstrip=False, single_word=False, normalized=False, special=True), **flags)
+
+
+# Each: tokenizer_config.json, other files, and what is done to a tokenizer.json (None: vocab.txt).
+FOLDERS = {
+    "plain": ({}, {}, None),
+    "electra": (dict(tokenizer_class="ElectraTokenizer"), {}, None),
+    "names": (NAMES, {}, None),
+    "names_of_map": ({}, {"special_tokens_map": NAMES}, None),
+    "map_wins": (dict(cls_token="[CLS]"), {"special_tokens_map": dict(NAMES, cls_token=added("<s>"))}, None),
+    "listed": (LISTED, {}, None),
+    "listed_in_map": ({}, {"special_tokens_map": LISTED}, None),
+    "decoder": (dict(added_tokens_decoder={"5": added("[E1]"), str(len(VOCABULARY)): added("[NEW]", lstrip=True, rstrip=True)}), {}, None),
+    "decoder_of_usual": (dict(added_tokens_decoder={str(i): added(token) for i, token in enumerate(VOCABULARY[:5])}, do_lower_case=False), {"special_tokens_map": LISTED}, None),
+    "cleans_up": (dict(clean_up_tokenization_spaces=True), {}, None),
+    "json": (dict(tokenizer_class="BertTokenizer"), {}, lambda made: None),
+    "json_has_more": (dict(tokenizer_class="BertTokenizer"), {}, lambda made: made["model"]["vocab"].update(zebra=len(VOCABULARY))),
+    "json_adds": (dict(tokenizer_class="DistilBertTokenizer"), {}, lambda made: made["added_tokens"].append(dict(added("[NEW]"), id=len(VOCABULARY)))),
+    "json_of_another_case": ({}, {}, lambda made: made["normalizer"].update(lowercase=False)),
+    "json_and_map": ({}, {"special_tokens_map": dict(NAMES, **LISTED)}, lambda made: None),
+}
+
+
+def folders(root):
+    from transformers import AutoTokenizer
+    for name, (settings, files, change) in FOLDERS.items():
+        folder = f"{root}/{name}"
+        os.makedirs(folder)
+        vocabulary = VOCABULARY
+        if change:
+            vocabulary = VOCABULARY[:11]  # what vocab.txt says does not count beside it
+            made = {"version": "1.0", "added_tokens": [dict(added(token), id=i) for i, token in enumerate(VOCABULARY[:5])],
+                    "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}, "pre_tokenizer": {"type": "BertPreTokenizer"},
+                    "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": {token: i for i, token in enumerate(VOCABULARY)}}}
+            change(made)
+            json.dump(made, open(f"{folder}/tokenizer.json", "w"))
+        open(f"{folder}/vocab.txt", "w", encoding="utf-8").write("\n".join(vocabulary) + "\n")
+        for file, content in {"config": {"model_type": "bert"}, "tokenizer_config": settings, **files}.items():
+            json.dump(content, open(f"{folder}/{file}.json", "w"))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        with open(f"{folder}/cases.jsonl", "w", encoding="utf-8") as file:
+            for text in TEXTS:
+                encoding = tokenizer(text)
+                file.write(json.dumps({"text": text, "pair": None, "max_length": 0, "ids": encoding["input_ids"], "types": encoding.get("token_type_ids", [0] * len(encoding["input_ids"])),
+                                       "decoded": tokenizer.decode(encoding["input_ids"], skip_special_tokens=True)}) + "\n")
+
+
 def main(mode, data, out):
+    if mode == "folders":
+        return folders(data)
     with open(out, "w", encoding="utf-8") as file:
         if mode == "folder":
             from transformers import AutoTokenizer

@@ -1,4 +1,5 @@
 #include <fstream>
+#include <map>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -126,6 +127,78 @@ TEST(WordPiece, ABadVocabularyIsRefusedWithItsReason) {
               HasSubstr("can't open"));
 }
 
+using Files = std::map<std::string, std::string>;
+constexpr const char* kFive = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n";
+
+fs::path folder_of(const std::string& name, const Files& files) {
+  const auto folder = fs::path(support::scratch_dir()) / name;
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  for (const auto& [file, text] : files) std::ofstream(folder / file, std::ios::binary) << text;
+  return folder;
+}
+
+TEST(WordPiece, FilesBesideTheVocabularyNameAndAddTokens) {
+  const auto load = [](Files files) {
+    files.try_emplace("vocab.txt", std::string(kFive) + "<s>\n</s>\n[E1]\nthe\n");
+    return WordPieceTokenizer::from_pretrained(folder_of("beside", files));
+  };
+  const auto map = load({{"special_tokens_map.json", R"({"cls_token":"<s>","sep_token":{"content":"</s>"}})"},
+                         {"tokenizer_config.json", R"({"cls_token":"[CLS]"})"}});
+  EXPECT_THAT(map.encode("the").input_ids, ElementsAre(5, 8, 6));
+  const auto listed = load({{"tokenizer_config.json", R"({"additional_special_tokens":["[E1]","[E2]"]})"}});
+  EXPECT_THAT(listed.tokenize("the [E1]the[E2]"), ElementsAre("the", "[E1]", "the", "[E2]"));
+  EXPECT_EQ(listed.token_to_id("[E2]"), 9);
+  EXPECT_EQ(listed.decode({7, 8, 9}), "the");
+  listed.save_pretrained(fs::path(support::scratch_dir()) / "beside_saved");
+  const auto again = WordPieceTokenizer::from_pretrained(fs::path(support::scratch_dir()) / "beside_saved");
+  EXPECT_THAT(again.encode("[E1] [E2]").input_ids, ElementsAre(2, 7, 9, 3));
+  const auto added = load(
+      {{"added_tokens.json", R"({"[E2]":9})"}, {"special_tokens_map.json", R"({"extra_special_tokens":["[E2]"]})"}});
+  EXPECT_THAT(added.encode("[E2]").input_ids, ElementsAre(2, 9, 3));
+  const auto json = load(
+      {{"tokenizer.json",
+        R"({"model":{"type":"WordPiece","vocab":{"[PAD]":0,"[UNK]":1,"[CLS]":2,"[SEP]":3,"[MASK]":4,"zebra":5},"max_input_chars_per_word":6},)"
+        R"("added_tokens":[{"id":6,"content":"[E3]","special":true,"normalized":false}]})"}});
+  EXPECT_THAT(json.encode("zebra the [E3] zebraze").input_ids, ElementsAre(2, 5, 1, 6, 1, 3));
+  EXPECT_EQ(json.options().max_input_chars_per_word, 6);
+}
+
+TEST(WordPiece, WhatWouldGiveOtherIdsIsRefusedByName) {
+  const auto said = [](const Files& changed) {
+    Files files = {{"vocab.txt", std::string(kFive) + "the\n"}};
+    for (const auto& [file, text] : changed) files[file] = text;
+    return error_of([&] { WordPieceTokenizer::from_pretrained(folder_of("other_ids", files)); });
+  };
+  const auto config = [&](const std::string& text) { return said({{"tokenizer_config.json", text}}); };
+  EXPECT_EQ(config(R"({"tokenizer_class":"ElectraTokenizerFast"})"), "no CheckpointError");
+  EXPECT_THAT(config(R"({"tokenizer_class":"MPNetTokenizer"})"),
+              HasSubstr("of the class 'MPNetTokenizer', expected BertT"));
+  EXPECT_THAT(said({{"config.json", R"({"model_type":"bert","tokenizer_class":"BertJapaneseTokenizer"})"}}),
+              HasSubstr("of the class 'BertJapaneseTokenizer'"));
+  EXPECT_THAT(said({{"config.json", R"({"model_type":"mpnet"})"}}), HasSubstr("of the model_type 'mpnet'"));
+  EXPECT_EQ(said({{"config.json", R"({"model_type":"distilbert"})"}}), "no CheckpointError");
+  EXPECT_THAT(config(R"({"split_special_tokens":true})"), HasSubstr("split_special_tokens is true"));
+  EXPECT_THAT(config(R"({"cls_token":null})"), HasSubstr("cls_token is null"));
+  const auto token = [&](const std::string& flags) {
+    return config(R"({"added_tokens_decoder":{"5":{"content":"the",)" + flags + "}}}");
+  };
+  EXPECT_THAT(token(R"("special":false,"normalized":false)"), HasSubstr("the added token 'the' is not special"));
+  EXPECT_THAT(token(R"("special":true,"normalized":true)"), HasSubstr("is sought in cleaned text"));
+  EXPECT_THAT(token(R"("special":true,"single_word":true)"), HasSubstr("is one for single words"));
+  EXPECT_EQ(token(R"("special":true,"lstrip":true)"), "no CheckpointError") << "spaces are none of a word's";
+  EXPECT_THAT(said({{"added_tokens.json", R"({"[E1]":9})"},
+                    {"special_tokens_map.json", R"({"additional_special_tokens":["[E1]"]})"}}),
+              HasSubstr("the id 9, and the next free one is 6"));
+  const auto json = [&](const std::string& model) {
+    return said({{"tokenizer.json", R"({"model":{"vocab":{"[UNK]":0},)" + model + "}}"}});
+  };
+  EXPECT_THAT(json(R"("type":"BPE")"), HasSubstr("model.type is \"BPE\", expected \"WordPiece\""));
+  EXPECT_THAT(json(R"("continuing_subword_prefix":"@@")"), HasSubstr("continuing_subword_prefix is \"@@\""));
+  EXPECT_THAT(said({{"tokenizer.json", R"({"model":{"vocab":{"[UNK]":0,"[PAD]":2}}})"}}),
+              HasSubstr("the id of the token '[PAD]' is 2, expected one of 0 to 1"));
+}
+
 TEST(WordPiece, OptionsComeFromTokenizerConfig) {
   const auto loaded = WordPieceTokenizer::from_pretrained(folder_with(
       "config", "<pad>\n<unk>\n[CLS]\n[SEP]\n[MASK]\nThe\n",
@@ -189,6 +262,19 @@ TEST(WordPieceReference, EveryCodePointAndTroublesomeStrings) {
   SKIP_WITHOUT_DATA();
   SKIP_WITHOUT_PYTHON();
   EXPECT_GT(compare_with_reference("unicode"), 10000);
+}
+
+TEST(WordPieceReference, FoldersSayWhatTheyDoInTransformers) {
+  SKIP_WITHOUT_PYTHON();
+  const auto root = fs::path(support::scratch_dir()) / "folders";
+  const auto result = support::run_python("tests/unit/wordpiece_cases.py", {"folders", root.string(), "."});
+  ASSERT_EQ(result.exit_code, 0) << result.output;
+  int64_t count = 0;
+  for (const auto& entry : fs::directory_iterator(root)) {
+    SCOPED_TRACE(entry.path().filename());
+    count += compare(WordPieceTokenizer::from_pretrained(entry.path()), entry.path() / "cases.jsonl");
+  }
+  EXPECT_EQ(count, 15 * 8);
 }
 
 TEST(WordPieceReference, TransformersLoadsTheSavedFolder) {

@@ -27,6 +27,9 @@ struct WordPieceOptions {
   std::string sep_token = "[SEP]";
   std::string pad_token = "[PAD]";
   std::string mask_token = "[MASK]";
+  /// Found in texts as they are, as the five above; the vocabulary has them, too.
+  std::vector<std::string> additional_special_tokens;
+  bool clean_up_tokenization_spaces = false;  ///< decode() drops spaces within "it ' s" and "do n't".
 };
 
 enum class Padding {
@@ -67,8 +70,11 @@ class ACCELERATE_API WordPieceTokenizer {
   /// @throws CheckpointError if it is empty, holds an empty or a repeated token, or lacks a special token of the
   /// options.
   explicit WordPieceTokenizer(std::vector<std::string> vocabulary, const WordPieceOptions& options = {});
-  /// Reads `vocab.txt`, one token a line, and, where it is there, `tokenizer_config.json`.
-  /// @throws CheckpointError as above and if a file is missing or malformed.
+  /// Reads the vocabulary of tokenizer.json, or else `vocab.txt`, one token a line, and what lies beside it as
+  /// transformers does: tokenizer_config.json, special_tokens_map.json, added_tokens.json, the class in config.json.
+  /// @throws CheckpointError as above, if a file is missing or malformed, and by name for what would give other ids:
+  /// a class that cuts text in another way (BertJapaneseTokenizer, MPNetTokenizer, …), added tokens that are no special
+  /// ones or are sought in cleaned text, split_special_tokens.
   static WordPieceTokenizer from_pretrained(const std::filesystem::path& folder);
   /// Writes both files, so that from_pretrained and Python's transformers can read them. Creates the folder.
   /// @throws CheckpointError if a file can't be written.

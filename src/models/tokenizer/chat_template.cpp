@@ -4,6 +4,7 @@
 
 #include "models/tokenizer/content.hpp"
 #include "utils/raise.hpp"
+#include "utils/replaced.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -12,13 +13,6 @@ namespace {
 struct ChatMl {
   std::optional<std::string> default_system;
 };
-
-std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
-  std::string result;
-  for (size_t at = 0; (at = text.find(from)) != text.npos; text.remove_prefix(at + from.size()))
-    result.append(text.substr(0, at)).append(to);
-  return result.append(text);
-}
 
 constexpr std::string_view kSpace = " \t\n\v\f\r";
 
