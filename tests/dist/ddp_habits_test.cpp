@@ -518,6 +518,31 @@ RANKS_TEST(DdpHabits, AGanClipsInFp16, 1, 2) {
   }
 }
 
+// A step by hand of the functional kind, whose gradients never come to grad().
+RANKS_TEST(DdpHabits, WhatAutogradGradGivesIsAveraged, 3) {
+  Accelerator accelerator;
+  Net net, plain;
+  auto model = accelerator.prepare(net);
+  for (int64_t step = 0; step < 3; ++step) {
+    const Tensors found = torch::autograd::grad({loss_of(model(rows_of(step, rank())))}, net->parameters());
+    torch::Tensor loss = torch::zeros({});
+    for (int64_t r = 0; r < world_size(); ++r) loss = loss + loss_of(plain(rows_of(step, r))) / world_size();
+    const Tensors expected = torch::autograd::grad({loss}, plain->parameters());
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < found.size(); ++i) {
+      net->parameters()[i].sub_(found[i]);
+      plain->parameters()[i].sub_(expected[i]);
+    }
+    ASSERT_LE(distance(net->parameters(), plain->parameters()), 1e-5) << step;
+  }
+  const std::string message = message_of<ConfigError>([&] {
+    accelerator.join_uneven_inputs(
+        model, [&] { torch::autograd::grad({loss_of(model(rows_of(9, rank())))}, net->parameters()); });
+  });
+  EXPECT_THAT(message, AllOf(HasSubstr("autograd::grad: found it with respect to parameter"),
+                             HasSubstr("within join_uneven_inputs")));
+}
+
 // What one Accelerator has prepared another one clips, and prepares again without a second layer.
 RANKS_TEST(DdpHabits, ASecondAcceleratorSeesWhatTheFirstTrains, 2) {
   Accelerator first({.mixed_precision = "fp16", .kwargs_handlers = {GradScalerKwargs{.init_scale = 1024}}}), second;

@@ -270,6 +270,7 @@ class Author {
   void loops() {
     const std::string data = std::to_string(random_.between(100, 199));
     if (random_.chance(0.1) && what_.integer("ranks") > 1) return leave_out();
+    if (random_.chance(0.15)) return add("autograd_grad", {{"data", data}});
     if (random_.chance(0.15))
       return add("failed_backward",
                  {{"data", data}, {"index", std::to_string(random_.below(6))}, {"bare", random_.of({"0", "1"})}});

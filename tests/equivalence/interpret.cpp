@@ -16,6 +16,7 @@ class Flow {
  public:
   Flow(const Case& what, Machine& machine)
       : machine_(machine),
+        ranks_(what.integer("ranks")),
         scaled_(what["precision"] == "fp16"),
         unprepared_(what["prepare"] == "never" || what["prepare"] == "late"),
         mixed_(what["precision"] != "no"),
@@ -66,9 +67,11 @@ class Flow {
       if (forwards_ > 0 || has_gradients_ || !scopes_.empty() || !gate_ || unprepared_ ||
           (withheld_ && verb != "leave_out") || (scaled_ && verb != "join"))
         return false;
-      scaled_once_ = true;
+      for (int64_t rank = 0; rank < ranks_; ++rank)
+        scaled_once_ |= verb != "join" || steps_in_join(operation, rank) > 0;
       return true;
     }
+    if (verb == "autograd_grad") return forwards_ == 0 && !unprepared_ && !scaled_;
     if (verb == "failed_backward")
       return forwards_ == 0 && !has_gradients_ && scopes_.empty() && gate_ && !unprepared_ && !withheld_;
     if (verb == "add_group") return std::exchange(withheld_, false) && !unprepared_;
@@ -163,6 +166,7 @@ class Flow {
   static inline const std::set<std::string> kReading = {"evaluate", "read", "state_dict", "set_rate"};
 
   Machine& machine_;
+  const int64_t ranks_;
   const bool scaled_, unprepared_, mixed_;
   const int64_t accumulation_;
   bool sharded_ = false;

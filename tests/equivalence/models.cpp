@@ -244,4 +244,15 @@ std::vector<at::Tensor> tensors_of(const nn::Module& module) {
   return tensors;
 }
 
+std::vector<at::Tensor> captured_gradients(const at::Tensor& loss, const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> trained, all(parameters.size());
+  for (const auto& parameter : parameters)
+    if (parameter.requires_grad()) trained.push_back(parameter);
+  if (trained.empty()) return all;
+  const auto found = torch::autograd::grad({loss}, trained, {}, false, false, /*allow_unused=*/true);
+  for (size_t p = 0, next = 0; p < all.size(); ++p)
+    if (parameters[p].requires_grad()) all[p] = found[next++];
+  return all;
+}
+
 }  // namespace equivalence

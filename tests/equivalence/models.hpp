@@ -36,5 +36,7 @@ at::Tensor loss_of(const Net& net, const at::Tensor& output, const at::Tensor& i
 /// Parameters, each once, with its first name (LibTorch lists a tied one under each).
 std::vector<std::pair<std::string, at::Tensor>> parameters_of(const torch::nn::Module& module);
 std::vector<at::Tensor> tensors_of(const torch::nn::Module& module);
+/// What torch::autograd::grad() finds, in the order of the parameters; undefined for those that are frozen or unused.
+std::vector<at::Tensor> captured_gradients(const at::Tensor& loss, const std::vector<at::Tensor>& parameters);
 
 }  // namespace equivalence

@@ -188,6 +188,8 @@ class Ours final : public Machine {
       if (rank() != operation.integer("rank") % accelerator.num_processes()) accelerator.backward(loss);
       step({"step", {}});
       zero_grad({"zero_grad", {}});
+    } else if (verb == "autograd_grad") {
+      autograd_grad(operation);
     } else if (verb == "failed_backward") {
       failed_backward(operation);
     } else {
@@ -238,9 +240,19 @@ class Ours final : public Machine {
     else losses.pop_back();
   }
 
+  /// Gradients that never come to grad().
+  void autograd_grad(const Operation& operation) {
+    o_->net->part = 0;
+    const auto found = captured_gradients(loss_on(batch(operation)), tensors_of(*o_->net));
+    const auto named = parameters_of(*o_->net);
+    for (size_t p = 0; p < found.size(); ++p)
+      if (found[p].defined()) see("grad." + named[p].first, found[p]);
+  }
+
   /// Which throws when it reaches one of the parameters, on all ranks; the program goes on without.
   void failed_backward(const Operation& operation) {
     struct OutOfLuck {};
+    o_->net->part = 0;  // on all ranks: of another branch each it might throw on some only
     const at::Tensor loss = loss_on(batch(operation));
     std::vector<at::Tensor> trained;
     for (const auto& parameter : tensors_of(*o_->net))

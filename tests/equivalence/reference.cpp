@@ -206,9 +206,12 @@ class Reference final : public Machine {
     } else if (verb == "failed_backward") {
       share_buffers(true);
       each([&](int64_t rank, Replica& replica) {
+        replica.computing->part = 0;
         see(rank, "output", call(replica, batch(replica, operation, rank)));
         for (auto& optimizer : replica.optimizers) zero_grad(replica, *optimizer, true);
       });
+    } else if (verb == "autograd_grad") {
+      autograd_grad(operation);
     } else if (verb == "write" || verb == "summon") {
       for (auto& replica : replicas_) write_parameters(replica.parameters, operation);
     } else if (verb == "ema") {
@@ -340,6 +343,31 @@ class Reference final : public Machine {
       see(rank, "output", output);
       replica.losses.push_back(loss_of(*replica.net, output, input));
     });
+  }
+
+  /// The mean over ranks of what never comes to grad().
+  void autograd_grad(const Operation& operation) {
+    share_buffers(true);
+    std::vector<std::vector<at::Tensor>> of_ranks;
+    each([&](int64_t rank, Replica& replica) {
+      replica.computing->part = 0;
+      const at::Tensor input = batch(replica, operation, rank), output = call(replica, input);
+      see(rank, "output", output);
+      of_ranks.push_back(captured_gradients(loss_of(*replica.net, output, input), replica.computed));
+    });
+    const auto named = parameters_of(*replicas_[0].net);
+    for (size_t p = 0; p < named.size(); ++p) {
+      at::Tensor sum;
+      for (const auto& found : of_ranks) {
+        if (!found[p].defined()) continue;
+        const at::Tensor gradient = blurred(found[p]),
+                         wide = gradient.is_complex() ? gradient : gradient.to(at::kDouble);
+        sum = sum.defined() ? sum + wide : wide.clone();
+      }
+      if (!sum.defined()) continue;
+      const at::Tensor mean = (sum / static_cast<double>(of_ranks.size())).to(replicas_[0].computed[p].scalar_type());
+      each([&](int64_t rank, Replica&) { see(rank, "grad." + named[p].first, mean); });
+    }
   }
 
   void backward(const Operation& operation) {

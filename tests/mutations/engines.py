@@ -76,6 +76,7 @@ F("graphs hear of the buffers of rank 0", file,
   "for (at::Tensor& buffer : tensors) «buffer = buffer.variable_data();»", "")
 F("an announced backward that does not come", file,
   "if (!std::exchange(impl_->suspended, false) && «!left») return;", "true")
+F("what autograd::grad gives is this rank's", file, "return «average_of_captured(*group, name, gradient)»;", "gradient")
 F("layers that are frozen between no_sync and the average", file, "of_frozen |= «suspended && !apart»;", "false")
 F("ranks that ended early keep their gradients", file, "if (!impl_->suspended) «impl_->take_gradients(source);»", "")
 F("a checkpoint's gradients of frozen layers", file, "impl_->suspended = «impl_->of_frozen = true»;", "true")
@@ -114,6 +115,7 @@ F("images are not renewed after a step", file, "if (!computed.is_same(part.maste
 file = "src/parallel/sharding/sharding.cpp"
 F("frozen layers go on training", file,
   "«if (member.shard.requires_grad() != trained) member.shard.requires_grad_(trained);»", "")
+F("what autograd::grad gives of a sharded model is this rank's", file, "return all ? «average_of_captured(*all, member.name, found)» : found;", "found")
 F("a backward that threw leaves gradients with the reducer", file, "if (self.group) self.group->guard(\"forward\", [&] { «self.recover();» });", "")
 F("a replaced gradient shows", file, "if (replaced) «show_gradients();»", "")
 F("a rank that has left its backward out", file, "if (part.trained) «make_way_before(member);»", "")

@@ -18,12 +18,14 @@
 
 #include <algorithm>
 #include <limits>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
 #include "comm/mesh.hpp"
 #include "parallel/backward_watch.hpp"
+#include "parallel/captured_gradient.hpp"
 #include "parallel/drift.hpp"
 #include "parallel/engines.hpp"
 #include "parallel/gradient_hook.hpp"
@@ -178,6 +180,7 @@ struct Averaging::Impl {
     bool has_gradient = false;  ///< since the Reducer was last told to expect gradients
   };
   std::vector<Trained> trained_parameters;  ///< in the Reducer's order
+  std::unordered_map<const at::TensorImpl*, CapturedGradient> captured;
 
   void drop_reducer() {
     if (reducer) reducer->remove_autograd_hooks();
@@ -248,6 +251,8 @@ struct Averaging::Impl {
             name);
       names[trained.size()] = name;
       trained.push_back(tensor);
+      captured.try_emplace(tensor.unsafeGetTensorImpl(), tensor,
+                           [this, name = name](const at::Tensor& gradient) { return on_captured(name, gradient); });
     }
     if (trained.empty()) return;  // a frozen model has nothing to average
     // Before the Reducer's own hooks: it learns in time of a backward that no forward has announced.
@@ -331,6 +336,16 @@ struct Averaging::Impl {
       });
     }
     trained_parameters[index].has_gradient = true;
+  }
+
+  at::Tensor on_captured(const std::string& name, const at::Tensor& gradient) {
+    if (apart) return gradient;
+    if (joining)
+      raise<ConfigError>(
+          "autograd::grad: found it with respect to parameter '{}' within join_uneven_inputs, expected backward: ranks "
+          "without data do not hear of it",
+          name);
+    return average_of_captured(*group, name, gradient);
   }
 
   /// The model was called by its own forward, or this is a second backward of one forward: what before_forward() and

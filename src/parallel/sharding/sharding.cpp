@@ -18,6 +18,7 @@
 #include "accelerate/utils/error.hpp"
 #include "comm/group.hpp"
 #include "parallel/backward_watch.hpp"
+#include "parallel/captured_gradient.hpp"
 #include "parallel/drift.hpp"
 #include "parallel/replica_average.hpp"
 #include "parallel/sharding/gradient_reducer.hpp"
@@ -68,6 +69,7 @@ struct Sharding::Impl {
   std::unique_ptr<GradientReducer> reducer;
   std::unique_ptr<WholeGradients> gradients;                                  ///< what grad() of the parameters is
   std::unordered_map<const at::TensorImpl*, BeforeGradient> before_gradient;  ///< by the module's parameter
+  std::unordered_map<const at::TensorImpl*, CapturedGradient> captured;       ///< by the module's parameter
   std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of;        ///< by the module's parameter; of `parts`
   std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of_piece;
   std::unordered_map<const at::TensorImpl*, Held>
@@ -363,6 +365,7 @@ struct Sharding::Impl {
       bool any = false;
       for (auto& member : part.members) {
         const bool trained = member.tensor.requires_grad();
+        if (trained) average_captured(member);
         // One that was frozen may have a gradient that waits to be averaged, of a checkpoint for example.
         any |= trained || (member.tensor.grad().defined() && !gradients->shows(member));
         if (member.shard.requires_grad() != trained) member.shard.requires_grad_(trained);
@@ -377,6 +380,14 @@ struct Sharding::Impl {
     if (member.tensor.requires_grad())
       before_gradient.try_emplace(member.tensor.unsafeGetTensorImpl(), member.tensor,
                                   [this, &member] { gradients->make_way(member); });
+  }
+
+  void average_captured(const ShardedMember& member) {
+    if (!group) return;
+    captured.try_emplace(member.tensor.unsafeGetTensorImpl(), member.tensor, [this, &member](const at::Tensor& found) {
+      comm::Group* const all = apart ? groups.shard.get() : group.get();
+      return all ? average_of_captured(*all, member.name, found) : found;
+    });
   }
 
   void take_gradient(ShardedMember& member) {
@@ -539,9 +550,11 @@ Sharding::Sharding(const ModelRef& model, const at::Device& device, ShardingSett
   else build();
   for (auto& part : self.parts) {
     if (!part.trainable) continue;
-    for (auto& member : part.members)
+    for (auto& member : part.members) {
       GradientTaker::attach(member.tensor,
                             [impl = impl_.get(), &member](const at::Tensor&) { impl->take_gradient(member); });
+      if (member.tensor.requires_grad()) self.average_captured(member);
+    }
   }
 }
 

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace accelerate::comm {
+class Group;
+}
+
+namespace accelerate::parallel {
+
+/// What torch::autograd::grad() finds with respect to a leaf never comes to grad(), where engines would see it: as long
+/// as this lives, `take` is given it, and the caller gets what `take` returns. With create_graph the caller gets a node
+/// of this rank's own graph, and `take` is not called. The leaf requires a gradient.
+class CapturedGradient {
+ public:
+  CapturedGradient(const at::Tensor& leaf, std::function<at::Tensor(const at::Tensor&)> take);
+
+ private:
+  class Hook;
+  std::shared_ptr<std::function<at::Tensor(const at::Tensor&)>> take_;
+  decltype(torch::autograd::impl::grad_accumulator(at::Tensor())) accumulator_;
+};
+
+/// The mean over the group's ranks. Collective.
+/// @throws ConfigError for a sparse one, naming the parameter
+at::Tensor average_of_captured(comm::Group& group, const std::string& name, const at::Tensor& gradient);
+
+}  // namespace accelerate::parallel
