@@ -2,9 +2,7 @@
 
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 
@@ -13,35 +11,27 @@
 #include "utils/raise.hpp"
 
 namespace accelerate::parallel {
+namespace {
 
-/// Autograd calls a leaf's hooks for what is captured there, too, but not those of the node that adds to grad().
-class CapturedGradient::Hook final : public torch::autograd::FunctionPreHook {
- public:
-  Hook(torch::autograd::Node* accumulator, std::weak_ptr<std::function<at::Tensor(const at::Tensor&)>> take)
-      : accumulator_(accumulator), take_(std::move(take)) {}
+/// The backward that runs hands over what comes to this node, which adds to nothing.
+bool is_captured(torch::autograd::Node* accumulator) {
+  const auto* all = torch::autograd::get_current_graph_task_exec_info();
+  if (!all) return false;
+  const auto found = all->find(accumulator);
+  return found != all->end() && found->second.captures_ && !found->second.captures_->empty();
+}
 
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
-    const auto take = take_.lock();  // the leaf keeps its hooks
-    if (!take || at::GradMode::is_enabled() || !gradients.at(0).defined() || !is_captured()) return gradients;
-    return {(*take)(gradients[0])};
-  }
+}  // namespace
 
- private:
-  bool is_captured() const {
-    const auto* all = torch::autograd::get_current_graph_task_exec_info();
-    if (!all) return false;
-    const auto found = all->find(accumulator_);
-    return found != all->end() && found->second.captures_ && !found->second.captures_->empty();
-  }
-
-  torch::autograd::Node* accumulator_;  ///< lives as long as `take_` does
-  std::weak_ptr<std::function<at::Tensor(const at::Tensor&)>> take_;
-};
-
-CapturedGradient::CapturedGradient(const at::Tensor& leaf, std::function<at::Tensor(const at::Tensor&)> take)
-    : take_(std::make_shared<std::function<at::Tensor(const at::Tensor&)>>(std::move(take))),
-      accumulator_(torch::autograd::impl::grad_accumulator(leaf)) {
-  torch::autograd::impl::add_hook(leaf, std::make_unique<Hook>(accumulator_.get(), take_));
+CapturedGradient::CapturedGradient(const at::Tensor& leaf, Take take)
+    : take_(std::make_shared<Take>(std::move(take))), accumulator_(torch::autograd::impl::grad_accumulator(leaf)) {
+  // Of the hooks, a leaf's own alone are called for what is captured; and LibTorch drops those that are not of this
+  // kind when the program adds its first.
+  leaf.register_hook([weak = std::weak_ptr(take_), accumulator = accumulator_.get()](const at::Tensor& gradient) {
+    const auto take = weak.lock();  // the leaf keeps its hooks
+    const bool given = take && !at::GradMode::is_enabled() && gradient.defined() && is_captured(accumulator);
+    return given ? (*take)(gradient) : at::Tensor();
+  });
 }
 
 at::Tensor average_of_captured(comm::Group& group, const std::string& name, const at::Tensor& gradient) {

@@ -18,11 +18,11 @@ namespace accelerate::parallel {
 /// of this rank's own graph, and `take` is not called. The leaf requires a gradient.
 class CapturedGradient {
  public:
-  CapturedGradient(const at::Tensor& leaf, std::function<at::Tensor(const at::Tensor&)> take);
+  using Take = std::function<at::Tensor(const at::Tensor&)>;
+  CapturedGradient(const at::Tensor& leaf, Take take);
 
  private:
-  class Hook;
-  std::shared_ptr<std::function<at::Tensor(const at::Tensor&)>> take_;
+  std::shared_ptr<Take> take_;
   decltype(torch::autograd::impl::grad_accumulator(at::Tensor())) accumulator_;
 };
 

@@ -589,6 +589,24 @@ RANKS_TEST(FsdpWhole, OneRankThatGathersAloneIsNamed, 2, 3) {
   EXPECT_NE(message.find("forward"), std::string::npos) << message;
 }
 
+// By sockets reading gathers, so that a program which was tried on one host would stop on two.
+RANKS_TEST(FsdpWhole, OneRankThatReadsAloneIsNamed, 2, 3) {
+  Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of("shards")});
+  auto model = make_model();
+  auto m = accelerator.prepare(model);
+  const auto norm = [&] { return m->parameters().front().norm().item<double>(); };
+  m(torch::ones({2, 8}));
+  norm();
+  if (accelerator.is_main_process()) norm();  // of what is there
+  m(torch::ones({2, 8}));
+  const std::string message = support::message_of<CommError>([&] {
+    if (accelerator.is_main_process()) norm();
+    m(torch::ones({2, 8}));
+  });
+  EXPECT_NE(message.find("reading a parameter"), std::string::npos) << message;
+  EXPECT_NE(message.find("forward"), std::string::npos) << message;
+}
+
 RANKS_TEST(FsdpWhole, ModulesThatTwoModelsShareAreNamed, 1, 2) {
   support::on_both_stores([](const std::string& store) {
     Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of("shards")});

@@ -460,6 +460,8 @@ F("CPUOffload::offload_params", file, "(«offload_» || device_.is_cpu())", "fal
 F("CPUOffload::offload_params alone", file, "return «offload_» && !device_.is_cpu()", "false",
   f + "OffloadedShardsLieOnTheHost")
 w = "fsdp_whole_tests FsdpWhole."
+F("ranks that share memory read together", "src/parallel/sharding/sharding.cpp",
+  "if («read.insert(&unit).second») store->meet(", "false", w + "OneRankThatReadsAloneIsNamed")
 file = "src/parallel/sharding/collective_reducer.cpp"
 F("FSDP's average in half precision, on any number of ranks", file,
   "«static_cast<double>(world) / static_cast<double>(factor)»", "static_cast<double>(world / factor)",
@@ -1658,6 +1660,8 @@ F("DDP begins with rank 0's buffers", file, "«broadcast_in_place(*impl_->group,
   "ddp_tests Ddp.BuffersAndBucketsAreAsAskedFor")
 F("what is averaged late is divided", file, "gradient.div(«group->world_size()»).contiguous();", "1",
   c + "CheckpointRanks.WhatTheLastMicroStepLeavesOutIsAveragedAlsoInAResumedRun")
+F("autograd::grad within a join is named", file, "if (apart) return gradient;\n    if («joining»)", "false",
+  h + "WhatAutogradGradGivesIsAveraged")
 F("what a backward left out is named before the step", file,
   "if («impl_->reducer && impl_->reducer->unfinished()»)\n    impl_->group", "false", "ddp_tests Ddp.WhatCannotBeAveragedIsNamed")
 F("what waits of frozen layers before a join", file, "«impl_->average_those_of_frozen();»  // a rank without data", "",

@@ -11,6 +11,7 @@
 #include <map>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "accelerate/comm.hpp"
@@ -79,6 +80,7 @@ struct Sharding::Impl {
   DriftCheck drift;    ///< of replicas
   bool sync = true;
   bool in_forward = false;
+  std::unordered_set<const residency::Unit*> read;  ///< by the program's own operators, since all have met
   bool has_averaged = false;
   bool apart = false;            ///< gradients are averaged within this rank's replica only
   bool backward_is_due = false;  ///< peers wait for what this rank gives to the reduction, if only for nothing
@@ -282,6 +284,8 @@ struct Sharding::Impl {
       });
     units->set_watcher([this](const residency::Unit& unit) {
       if (gradients_are_open) look_for_unseen_steps(&unit);
+      if (in_forward || torch::autograd::get_current_graph_task_id() != -1 || units->writes_together()) return;
+      if (read.insert(&unit).second) store->meet("reading a parameter");
     });
     units->set_change({.begin = [this] { store->before_step(*units); }, .end = [this] { publish(); }});
     reducer = store->make_reducer();
@@ -436,6 +440,7 @@ struct Sharding::Impl {
     units->release();
     show_gradients();
     gradients_are_open = true;
+    read.clear();
     has_averaged = true;
     if (!apart) drift.after_average([&] { return pieces_as_kept(); });
   }
@@ -490,6 +495,7 @@ struct Sharding::Impl {
   }
   void publish() {
     gradients_are_open = false;
+    read.clear();
     units->release();
     store->publish(*units);
   }
@@ -579,6 +585,7 @@ void Sharding::before_forward() {
   self.gradients_are_open = false;
   if (c10::GradMode::is_enabled()) self.see_what_is_trained();
   self.store->refresh(*self.units);
+  self.read.clear();
   self.units->set_policy(policy);
   self.in_forward = true;
   counts::add(Count::forwards_sharded);
