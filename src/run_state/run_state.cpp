@@ -67,8 +67,10 @@ void give_pieces(const PieceOfParameter& pieces, torch::optim::Optimizer& optimi
   for (auto& group : optimizer.param_groups())
     for (auto& parameter : group.params())
       if (const auto found = pieces.find(parameter.unsafeGetTensorImpl()); found != pieces.end())
-        optim::move_optimizer_state(optimizer, parameter, found->second.value,
-                                    [&](const at::Tensor& whole) { return parallel::slice_of(found->second, whole); });
+        optim::move_optimizer_state(optimizer, parameter, found->second.value, [&](const at::Tensor& whole) {
+          // Made for what a parameter shows, which in mixed precision is an image of 16 bits: as exact as the piece.
+          return parallel::slice_of(found->second, whole).to(found->second.value.scalar_type());
+        });
   for (auto& group : optimizer.param_groups())
     for (auto& parameter : group.params()) {
       const auto found = pieces.find(parameter.unsafeGetTensorImpl());

@@ -14,13 +14,6 @@ namespace {
 
 namespace nn = torch::nn;
 
-at::TensorOptions like_parameters(const nn::Module& module) {
-  const auto parameters = module.parameters(true);
-  for (const auto& parameter : parameters)
-    if (parameter.is_floating_point()) return at::TensorOptions().dtype(parameter.scalar_type());
-  return at::TensorOptions().dtype(at::kDouble);
-}
-
 struct Mlp : Net {
   Mlp() {
     first = register_module("first", nn::Linear(5, 7));
@@ -49,7 +42,7 @@ struct Conv : Net {
   }
   at::Tensor forward(at::Tensor x) override { return head(torch::tanh(norm(conv(x))).flatten(1)); }
   at::Tensor input(int64_t rows, const at::Generator& generator) const override {
-    return at::randn({rows + 1, 2, 5, 5}, generator, at::kDouble).to(like_parameters(*this).dtype());
+    return at::randn({rows + 1, 2, 5, 5}, generator, at::kDouble).to(reads);
   }
   nn::Conv2d conv{nullptr};
   nn::BatchNorm2d norm{nullptr};
@@ -180,7 +173,7 @@ at::ScalarType dtype_of(const std::string& name) {
 }  // namespace
 
 at::Tensor Net::input(int64_t rows, const at::Generator& generator) const {
-  return at::randn({rows, 5}, generator, at::kDouble).to(like_parameters(*this).dtype());
+  return at::randn({rows, 5}, generator, at::kDouble).to(reads);
 }
 
 at::Tensor Net::target(const at::Tensor& output, const at::Tensor& input) const {
@@ -210,7 +203,7 @@ std::shared_ptr<Net> make_model(const std::string& name, uint64_t seed, const st
     if (buffer.value().is_floating_point()) buffer.value().uniform_(0.5, 1.5);
     else buffer.value().fill_(static_cast<int64_t>(seed % 5));
   }
-  const auto type = dtype_of(dtype);
+  const auto type = net->reads = dtype_of(dtype);
   std::unordered_set<const at::TensorImpl*> seen;
   auto tensors = net->parameters();
   for (const auto& buffer : net->buffers()) tensors.push_back(buffer);

@@ -18,6 +18,8 @@ struct Net : torch::nn::Module {
   virtual at::Tensor target(const at::Tensor& output, const at::Tensor& input) const;
   /// Which of its branches a model uses that has some: 0 both, 1 and 2 one of them.
   int64_t part = 0;
+  /// Of its inputs: the parameters' as they were made, whatever it computes in.
+  at::ScalarType reads = at::kDouble;
   /// A part of the forward that may run again in backward; by default it just runs.
   using Segment = std::function<at::Tensor(const at::Tensor&)>;
   std::function<at::Tensor(const Segment&, const at::Tensor&)> run_segment =
