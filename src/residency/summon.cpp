@@ -32,6 +32,7 @@ Summon::Summon(const ModelRef& model, const SummonOptions& options)
       impl_->access.add(*member);
     } else {
       Unit& unit = member->unit();
+      unit.owner().look_at_homes(unit);  // as rank 0 does
       unit.owner().pin(unit, /*writes=*/false, /*foretells=*/false);
       unit.owner().unpin(unit);
       unit.owner().evict(unit);
