@@ -77,8 +77,6 @@ class Unit {
   bool fixed() const { return fixed_; }
   /// Of bytes that other processes compute with, this one has a copy, because it has written to it.
   bool is_private() const { return private_; }
-  /// A scope has made its bytes this rank's own affair, see Residency::begin_raw_access.
-  bool is_open() const { return open_ > 0; }
   const std::vector<Part>& parts() const { return parts_; }
   State state() const { return state_; }
   int64_t bytes() const;

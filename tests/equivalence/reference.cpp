@@ -45,7 +45,6 @@ class Autocast {
 struct Replica {
   std::shared_ptr<Net> net, computing;
   std::vector<at::Tensor> parameters, computed;  ///< theirs, each once; the same where nothing is sharded
-  std::vector<at::Tensor> images;                ///< what `computed` was made of
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers;
   std::vector<at::Tensor> losses;  ///< of forwards that a backward may go through
   MovingAverage average;
@@ -290,7 +289,6 @@ class Reference final : public Machine {
   void share_out(Replica& replica) {
     replica.computing = replica.net;
     replica.computed = replica.parameters;
-    replica.images.clear();
     if (!layout_->sharded) return;
     replica.computing = make_model(case_["model"], 1, case_["dtype"]);
     replica.computed = tensors_of(*replica.computing);
@@ -309,16 +307,13 @@ class Reference final : public Machine {
     }
   }
   /// Only where something has changed: graphs hold the old values.
-  void refresh(Replica& replica) {
+  void refresh(Replica& replica) const {
     if (!layout_->sharded) return;
     at::NoGradGuard no_grad;
-    replica.images.resize(replica.computed.size());
     for (size_t i = 0; i < replica.computed.size(); ++i) {
       at::Tensor& computed = replica.computed[i];
-      const at::Tensor value = replica.parameters[i].to(computed.scalar_type(), false, /*copy=*/true);
-      if (replica.images[i].defined() && at::equal(replica.images[i], value)) continue;
-      replica.images[i] = value;
-      computed.copy_(blurred(value));  // for what is rounded within the model
+      const at::Tensor value = replica.parameters[i].to(computed.scalar_type());
+      if (!at::equal(computed, value)) computed.copy_(value);
     }
   }
 
@@ -433,14 +428,21 @@ class Reference final : public Machine {
                                  : !layout_->reduce_dtype.empty() ? layout_->reduce_dtype
                                  : layout_->sharded               ? case_["precision"]
                                                                   : "");
+    const auto all = static_cast<int64_t>(replicas_.size());
     for (size_t p = 0; p < replicas_[0].parameters.size(); ++p) {
-      std::vector<at::Tensor> gradients;
-      for (size_t rank = begin; rank < end; ++rank)
-        if (const at::Tensor& own = replicas_[rank].computed[p].grad(); own.defined())
-          gradients.push_back(rounded(blurred(own), type));
-      if (gradients.empty()) continue;
+      // Each replica's mean is rounded before they meet.
+      const size_t step = layout_->sharded ? static_cast<size_t>(layout_->ranks_of_replica(all)) : end - begin;
+      std::vector<at::Tensor> means;
+      for (size_t first = begin; first < end; first += step) {
+        std::vector<at::Tensor> gradients;
+        for (size_t rank = first; rank < first + step; ++rank)
+          if (const at::Tensor& own = replicas_[rank].computed[p].grad(); own.defined())
+            gradients.push_back(rounded(blurred(own), type));
+        if (!gradients.empty()) means.push_back(rounded(mean_of(gradients, step), type));
+      }
+      if (means.empty()) continue;
       const at::Tensor average =
-          rounded(mean_of(gradients, end - begin), type).to(replicas_[0].parameters[p].scalar_type());
+          rounded(mean_of(means, (end - begin) / step), type).to(replicas_[0].parameters[p].scalar_type());
       for (size_t rank = begin; rank < end; ++rank) {
         auto& replica = replicas_[rank];
         at::Tensor& gradient = replica.parameters[p].mutable_grad();
@@ -456,24 +458,21 @@ class Reference final : public Machine {
   void settle() {
     if (unsettled_) average();
   }
-  /// Of as many ranks, of which some may have nothing. On the way sums of a few are rounded, too, however much cancels.
-  at::Tensor mean_of(const std::vector<at::Tensor>& sent, size_t ranks) {
-    at::Tensor sum, sizes;
+  /// Of as many ranks, of which some may have nothing.
+  static at::Tensor mean_of(const std::vector<at::Tensor>& sent, size_t ranks) {
+    at::Tensor sum;
     for (const auto& one : sent) {
       const at::Tensor wide = one.is_complex() ? one : one.to(at::kDouble);
       sum = sum.defined() ? sum + wide : wide;
-      sizes = sizes.defined() ? sizes + wide.abs() : wide.abs();
     }
-    if (blur_ != 0) sum = sum + noise_of(sizes) * sizes * blur_;
     return sum / static_cast<double>(ranks);
   }
   /// A sum's terms round by their own sizes, and what went before by those of others.
   at::Tensor blurred(const at::Tensor& values) {
     if (blur_ == 0 || values.numel() == 0) return values;
-    const at::Tensor size = values.detach().abs();
-    return values + noise_of(size) * (size + 0.1 * size.max()) * blur_;
+    const at::Tensor size = values.detach().abs(), noise = at::rand(values.sizes(), random_, size.options()) * 2 - 1;
+    return values + noise * (size + 0.1 * size.max()) * blur_;
   }
-  at::Tensor noise_of(const at::Tensor& sizes) { return at::rand(sizes.sizes(), random_, sizes.options()) * 2 - 1; }
 
   void zero_grad(Replica& replica, torch::optim::Optimizer& optimizer, bool to_none) const {
     for (auto& group : optimizer.param_groups())

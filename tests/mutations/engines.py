@@ -115,9 +115,11 @@ F("images are not renewed after a step", file, "if (!computed.is_same(part.maste
 file = "src/parallel/sharding/sharding.cpp"
 F("frozen layers go on training", file,
   "«if (member.shard.requires_grad() != trained) member.shard.requires_grad_(trained);»", "")
-F("what autograd::grad gives of a sharded model is this rank's", file, "return all ? «average_of_captured(*all, member.name, found)» : found;", "found")
+F("what autograd::grad gives of a sharded model is this rank's", file,
+  "return all ? «average_of_captured(*all, member.name, found)» : found;", "found")
 F("states that were made of 16-bit images stay so", "src/run_state/run_state.cpp",
-  "return «parallel::slice_of(found->second, whole).to(found->second.value.scalar_type())»;", "parallel::slice_of(found->second, whole)")
+  "return «parallel::slice_of(found->second, whole).to(found->second.value.scalar_type())»;",
+  "parallel::slice_of(found->second, whole)")
 F("a backward that threw leaves gradients with the reducer", file, "if (self.group) self.group->guard(\"forward\", [&] { «self.recover();» });", "")
 F("a replaced gradient shows", file, "if (replaced) «show_gradients();»", "")
 F("a rank that has left its backward out", file, "if (part.trained) «make_way_before(member);»", "")

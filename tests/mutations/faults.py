@@ -460,6 +460,8 @@ F("CPUOffload::offload_params", file, "(«offload_» || device_.is_cpu())", "fal
 F("CPUOffload::offload_params alone", file, "return «offload_» && !device_.is_cpu()", "false",
   f + "OffloadedShardsLieOnTheHost")
 w = "fsdp_whole_tests FsdpWhole."
+F("others meet rank 0 where it summons alone", "src/residency/summon.cpp", "«unit.owner().look_at_homes(unit);»  // as rank 0",
+  "", w + "SummonedWritesActAndAreLostWhenAskedTo")
 F("ranks that share memory read together", "src/parallel/sharding/sharding.cpp",
   "if («read.insert(&unit).second») store->meet(", "false", w + "OneRankThatReadsAloneIsNamed")
 file = "src/parallel/sharding/collective_reducer.cpp"

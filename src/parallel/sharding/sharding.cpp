@@ -285,7 +285,7 @@ struct Sharding::Impl {
     units->set_watcher([this](const residency::Unit& unit) {
       if (gradients_are_open) look_for_unseen_steps(&unit);
       const bool computes = in_forward || torch::autograd::get_current_graph_task_id() != -1;
-      if (computes || unit.is_open() || units->writes_together()) return;
+      if (computes || units->writes_together()) return;
       if (read.insert(&unit).second) store->meet("reading a parameter");
     });
     units->set_change({.begin = [this] { store->before_step(*units); }, .end = [this] { publish(); }});
