@@ -86,8 +86,9 @@ class Group : public std::enable_shared_from_this<Group> {
   /// complete. @param of  a number for what is gathered: ranks that gather different things are out of step (on the
   /// host; on a device those of one size mix them up).
   c10::intrusive_ptr<c10::ivalue::Future> all_gather_async(at::Tensor output, at::Tensor input, uint64_t of = 0);
-  /// And for a sum of which each rank gets its part: output [n], input [P*n].
-  c10::intrusive_ptr<c10::ivalue::Future> reduce_scatter_async(at::Tensor output, at::Tensor input);
+  /// And for a sum of which each rank gets its part: output [n], input [P*n]. @param divisor  of the sum; on the host
+  /// half precision is rounded once, after the division, on a device it must be 1.
+  c10::intrusive_ptr<c10::ivalue::Future> reduce_scatter_async(at::Tensor output, at::Tensor input, double divisor = 1);
   /// Blocks until one of the futures above is complete (on a GPU: until the current stream waits for it). @throws
   /// CommError.
   void wait(const char* operation, c10::ivalue::Future& future);

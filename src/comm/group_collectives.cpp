@@ -105,7 +105,8 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::all_gather_async(at::Tensor outpu
       nullptr, of);
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor output, at::Tensor input) {
+c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor output, at::Tensor input,
+                                                                    double divisor) {
   constexpr const char* kName = "reduce_scatter of gradients";
   if (impl_->on_streams() || dry())
     return run_async(kName, input, output,
@@ -119,7 +120,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor o
         at::Tensor to = as_bytes(pieces), from = as_bytes(input);  // of any type, complex ones among them
         return compat::all_to_all_single(*impl_->process_group, to, from);
       },
-      [output, pieces, input, world = world_size()]() mutable {
+      [output, pieces, input, divisor, world = world_size()]() mutable {
         at::NoGradGuard no_grad;
         const auto rows = pieces.view({world, -1});
         // As in shared memory: half precision is rounded once.
@@ -127,6 +128,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor o
         at::Tensor sum = low ? rows[0].to(at::kFloat) : output;
         if (!low) sum.copy_(rows[0]);
         for (int64_t rank = 1; rank < world; ++rank) sum.add_(rows[rank]);
+        if (divisor != 1) sum.div_(divisor);
         if (low) output.copy_(sum);
       });
 }

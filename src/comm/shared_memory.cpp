@@ -193,10 +193,11 @@ void SharedMemory::wait(const char* operation, const std::function<bool()>& done
   });
 }
 
-bool SharedMemory::meet(const char* operation, bool mine) {
+SharedMemory::Heard SharedMemory::meet(const char* operation, const Said& mine) {
   const uint64_t number = ++meetings_;
   const auto said_by = [&](int64_t rank) -> Arrival::Meeting& { return arrivals()[rank].meetings[number % 2]; };
-  said_by(group_->rank()).flag.store(mine, std::memory_order_relaxed);
+  said_by(group_->rank()).flag.store(mine.flag, std::memory_order_relaxed);
+  said_by(group_->rank()).digest.store(mine.digest, std::memory_order_relaxed);
   set_text(said_by(group_->rank()).operation, operation);
   arrivals()[group_->rank()].count.store(number, std::memory_order_release);
   wait(operation, [&] {
@@ -204,12 +205,14 @@ bool SharedMemory::meet(const char* operation, bool mine) {
       if (arrivals()[rank].count.load(std::memory_order_acquire) < number) return false;
     return true;
   });
-  bool any = false, same = true;
+  Heard heard{.any = false, .alike = true};
+  bool same = true;
   for (int64_t rank = 0; rank < group_->world_size(); ++rank) {
-    any |= said_by(rank).flag.load(std::memory_order_relaxed);
+    heard.any |= said_by(rank).flag.load(std::memory_order_relaxed);
+    heard.alike &= said_by(rank).digest.load(std::memory_order_relaxed) == mine.digest;
     same &= std::strcmp(said_by(rank).operation, said_by(0).operation) == 0;
   }
-  if (same) return any;
+  if (same) return heard;
   std::string text = std::string(operation) + ": ranks have come to one meeting from different places:";
   for (int64_t rank = 0; rank < group_->world_size(); ++rank)
     text += (rank ? ", rank " : " rank ") + std::to_string(group_->global_ranks()[static_cast<size_t>(rank)]) +

@@ -31,9 +31,18 @@ class SharedMemory {
 
   /// Waits for all ranks, microseconds after the last one has come. Collective. @throws CommError as every wait of the
   /// group, and on all ranks when they come for different operations.
-  void barrier(const char* operation) { meet(operation, false); }
-  /// The same. @return whether `mine` is true on any rank
-  bool meet(const char* operation, bool mine);
+  void barrier(const char* operation) { meet(operation, {}); }
+  /// What one rank says at a meeting.
+  struct Said {
+    bool flag = false;
+    uint64_t digest = 0;
+  };
+  struct Heard {
+    bool any;    ///< somebody's flag is set
+    bool alike;  ///< all digests are equal
+  };
+  /// The same as barrier(); all hear what all say.
+  Heard meet(const char* operation, const Said& mine);
   /// Polls `done`, for which peers do something meanwhile; `done` may do its own share. @throws CommError as every wait
   /// of the group, and on all ranks when each waits for something else.
   void wait(const char* operation, const std::function<bool()>& done);
@@ -44,6 +53,7 @@ class SharedMemory {
   /// slow one has looked at this.
   struct alignas(64) Arrival {
     struct Meeting {
+      std::atomic<uint64_t> digest;
       std::atomic<bool> flag;
       char operation[31];
     };

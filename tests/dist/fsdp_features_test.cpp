@@ -109,7 +109,7 @@ RANKS_TEST(FsdpFeatures, ClipsByTheNormOfTheWhole, 1, 2, 4) {
   });
 }
 
-RANKS_TEST(FsdpFeatures, UnusedParametersAndHeadsThatOnlySomeRanksUse, 2, 3) {
+RANKS_TEST(FsdpFeatures, UnusedParameters, 2, 3) {
   on_both_stores([](const std::string& what) {
     Accelerator accelerator({.cpu = true, .fsdp_plugin = every_linear()});
     Net plain, net;
@@ -117,25 +117,44 @@ RANKS_TEST(FsdpFeatures, UnusedParametersAndHeadsThatOnlySomeRanksUse, 2, 3) {
     torch::optim::AdamW reference(plain->parameters(), options), optimizer(net->parameters(), options);
     auto [m, opt] = accelerator.prepare(net, optimizer);
     const int64_t share = kRows / support::world_size();
-    // In odd steps the right head is used, but where nothing has to be gathered rank 0 stays with the left one.
-    // (Gathering needs all ranks at the same units.)
-    const bool alike = what.ends_with("0");
     for (int64_t step = 0; step < 5; ++step) {
       at::Tensor loss;
       for (int64_t r = 0; r < support::world_size(); ++r) {
         const auto part =
-            loss_of(plain->forward(rows(step).narrow(0, r * share, share), (alike || r > 0) && step % 2 == 1)) /
-            support::world_size();
+            loss_of(plain->forward(rows(step).narrow(0, r * share, share), step % 2 == 1)) / support::world_size();
         loss = loss.defined() ? loss + part : part;
       }
       loss.backward();
       reference.step(), reference.zero_grad();
-      accelerator.backward(loss_of(m(mine(rows(step)), (alike || support::rank() > 0) && step % 2 == 1)));
+      accelerator.backward(loss_of(m(mine(rows(step)), step % 2 == 1)));
       opt.step(), opt.zero_grad();
     }
     // Also: `never` was not decayed, because a gradient of zeros is not the same as none.
     EXPECT_LT(distance(accelerator, m, plain), 2e-5) << what;
   });
+}
+
+// By sockets each would wait for the other, so that a program which was tried on one host would stop on two.
+RANKS_TEST(FsdpFeatures, RanksThatUseOtherHeadsOrLeaveABackwardOutAreNamed, 2, 3) {
+  for (const bool head : {true, false}) {
+    support::reset_states();
+    Accelerator accelerator({.cpu = true, .fsdp_plugin = every_linear()});
+    Net net;
+    torch::optim::SGD sgd(net->parameters(), 0.1);
+    auto [m, opt] = accelerator.prepare(net, sgd);
+    const auto step = [&](bool alone) {
+      const at::Tensor loss = loss_of(m(mine(rows(0)), alone && head));
+      if (!alone || head) accelerator.backward(loss);
+      opt.step(), opt.zero_grad();
+    };
+    step(false);
+    const at::Tensor before = net->one.clone();
+    const auto message = support::message_of<CommError>([&] { step(support::rank() == 1); });
+    EXPECT_NE(message.find("in the same order"), std::string::npos) << message;
+    const std::string used = support::rank() == 1 && head ? "'right'" : "'left'";
+    EXPECT_NE(message.find(used), std::string::npos) << message;
+    EXPECT_TRUE(at::equal(net->one, before)) << "named before anything is changed";
+  }
 }
 
 RANKS_TEST(FsdpFeatures, TwoTrainedModelsAndAFrozenTeacher, 2) {

@@ -39,8 +39,11 @@ class Author {
     if (random_.chance(0.2)) values["ragged"] = "1";
     if (what_["model"] == "branches" && layout_.finds_unused && random_.chance(0.6))
       values["part"] = std::to_string(random_.between(1, 2));
-    // Another branch on each rank, which a sharded model refuses by sockets.
-    if (values.contains("part") && random_.chance(layout_.sharded ? 0.05 : 0.5)) values["spread"] = "1";
+    // Another branch on each replica, or on each rank, which a sharded model refuses.
+    const int64_t replica = layout_.ranks_of_replica(what_.integer("ranks"));
+    if (values.contains("part") && replica > 1 && replica < what_.integer("ranks") && random_.chance(0.5))
+      values["alike"] = std::to_string(replica);
+    else if (values.contains("part") && random_.chance(replica > 1 ? 0.05 : 0.5)) values["spread"] = "1";
     add("forward", values);
     unusual(0.04);
   }
@@ -167,7 +170,7 @@ class Author {
   void begin() {
     switch (random_.below(4)) {
       case 0:  // a rank of a sharded model leaves its first backward out
-        if (what_.integer("ranks") > 1 && layout_.sharded && what_["transport"] == "memory") leave_out();
+        if (what_.integer("ranks") > 1 && (layout_.keeps || random_.chance(0.1))) leave_out();
         break;
       case 1:
         add("no_sync");
@@ -269,7 +272,7 @@ class Author {
   /// Loops that the library has a hand in.
   void loops() {
     const std::string data = std::to_string(random_.between(100, 199));
-    if (random_.chance(0.1) && what_.integer("ranks") > 1) return leave_out();
+    if (random_.chance(layout_.keeps ? 0.2 : 0.03) && what_.integer("ranks") > 1) return leave_out();
     if (random_.chance(0.15)) return add("autograd_grad", {{"data", data}});
     if (random_.chance(0.15))
       return add("failed_backward",

@@ -80,7 +80,7 @@ std::vector<Layout> make_layouts() {
     return all.back();
   };
   sharded("fsdp2", kAny, fsdp2());
-  sharded("fsdp2_keep", kAny, fsdp2({.reshard_after_forward = false}));
+  sharded("fsdp2_keep", kAny, fsdp2({.reshard_after_forward = false})).keeps = true;
   sharded("fsdp2_near", kEven, fsdp2({.reshard_after_forward = int64_t{2}}));
   sharded("fsdp2_replicas", kEven, fsdp2({.dp_replicate_size = 2})).shard_ranks = -2;
   sharded("fsdp2_pairs", kEven, fsdp2({.dp_shard_size = 2})).shard_ranks = 2;
@@ -100,13 +100,16 @@ std::vector<Layout> make_layouts() {
   sharded("fsdp1_prefetch", kAny,
           fsdp1(ShardingStrategy::full_shard,
                 {.backward_prefetch = accelerate::BackwardPrefetch::backward_post, .forward_prefetch = true}));
-  sharded("fsdp1_grad_op", kAny, fsdp1(ShardingStrategy::shard_grad_op));
+  sharded("fsdp1_grad_op", kAny, fsdp1(ShardingStrategy::shard_grad_op)).keeps = true;
   Layout& whole = sharded("fsdp1_no_shard", kAny, fsdp1(ShardingStrategy::no_shard));
   whole.starts_from_rank0 = true;
   whole.shard_ranks = 1;
+  whole.keeps = true;
   sharded("fsdp1_hybrid", kEven, fsdp1(ShardingStrategy::hybrid_shard, {.dp_shard_size = 2})).shard_ranks = 2;
-  sharded("fsdp1_hybrid_zero2", kEven, fsdp1(ShardingStrategy::hybrid_shard_zero2, {.dp_replicate_size = 2}))
-      .shard_ranks = -2;
+  Layout& hybrid =
+      sharded("fsdp1_hybrid_zero2", kEven, fsdp1(ShardingStrategy::hybrid_shard_zero2, {.dp_replicate_size = 2}));
+  hybrid.shard_ranks = -2;
+  hybrid.keeps = true;
   sharded("fsdp1_from_rank0", kAny, fsdp1(ShardingStrategy::full_shard, {.sync_module_states = true}))
       .starts_from_rank0 = true;
   return all;

@@ -21,6 +21,7 @@ struct Layout {
   bool starts_from_rank0 = false;   ///< ranks may begin with other values
   int64_t shard_ranks = 0;          ///< 0: all; else those that hold one replica, negative: so many replicas
   bool finds_unused = true;         ///< a backward may leave parameters out
+  bool keeps = false;               ///< what a forward has gathered, for the backward: which a rank may leave out
   bool converts_buffers = false;    ///< to mixed precision's dtype, but for those of batch norms
   /// What a sharded model's parameters are computed in, and gradients are averaged in: "bf16", "fp16", or as mixed
   /// precision says, else as they are. `wire_dtype`: the same for whole gradients on their way.

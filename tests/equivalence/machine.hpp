@@ -45,9 +45,11 @@ inline int64_t steps_in_join(const Operation& operation, int64_t rank) {
   return digits[static_cast<size_t>(rank) % digits.size()] - '0';
 }
 
-/// `forward part=1 spread=1`: the branch that a rank uses, see Net::part; without `spread` all use the same.
+/// `forward part=1 spread=1`: the branch that a rank uses, see Net::part, another one on each; with `alike=2` on every
+/// two ranks, the replicas of a sharded model. Without either all use the same.
 inline int64_t part_of(const Operation& operation, int64_t rank) {
-  return (operation.integer("part") + rank * operation.integer("spread")) % 3;
+  const int64_t alike = operation.integer("alike");
+  return (operation.integer("part") + rank * operation.integer("spread") + (alike > 0 ? rank / alike : 0)) % 3;
 }
 
 /// Of the batch that a rank reads.

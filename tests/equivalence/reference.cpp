@@ -204,6 +204,8 @@ class Reference final : public Machine {
     } else if (verb == "leave_out") {
       leave_out(operation);
     } else if (verb == "failed_backward") {
+      // A loss that is scaled begins a step, whatever becomes of it.
+      if (operation.integer("bare") == 0) scale_.update();
       share_buffers(true);
       each([&](int64_t rank, Replica& replica) {
         replica.computing->part = 0;

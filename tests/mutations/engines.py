@@ -32,10 +32,8 @@ F("shared sums round on the way", file, "«sum[i] += static_cast<Sum>(next[i]);�
   "sum[i] = static_cast<Sum>(static_cast<T>(sum[i] + static_cast<Sum>(next[i]) * Sum(1.5)));")
 file = "src/parallel/sharding/collective_reducer.cpp"
 F("sums by sockets are divided in half precision only", file,
-  "const auto after = «divisors(state.result.scalar_type()).second»;",
-  "(state.result.scalar_type() == at::kFloat ? 1.0 : divisors(state.result.scalar_type()).second)")
-F("what was divided before the sum is divided again", file,
-  "const double before = «divisors(flat.scalar_type()).first»;", "static_cast<double>(group_->world_size())")
+  "group_->reduce_scatter_async(state.result, flat, «division.within»)",
+  "(flat.scalar_type() == at::kFloat ? 1.0 : division.within)")
 F("a rank without a gradient sends what was there", file, "«gradient.fill(part);»", "")
 F("parameters that no rank used get zeros", file, "used[i].push_back(«static_cast<char>(*common_flags++ != 0)»);",
   "static_cast<char>(*common_flags++ >= 0)")
@@ -128,7 +126,7 @@ F("what waits of frozen layers, in a checkpoint", file,
 F("what accumulated without a backward is left out", file,
   "«if (member.tensor.grad().defined() && !gradients->shows(member)) take_gradient(member);»", "")
 F("units that are recomputed see the next step's values", file,
-  "units->release();\n                             «store->publish(*units);»", "")
+  "    release();\n                             «store->publish(*units);»", "")
 F("state dicts of the first rank's piece", file,
   "flat = «self.groups.shard->all_gather(stretch.to(part.members.front().tensor.device()))»;",
   "self.groups.shard->all_gather(stretch.to(part.members.front().tensor.device())).mul(1.001)")

@@ -464,9 +464,14 @@ F("others meet rank 0 where it summons alone", "src/residency/summon.cpp", "«un
   "", w + "SummonedWritesActAndAreLostWhenAskedTo")
 F("ranks that share memory read together", "src/parallel/sharding/sharding.cpp",
   "if («read.insert(&unit).second») store->meet(", "false", w + "OneRankThatReadsAloneIsNamed")
+F("other parts of a model, where ranks share memory", "src/parallel/sharding/sharding.cpp",
+  "if (computes) return «store->use(unit)»;", "void()", "fsdp_features_tests FsdpFeatures.RanksThatUseOtherHeadsOrLeaveABackwardOutAreNamed")
+F("backwards left out, where ranks share memory", "src/parallel/sharding/sharding.cpp",
+  "if («self.settings.forward.evict_after_use») self.store->reshard(", "false",
+  "fsdp_features_tests FsdpFeatures.RanksThatUseOtherHeadsOrLeaveABackwardOutAreNamed")
 file = "src/parallel/sharding/collective_reducer.cpp"
 F("FSDP's average in half precision, on any number of ranks", file,
-  "«static_cast<double>(world) / static_cast<double>(factor)»", "static_cast<double>(world / factor)",
+  "return {.within = «static_cast<double>(world)»};", "static_cast<double>(world / 2 * 2)",
   w + "HalfPrecisionIsAveragedOnAnyNumberOfRanks")
 F("weights that drift apart are named soon", "src/parallel/drift.cpp",
   "|| («averages <= 256» && (averages", "false",
@@ -538,7 +543,7 @@ file = "src/optim/optimizer_state.cpp"
 F("ElementWise", file, "«if (type == *known) return true;»\n  return dynamic_cast", "static_cast<void>(known);",
   w + "LibTorchsSaveOfAnOptimizerInPiecesIsRefused")
 file = "src/comm/shared_memory.cpp"
-F("meetings from different places", file, "if («same») return any;", "true", w + "OneRankThatGathersAloneIsNamed")
+F("meetings from different places", file, "if («same») return heard;", "true", w + "OneRankThatGathersAloneIsNamed")
 F("waits from which nobody returns", file, "if («!all_wait» || places != places_) {", "true",
   w + "RanksThatPartWaysAreNamed")
 file = "src/parallel/fsdp/wrap_policy.cpp"

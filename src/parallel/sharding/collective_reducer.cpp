@@ -153,27 +153,32 @@ class CollectiveReducer final : public GradientReducer {
         continue;
       }
       at::Tensor flat = state.gradient.flat();
-      const double before = divisors(flat.scalar_type()).first;
-      if (before != 1) flat.div_(before);
+      const Division division = divide(flat.scalar_type());
+      if (division.before != 1) flat.div_(division.before);
       const int64_t length = parts_[index].numel() / group_->world_size();
       const meta_memory::Purpose shard(MemoryUse::gradients);
       state.result = at::empty({length}, flat.options());
       count_reduced(flat);
       const trace::Topic topic(trace::Kind::gradient_reduce, parts_[index].unit_name(),
                                static_cast<int64_t>(flat.nbytes()));
-      state.reduced = group_->reduce_scatter_async(state.result, flat);
+      state.reduced = group_->reduce_scatter_async(state.result, flat, division.within);
       running_.push_back(index);
     }
   }
 
-  /// Half-precision sums must not overflow, so part of the division comes first (PyTorch's rule); else all of it comes
-  /// last, on the small result. Together they are the number of ranks, whatever that is.
-  std::pair<double, double> divisors(at::ScalarType dtype) const {
+  /// By what the gradients are divided, their sum before it is rounded, and the result: together the number of ranks.
+  struct Division {
+    double before = 1, within = 1, after = 1;
+  };
+  /// On the host before the sum is rounded, as in shared memory. On a device sums in half precision must not overflow,
+  /// so part of the division comes first (PyTorch's rule); else all of it comes last, on the small result.
+  Division divide(at::ScalarType dtype) const {
     const int64_t world = group_->world_size();
-    if (dtype != at::kHalf && dtype != at::kBFloat16) return {1.0, static_cast<double>(world)};
+    if (group_->device().is_cpu()) return {.within = static_cast<double>(world)};
     int64_t factor = 1;
-    while (world % factor == 0 && world / factor > factor) factor *= 2;
-    return {static_cast<double>(factor), static_cast<double>(world) / static_cast<double>(factor)};
+    if (dtype == at::kHalf || dtype == at::kBFloat16)
+      while (world % factor == 0 && world / factor > factor) factor *= 2;
+    return {.before = static_cast<double>(factor), .after = static_cast<double>(world) / static_cast<double>(factor)};
   }
 
   /// At most two whole gradients wait for their turn on the wire.
@@ -188,7 +193,7 @@ class CollectiveReducer final : public GradientReducer {
     group_->wait("backward", *state.reduced);
     state.reduced.reset();
     buffers_.give(state.gradient.release());
-    const auto after = divisors(state.result.scalar_type()).second;
+    const double after = divide(state.result.scalar_type()).after;
     if (after != 1) state.result.div_(after);
     reduced(index);
   }

@@ -14,7 +14,8 @@
 
 namespace accelerate::residency {
 class Residency;
-}
+class Unit;
+}  // namespace accelerate::residency
 
 namespace accelerate::parallel {
 
@@ -32,6 +33,11 @@ class ShardStore {
   /// Whether this rank has changed part.master since the others were given it, as far as what is computed with tells;
   /// true where nothing tells. Not collective.
   virtual bool may_have_changed(const ShardedPart& part) const { return static_cast<void>(part), true; }
+  /// This rank computes with the unit. Where no gather compares that between ranks, the next of the collective
+  /// functions below does, @throws CommError on all ranks when they were others, or came in another order.
+  virtual void use(const residency::Unit& unit) { static_cast<void>(unit); }
+  /// Who uses a unit from here on gathers it anew. @param kept  those that stay through a pass, too
+  virtual void reshard(bool kept) { static_cast<void>(kept); }
   /// Before ranks gather something together that is no forward: names those that do something else. Collective.
   virtual void meet(const char* operation) { static_cast<void>(operation); }
   /// What was written to parameters or pieces since the last step: everybody computes with it from here on. Collective.

@@ -285,7 +285,8 @@ struct Sharding::Impl {
     units->set_watcher([this](const residency::Unit& unit) {
       if (gradients_are_open) look_for_unseen_steps(&unit);
       const bool computes = in_forward || torch::autograd::get_current_graph_task_id() != -1;
-      if (computes || units->writes_together()) return;
+      if (units->writes_together()) return;
+      if (computes) return store->use(unit);
       if (read.insert(&unit).second) store->meet("reading a parameter");
     });
     units->set_change({.begin = [this] { store->before_step(*units); }, .end = [this] { publish(); }});
@@ -438,7 +439,7 @@ struct Sharding::Impl {
     else finish();
     announced = was_announced;
     backward_is_due = false;
-    units->release();
+    release();
     show_gradients();
     gradients_are_open = true;
     read.clear();
@@ -474,7 +475,7 @@ struct Sharding::Impl {
         }
     gradients->start_anew();
     backward_is_due = false;
-    units->release();
+    release();
   }
   NamedTensors pieces_as_kept() const {
     NamedTensors pieces;
@@ -494,10 +495,14 @@ struct Sharding::Impl {
           (together || store->may_have_changed(part)))
         part.master.unsafeGetTensorImpl()->bump_version();
   }
+  void release() {
+    units->release();
+    store->reshard(/*kept=*/true);
+  }
   void publish() {
     gradients_are_open = false;
     read.clear();
-    units->release();
+    release();
     store->publish(*units);
   }
   static bool has_gradients(const ShardedPart& part) {
@@ -588,6 +593,7 @@ void Sharding::before_forward() {
   self.store->refresh(*self.units);
   self.read.clear();
   self.units->set_policy(policy);
+  if (policy.evict_after_use) self.store->reshard(/*kept=*/false);
   self.in_forward = true;
   counts::add(Count::forwards_sharded);
 }
@@ -598,8 +604,9 @@ void Sharding::after_forward(const std::vector<at::Tensor>&) {
   if (c10::GradMode::is_enabled()) {
     self.backward_is_due = true;
     self.units->set_policy(self.settings.backward);
+    if (self.settings.forward.evict_after_use) self.store->reshard(/*kept=*/false);
   } else {
-    self.units->release();
+    self.release();
   }
 }
 

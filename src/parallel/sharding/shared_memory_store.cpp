@@ -18,9 +18,11 @@
 #include "comm/shared_memory.hpp"
 #include "parallel/sharding/replicas.hpp"
 #include "parallel/sharding/shard_store.hpp"
+#include "parallel/sharding/used_units.hpp"
 #include "residency/homes/kept.hpp"
 #include "residency/residency.hpp"
 #include "utils/counts.hpp"
+#include "utils/raise.hpp"
 #include "utils/trace.hpp"
 
 namespace accelerate::parallel {
@@ -406,18 +408,20 @@ class SharedMemoryStore final : public ShardStore {
   std::unique_ptr<GradientReducer> make_reducer() override {
     return std::make_unique<SharedReducer>(parts_, groups_, mapping_, options_);
   }
-  void meet(const char* operation) override { mapping_->memory->barrier(operation); }
+  void use(const residency::Unit& unit) override { used_.add(unit); }
+  void reshard(bool kept) override { used_.reshard(kept); }
+  void meet(const char* operation) override { meet_as_used(operation); }
   void refresh(residency::Residency& units) override {
     bool changed = units.has_private();
     for (const auto& part : parts_) changed |= is_image(part) && part.master._version() != published_[part.index];
-    if (!mapping_->memory->meet("forward", changed)) return;
+    if (!meet_as_used("forward", changed)) return;
     units.share_again();
     publish_images(/*only_changed=*/true);
     units.note_up_to_date();
     mapping_->memory->barrier("forward");
   }
   void before_step(residency::Residency& units) override {
-    mapping_->memory->barrier("optimizer step");  // all have computed with the old values
+    meet_as_used("optimizer step");  // all have computed with the old values
     units.share_again();
     units.write_together(true);
   }
@@ -429,6 +433,20 @@ class SharedMemoryStore final : public ShardStore {
   }
 
  private:
+  /// @return whether `changed` is true on any rank
+  bool meet_as_used(const char* operation, bool changed = false) {
+    const auto heard = mapping_->memory->meet(operation, {.flag = changed, .digest = used_.digest()});
+    const std::string units = heard.alike ? "" : used_.names();
+    used_.forget();
+    if (!heard.alike)
+      raise<CommError>(
+          "{}: since ranks met last they have used different parts of a sharded model, or in another order; this one: "
+          "{}. Expected the same on all ranks, in the same order: all gather each part together, and only where they "
+          "share memory is it there anyway. Look for control flow that depends on the rank or on its data, and add "
+          "what is left out with a factor of 0 to the loss",
+          operation, units);
+    return heard.any;
+  }
   static bool is_image(const ShardedPart& part) { return part.compute_dtype != part.master_dtype; }
   residency::Home::Stretch stretch_of(const ShardedPart& part) const {
     const int64_t length = part.numel() / group_->world_size();
@@ -454,6 +472,7 @@ class SharedMemoryStore final : public ShardStore {
   std::shared_ptr<comm::Group> group_;  ///< groups_.shard
   std::shared_ptr<Mapping> mapping_;
   ReducerOptions options_;
+  UsedUnits used_;
   std::vector<at::Tensor> computed_;  ///< per part: the whole flat storage
   std::vector<int64_t> published_;    ///< per part that is an image: which version of its master
 };
