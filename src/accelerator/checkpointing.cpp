@@ -4,10 +4,12 @@
 #include "accelerator/accelerator_impl.hpp"
 #include "checkpoint/model_state.hpp"
 #include "comm/agreement.hpp"
+#include "residency/homes/encoded.hpp"
 #include "run_state/checkpoint_folders.hpp"
 #include "run_state/models.hpp"
 #include "run_state/optimizers.hpp"
 #include "utils/counts.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -195,6 +197,16 @@ c10::IValue Accelerator::get_optimizer_state_dict(const AcceleratedOptimizer& op
 void Accelerator::save_model_files(const ModelRef& model, const fs::path& folder, const std::string& max_shard_size,
                                    bool safe_serialization) const {
   const int64_t bytes = checkpointing::parse_size(max_shard_size);
+  const auto parameters = model.parameters();
+  const auto in_few_bits = std::count_if(parameters.begin(), parameters.end(), [](const auto& parameter) {
+    return residency::encoded_weight(parameter.second) != nullptr;
+  });
+  if (in_few_bits > 0 && is_main_process())
+    logs::warn(
+        "accelerate.accelerator",
+        "save_model: {} weights that are kept in few bits are written decoded, as ordinary tensors, which take 2 "
+        "to 8 times the room; save_quantized_model() writes their codes",
+        in_few_bits);
   if (const auto in_pieces = model_in_pieces(impl_->run, model))
     run_state::save_weights(*in_pieces, folder, bytes, safe_serialization);
   else if (impl_->writes_for_all()) checkpointing::save_model(model, folder, bytes, safe_serialization);

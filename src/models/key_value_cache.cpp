@@ -34,7 +34,7 @@ std::pair<at::Tensor, at::Tensor> KeyValueCache::update(int64_t layer, const at:
       (key.size(0) != own.keys.size(0) || key.size(1) != own.keys.size(1) || key.size(3) != own.keys.size(3)))
     raise<ShapeError>(
         "KeyValueCache::update: layer {} got keys of shape {} [B, H, T, d], but holds {}. Is the cache of another "
-        "batch or model? clear() it first.",
+        "batch or model? clear() it first. A pipeline (prepare_pippy) takes a cache with num_chunks = 1.",
         layer, key.sizes(), own.keys.narrow(2, 0, own.length).sizes());
   if (!own.keys.defined() || end > own.keys.size(2) || !own.length) {
     const int64_t capacity = std::max({end, 2 * own.length, kFirstCapacity});

@@ -2045,6 +2045,8 @@ F("products on codes choose their types themselves", "src/residency/encoded.cpp"
   "no_autocast(«c10::autocast_dispatch_keyset»);", "c10::DispatchKeySet()", q + "ChooseTypesThemselvesUnderAutocast")
 F("codes are saved as values", "src/checkpoint/model_state.cpp", "return «residency::encoded_weight(tensor) != nullptr» ?",
   "false", q + "AreSavedAsOrdinaryTensors")
+F("decoded codes are said in a line", "src/accelerator/checkpointing.cpp",
+  "if («in_few_bits > 0» && is_main_process())", "false", q + "AreSavedAsOrdinaryTensors")
 F("values are looked at before a model's own are taken away", "src/bigmodel/dispatch.cpp",
   "if (!checkpoint) «check_values(weight.name(), target.tensor, target.dtype, *how);»", "",
   q + "KeepTheirValuesWhereQuantizingIsRefused")
