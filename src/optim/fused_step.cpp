@@ -4,16 +4,19 @@
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
-#include <ATen/ops/clone.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros_like.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 #include <typeinfo>
 #include <vector>
+
+#include "optim/kernels/operators.hpp"
 
 namespace accelerate::optim {
 namespace {
@@ -33,8 +36,10 @@ template <class State> struct Bucket {
   at::Tensor step_tensor;  ///< shared by all entries of `steps`: the kernels only read it
 };
 
-/// Adam and AdamW.
-template <class Optimizer_, class Options_, class State_, auto Kernel> struct AdamKernel {
+double number_of(const std::optional<at::Tensor>& scale) { return scale ? scale->item<double>() : 1.0; }
+
+/// Adam and AdamW. @param Kernel  ATen's, for GPUs
+template <class Optimizer_, class Options_, class State_, auto Kernel, bool kDecoupled> struct AdamKernel {
   using Class = Optimizer_;
   using Options = Options_;
   using State = State_;
@@ -56,8 +61,9 @@ template <class Optimizer_, class Options_, class State_, auto Kernel> struct Ad
     return state;
   }
   static bool needs_state(const Options&) { return true; }
+  static const char* refuses(const at::Device&) { return nullptr; }
   static void add(Bucket<State>& bucket, const State* state, const Options& options) {
-    if (!bucket.step_tensor.defined())
+    if (!bucket.step_tensor.defined() && !bucket.device.is_cpu())
       bucket.step_tensor = at::scalar_tensor(0.0, at::TensorOptions().dtype(at::kFloat).device(bucket.device));
     bucket.first.push_back(state->exp_avg());
     bucket.second.push_back(state->exp_avg_sq());
@@ -67,6 +73,11 @@ template <class Optimizer_, class Options_, class State_, auto Kernel> struct Ad
   static void run(Bucket<State>& bucket, const Options& options, const std::optional<at::Tensor>& grad_scale) {
     ++bucket.step;
     for (State* state : bucket.states) state->step(bucket.step);
+    if (bucket.device.is_cpu())
+      return kernels::step_(kernels::AdamStep{options.lr(), std::get<0>(options.betas()), std::get<1>(options.betas()),
+                                              options.eps(), options.weight_decay(), kDecoupled, bucket.step},
+                            bucket.params, bucket.grads, bucket.first, bucket.second, bucket.largest,
+                            number_of(grad_scale));
     bucket.step_tensor.fill_(static_cast<double>(bucket.step));
     Kernel(bucket.params, bucket.grads, bucket.first, bucket.second, bucket.largest, bucket.steps, options.lr(),
            std::get<0>(options.betas()), std::get<1>(options.betas()), options.weight_decay(), options.eps(),
@@ -113,14 +124,52 @@ struct SGDKernel {
   static void add(Bucket<State>& bucket, const State* state, const Options&) {
     if (state) bucket.first.push_back(state->momentum_buffer());
   }
+  static const char* refuses(const at::Device&) { return nullptr; }
   static void run(Bucket<State>& bucket, const Options& options, const std::optional<at::Tensor>& grad_scale) {
+    const bool first = !bucket.first.empty() && bucket.step == 0;
+    if (bucket.device.is_cpu())
+      return kernels::step_(kernels::SgdStep{options.lr(), options.momentum(), options.dampening(),
+                                             options.weight_decay(), options.nesterov(), first},
+                            bucket.params, bucket.grads, bucket.first, number_of(grad_scale));
     at::_fused_sgd_(bucket.params, bucket.grads, bucket.first, options.weight_decay(), options.momentum(), options.lr(),
                     options.dampening(), options.nesterov(),
-                    /*maximize=*/false, /*is_first_step=*/!bucket.first.empty() && bucket.step == 0, grad_scale,
-                    std::nullopt);
+                    /*maximize=*/false, /*is_first_step=*/first, grad_scale, std::nullopt);
   }
   /// Buffers of a first step join the others from the second one on.
   static bool lists_outdated(const Bucket<State>& bucket) { return !bucket.first.empty() && bucket.step == 0; }
+};
+
+struct AdagradKernel {
+  using Class = torch::optim::Adagrad;
+  using Options = torch::optim::AdagradOptions;
+  using State = torch::optim::AdagradParamState;
+
+  static int64_t steps_taken(const State& state) { return state.step(); }
+  static const at::Tensor& identity(const State& state) { return state.sum(); }
+  static bool tensors_fit(const State& state, const Options&, const at::Tensor& param) {
+    const auto& sum = state.sum();
+    return sum.defined() && sum.scalar_type() == param.scalar_type() && sum.device() == param.device() &&
+           sum.strides() == param.strides();
+  }
+  static bool needs_state(const Options&) { return true; }
+  static std::unique_ptr<State> make_state(const at::Tensor& param, const Options& options) {
+    auto state = std::make_unique<State>();
+    state->step(0);
+    state->sum(at::full_like(param, options.initial_accumulator_value()));
+    return state;
+  }
+  static const char* refuses(const at::Device& device) {
+    return device.is_cpu() ? nullptr : "Adagrad has a fused kernel on CPUs only";
+  }
+  static void add(Bucket<State>& bucket, const State* state, const Options&) { bucket.first.push_back(state->sum()); }
+  static void run(Bucket<State>& bucket, const Options& options, const std::optional<at::Tensor>& grad_scale) {
+    ++bucket.step;
+    for (State* state : bucket.states) state->step(bucket.step);
+    kernels::step_(
+        kernels::AdagradStep{options.lr(), options.lr_decay(), options.eps(), options.weight_decay(), bucket.step},
+        bucket.params, bucket.grads, bucket.first, number_of(grad_scale));
+  }
+  static bool lists_outdated(const Bucket<State>&) { return false; }
 };
 
 template <class Kernel> class FusedStepOf : public FusedStep {
@@ -151,7 +200,7 @@ template <class Kernel> class FusedStepOf : public FusedStep {
     for (auto& bucket : buckets_) {
       Kernel::run(bucket, static_cast<const Options&>(optimizer_.param_groups()[bucket.group].options()),
                   grad_scale ? std::optional(grad_scale->to(bucket.device)) : std::nullopt);
-      // LibTorch's fused kernels don't say that they have written; homes of images, and autograd, want to know.
+      // Fused kernels don't say that they have written; homes of images, and autograd, want to know.
       for (const at::Tensor& parameter : bucket.params) parameter.unsafeGetTensorImpl()->bump_version();
       bucket.grads.clear();  // backward reuses a gradient's memory only if nobody else holds it
       outdated |= Kernel::lists_outdated(bucket);
@@ -195,6 +244,7 @@ template <class Kernel> class FusedStepOf : public FusedStep {
         if (grad.layout() != at::kStrided || param.layout() != at::kStrided)
           return "a parameter or gradient is not dense";
         if (!param.is_cpu() && !param.is_cuda()) return "a parameter is neither on a CPU nor on a CUDA device";
+        if (const char* reason = Kernel::refuses(param.device())) return reason;
         const auto dtype = param.scalar_type();
         if (dtype != at::kFloat && dtype != at::kDouble &&
             !(allow_half_ && (dtype == at::kHalf || dtype == at::kBFloat16)))
@@ -273,11 +323,12 @@ template <class Kernel> class FusedStepOf : public FusedStep {
   std::vector<Bucket<State>> buckets_;
 };
 
-using FusedAdam =
-    FusedStepOf<AdamKernel<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState, adam_kernel>>;
-using FusedAdamW = FusedStepOf<
-    AdamKernel<torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::AdamWParamState, adamw_kernel>>;
+using FusedAdam = FusedStepOf<AdamKernel<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState,
+                                         adam_kernel, /*kDecoupled=*/false>>;
+using FusedAdamW = FusedStepOf<AdamKernel<torch::optim::AdamW, torch::optim::AdamWOptions,
+                                          torch::optim::AdamWParamState, adamw_kernel, /*kDecoupled=*/true>>;
 using FusedSGD = FusedStepOf<SGDKernel>;
+using FusedAdagrad = FusedStepOf<AdagradKernel>;
 
 }  // namespace
 
@@ -285,6 +336,7 @@ std::unique_ptr<FusedStep> FusedStep::create(Optimizer& optimizer, bool allow_ha
   if (typeid(optimizer) == typeid(torch::optim::AdamW)) return std::make_unique<FusedAdamW>(optimizer, allow_half);
   if (typeid(optimizer) == typeid(torch::optim::Adam)) return std::make_unique<FusedAdam>(optimizer, allow_half);
   if (typeid(optimizer) == typeid(torch::optim::SGD)) return std::make_unique<FusedSGD>(optimizer, allow_half);
+  if (typeid(optimizer) == typeid(torch::optim::Adagrad)) return std::make_unique<FusedAdagrad>(optimizer, allow_half);
   return nullptr;
 }
 

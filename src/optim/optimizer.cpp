@@ -153,7 +153,8 @@ AcceleratedOptimizer::AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimiz
   if (options.fused.value_or(true)) impl_->fused = optim::FusedStep::create(*optimizer, options.fused == true);
   if (options.fused == true && !impl_->fused)
     throw ConfigError(
-        "AcceleratedOptimizer: fused = true but only torch::optim::Adam, AdamW and SGD have fused kernels (classes "
+        "AcceleratedOptimizer: fused = true but only torch::optim::Adam, AdamW, SGD and Adagrad have fused kernels "
+        "(classes "
         "derived from them may step in another way). Leave `fused` unset.");
   if (device_placement && !optimizer->state().empty()) {
     const at::Device device = PartialState().device();

@@ -265,6 +265,25 @@ F("the scale changes once for all optimizers", file,
   "«pending_ = pending_.defined() ? at::maximum(pending_, found_inf) : found_inf;»",
   "change_scale([&] { apply(scale_, growth_tracker_, found_inf); });", g + "OneOptimizersOverflowIsNotTheOthersStep")
 F("the old optimizer's step is named", file, "«check_for_foreign_steps(state);»", "", g + "TheOldOptimizersStepIsNamed")
+kernels, k = "src/optim/kernels/", "step_kernels_tests StepKernels."
+F("halves below their smallest normal number", kernels + "step_bodies.hpp",
+  "«std::bit_cast<float>(magnitude + kSmallestNormal) - std::bit_cast<float>(kSmallestNormal)»",
+  "std::bit_cast<float>(magnitude)", k + "ConvertAsLibTorchDoes")
+F("ties of numbers of 16 bits go to even", kernels + "step_bodies.hpp", "const uint32_t rounded = («bits + 0x7fff + (bits >> 16 & 1)») >> 16;",
+  "bits + 0x8000", k + "ConvertAsLibTorchDoes")
+F("a thread begins where its part of a stretch does", kernels + "step.cpp", "from = «std::max<int64_t>(begin - before, 0)»;",
+  "0", k + "GiveTheSameBitsHoweverTensorsAreCut")
+F("blocks that are converted go on where the last one ended", kernels + "step.cpp",
+  "const int64_t count = «std::min(at_once, last - from)»;", "std::min(at_once, last - from) / 2 * 2",
+  k + "GiveTheSameBitsHoweverTensorsAreCut")
+F("converted states are written back", kernels + "step.cpp", "if («low_ && writes_») loops().narrow", "low_ && writes_ && count_ < 0",
+  k + "RoundOnce")
+F("divided gradients stay divided", kernels + "step.cpp", "if («divisor != 1») loops_of<T>().divide(", "false",
+  k + "DivideGradientsAndLeaveThemDivided")
+F("Adagrad's steps count", "src/optim/kernels/step.cpp", "(1 + «static_cast<double>(rule.step - 1)» * rule.lr_decay)", "0.0",
+  "optim_tests OptimTest.FusedStepEqualsPlainStepWithinRounding")
+F("Adam makes up for the first steps", "src/optim/kernels/step.cpp", "const double root = «std::sqrt(1 - std::pow(rule.beta2, number))»;", "1.0",
+  "optim_tests OptimTest.FusedStepEqualsPlainStepWithinRounding")
 F("AcceleratedOptimizerOptions::fused", "src/optim/optimizer.cpp", "if («options.fused.value_or(true)») impl_->fused",
   "true", "optim_tests OptimTest.FallsBackWhereTheKernelsCannot")
 F("searching optimizers see the mean loss", "src/optim/optimizer.cpp",

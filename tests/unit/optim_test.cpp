@@ -52,6 +52,9 @@ Maker adam(const torch::optim::AdamOptions& o) {
 Maker adamw(const torch::optim::AdamWOptions& o) {
   return [o](Tensors p) { return std::make_shared<torch::optim::AdamW>(std::move(p), o); };
 }
+Maker adagrad(const torch::optim::AdagradOptions& o) {
+  return [o](Tensors p) { return std::make_shared<torch::optim::Adagrad>(std::move(p), o); };
+}
 Maker sgd(const torch::optim::SGDOptions& o) {
   return [o](Tensors p) { return std::make_shared<torch::optim::SGD>(std::move(p), o); };
 }
@@ -68,6 +71,9 @@ const std::vector<std::pair<std::string, Maker>>& fused_makers() {
       {"SGD, decay", sgd(torch::optim::SGDOptions(0.1).weight_decay(0.1))},
       {"SGD, momentum, dampening", sgd(torch::optim::SGDOptions(0.1).momentum(0.9).dampening(0.3))},
       {"SGD, Nesterov, decay", sgd(torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.01))},
+      {"Adagrad", adagrad(torch::optim::AdagradOptions(0.1))},
+      {"Adagrad, L2, slower",
+       adagrad(torch::optim::AdagradOptions(0.1).lr_decay(0.01).weight_decay(0.1).initial_accumulator_value(0.5))},
   };
   return all;
 }
