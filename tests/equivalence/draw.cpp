@@ -42,7 +42,7 @@ class Author {
     // Another branch on each replica, or on each rank, which a sharded model refuses.
     const int64_t replica = layout_.ranks_of_replica(what_.integer("ranks"));
     if (values.contains("part") && replica > 1 && replica < what_.integer("ranks") && random_.chance(0.5))
-      values["alike"] = std::to_string(replica);
+      values["replicas"] = "1";
     else if (values.contains("part") && random_.chance(replica > 1 ? 0.05 : 0.5)) values["spread"] = "1";
     add("forward", values);
     unusual(0.04);

@@ -45,11 +45,12 @@ inline int64_t steps_in_join(const Operation& operation, int64_t rank) {
   return digits[static_cast<size_t>(rank) % digits.size()] - '0';
 }
 
-/// `forward part=1 spread=1`: the branch that a rank uses, see Net::part, another one on each; with `alike=2` on every
-/// two ranks, the replicas of a sharded model. Without either all use the same.
-inline int64_t part_of(const Operation& operation, int64_t rank) {
-  const int64_t alike = operation.integer("alike");
-  return (operation.integer("part") + rank * operation.integer("spread") + (alike > 0 ? rank / alike : 0)) % 3;
+/// `forward part=1 spread=1`: the branch that a rank uses, see Net::part, another one on each; with `replicas=1` on
+/// each replica of a model, which `of_replica` ranks hold together. Without either all use the same.
+inline int64_t part_of(const Operation& operation, int64_t rank, int64_t of_replica) {
+  return (operation.integer("part") + rank * operation.integer("spread") +
+          rank / of_replica * operation.integer("replicas")) %
+         3;
 }
 
 /// Of the batch that a rank reads.

@@ -33,7 +33,8 @@ AcceleratorOptions options_of(const Case& what, const Layout& layout) {
 
 /// What a program makes at its start. Gone as a whole, in the order of a program's end.
 struct Objects {
-  Objects(const Case& what, const Layout& layout, uint64_t seed) : accelerator(options_of(what, layout)) {
+  Objects(const Case& what, const Layout& layout, uint64_t seed)
+      : accelerator(options_of(what, layout)), of_replica(layout.ranks_of_replica(accelerator.num_processes())) {
     const bool precise = what["dtype"] == "f64" && what["precision"] == "no";
     const auto make = [&] {
       // What is prepared steps a tied weight once, however often LibTorch lists it.
@@ -72,6 +73,7 @@ struct Objects {
   }
 
   Accelerator accelerator;
+  const int64_t of_replica;  ///< ranks
   std::shared_ptr<Net> net;
   std::vector<std::unique_ptr<torch::optim::Optimizer>> made;
   std::optional<accelerate::Prepared<std::shared_ptr<Net>>> model;
@@ -103,7 +105,7 @@ class Ours final : public Machine {
     } else if (verb == "end") {
       o_->scopes.pop_back();
     } else if (verb == "forward") {
-      net.part = part_of(operation, rank());
+      net.part = part_of(operation, rank(), o_->of_replica);
       o_->losses.push_back(loss_on(batch(operation)));
     } else if (verb == "backward") {
       backward(operation);

@@ -340,7 +340,8 @@ class Reference final : public Machine {
   void forward(const Operation& operation) {
     share_buffers(true);
     each([&](int64_t rank, Replica& replica) {
-      replica.computing->part = part_of(operation, rank);
+      replica.computing->part =
+          part_of(operation, rank, layout_->ranks_of_replica(static_cast<int64_t>(replicas_.size())));
       const at::Tensor input = batch(replica, operation, rank), output = call(replica, input);
       see(rank, "output", output);
       replica.losses.push_back(loss_of(*replica.net, output, input));

@@ -10,7 +10,7 @@ namespace {
 bool possible(const Case& what) {
   const auto& layout = layout_named(what["layout"]);
   const bool leaves_out = std::any_of(what.program.begin(), what.program.end(), [](const Operation& operation) {
-    return operation.integer("part") + operation.integer("spread") + operation.integer("alike") != 0;
+    return operation.integer("part") + operation.integer("spread") + operation.integer("replicas") != 0;
   });
   return std::find(layout.ranks.begin(), layout.ranks.end(), what.integer("ranks")) != layout.ranks.end() &&
          (layout.finds_unused || !leaves_out);

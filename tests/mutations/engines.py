@@ -133,7 +133,7 @@ F("state dicts of the first rank's piece", file,
 F("steps of optimizers from before prepare, at a forward", file, "«self.look_for_unseen_steps();»", "")
 F("steps of optimizers from before prepare, at a read", file,
   "if («gradients_are_open») look_for_unseen_steps(&unit);", "false")
-F("the same, of layers that were frozen before", file, "part.may_step = part.trained «|| has_gradients(part)»;", "")
+F("the same, of layers that were frozen before", file, "part.may_step = part.trained || «has_gradients(part)»;", "false")
 F("accesses within a backward meet without need", file, "(«together» || store->may_have_changed(part))", "true")
 file = "src/residency/residency.cpp"
 F("units that are fetched ahead of a step", file,
