@@ -283,8 +283,9 @@ struct Sharding::Impl {
           drift.note_write(member.name(), values);
       });
     units->set_watcher([this](const residency::Unit& unit) {
-      if (gradients_are_open) look_for_unseen_steps(&unit);
       const bool computes = in_forward || torch::autograd::get_current_graph_task_id() != -1;
+      // Between a forward and its backward, too, where an earlier one has left gradients.
+      if (gradients_are_open || (!computes && pieces_have_gradients())) look_for_unseen_steps(&unit);
       if (units->writes_together()) return;
       if (computes) return store->use(unit);
       if (read.insert(&unit).second) store->meet("reading a parameter");
