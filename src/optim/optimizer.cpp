@@ -2,7 +2,9 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/full_like.h>
 #include <c10/util/Type.h>
+#include <torch/optim/adagrad.h>
 
 #include <algorithm>
 #include <unordered_set>
@@ -113,6 +115,22 @@ void keep_each_parameter_once(torch::optim::Optimizer& optimizer) {
   for (auto& group : optimizer.param_groups())
     std::erase_if(group.params(),
                   [&](const at::Tensor& parameter) { return !seen.insert(parameter.unsafeGetTensorImpl()).second; });
+}
+
+/// LibTorch's makes them when it is made, and its step fails on what came later.
+void make_missing_states(torch::optim::Adagrad& optimizer) {
+  const at::NoGradGuard no_grad;
+  for (const auto& group : optimizer.param_groups()) {
+    const auto& options = static_cast<const torch::optim::AdagradOptions&>(group.options());
+    for (const auto& parameter : group.params()) {
+      auto& place = optimizer.state()[parameter.unsafeGetTensorImpl()];
+      if (place) continue;
+      auto state = std::make_unique<torch::optim::AdagradParamState>();
+      state->step(0);
+      state->sum(at::full_like(parameter, options.initial_accumulator_value(), at::MemoryFormat::Preserve));
+      place = std::move(state);
+    }
+  }
 }
 
 /// The scale finds its place in a few steps; after so many it will not, and nothing has been trained.
@@ -333,6 +351,7 @@ void AcceleratedOptimizer::add_param_group(const torch::optim::OptimizerParamGro
   if (auto* const own = dynamic_cast<optim::AdamW8bit*>(&optimizer())) own->add_param_group(group);
   else optimizer().add_param_group(group);
   look();
+  if (auto* const adagrad = dynamic_cast<torch::optim::Adagrad*>(&optimizer())) make_missing_states(*adagrad);
 }
 const std::shared_ptr<optim::GradScaler>& AcceleratedOptimizer::scaler() const { return impl_->scaler; }
 c10::IValue AcceleratedOptimizer::state_dict() const { return optim::optimizer_state_dict(*impl_->optimizer); }

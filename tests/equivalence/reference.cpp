@@ -180,6 +180,14 @@ class Reference final : public Machine {
         const auto count = replica.parameters.size(), held = count - static_cast<size_t>(case_.integer("withheld"));
         replica.optimizers[0]->add_param_group(std::vector<at::Tensor>(
             replica.parameters.begin() + static_cast<std::ptrdiff_t>(held), replica.parameters.end()));
+        if (dynamic_cast<torch::optim::Adagrad*>(replica.optimizers[0].get()) == nullptr) continue;
+        // LibTorch's makes states when it is made, and its step fails on what came later.
+        for (size_t p = held; p < count; ++p) {
+          auto state = std::make_unique<torch::optim::AdagradParamState>();
+          state->step(0);
+          state->sum(at::zeros_like(replica.parameters[p]));
+          replica.optimizers[0]->state()[replica.parameters[p].unsafeGetTensorImpl()] = std::move(state);
+        }
       }
     } else if (verb == "save" || verb == "save_model") {
       save(verb + operation.word("name", "a"), verb == "save");

@@ -132,10 +132,10 @@ F("state dicts of the first rank's piece", file,
   "self.groups.shard->all_gather(stretch.to(part.members.front().tensor.device())).mul(1.001)")
 F("steps of optimizers from before prepare, at a forward", file, "«self.look_for_unseen_steps();»", "")
 F("steps of optimizers from before prepare, at a read", file,
-  "if («gradients_are_open») look_for_unseen_steps(&unit);", "false")
+  "if («gradients_are_open» || (!computes", "false")
 F("the same, of layers that were frozen before", file, "part.may_step = part.trained || «has_gradients(part)»;", "false")
 F("optimizers from before prepare step between a forward and its backward", file,
-  "(«!computes && pieces_have_gradients()»)) look_for_unseen_steps(&unit)", "false")
+  "(!computes && «gradients_were_left»)) look_for_unseen_steps(&unit)", "false")
 F("accesses within a backward meet without need", file, "(«together» || store->may_have_changed(part))", "true")
 file = "src/residency/residency.cpp"
 F("units that are fetched ahead of a step", file,

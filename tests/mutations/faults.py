@@ -282,6 +282,8 @@ F("divided gradients stay divided", kernels + "step.cpp", "if («divisor != 1»)
   k + "DivideGradientsAndLeaveThemDivided")
 F("Adagrad's steps count", "src/optim/kernels/step.cpp", "(1 + «static_cast<double>(rule.step - 1)» * rule.lr_decay)", "0.0",
   "optim_tests OptimTest.FusedStepEqualsPlainStepWithinRounding")
+F("Adagrad's groups that came later", "src/optim/optimizer.cpp", "if («place») continue;", "true",
+  "optim_tests OptimTest.AdagradStepsOnGroupsThatCameLater")
 F("Adam makes up for the first steps", "src/optim/kernels/step.cpp", "const double root = «std::sqrt(1 - std::pow(rule.beta2, number))»;", "1.0",
   "optim_tests OptimTest.FusedStepEqualsPlainStepWithinRounding")
 F("AcceleratedOptimizerOptions::fused", "src/optim/optimizer.cpp", "if («options.fused.value_or(true)») impl_->fused",

@@ -205,6 +205,22 @@ TEST_F(OptimTest, FallsBackWhereTheKernelsCannot) {
                ConfigError);
 }
 
+// LibTorch's own step fails on it.
+TEST_F(OptimTest, AdagradStepsOnGroupsThatCameLater) {
+  for (const bool fused : {true, false}) {
+    const auto first = torch::ones({3}, torch::requires_grad()), later = torch::ones({3}, torch::requires_grad());
+    const AcceleratedOptimizer optimizer(
+        std::make_shared<torch::optim::Adagrad>(Tensors{first}, torch::optim::AdagradOptions(0.1)), true, nullptr,
+        {.fused = fused});
+    optimizer.add_param_group(torch::optim::OptimizerParamGroup(Tensors{later}));
+    first.mutable_grad() = torch::full({3}, 2.0), later.mutable_grad() = torch::full({3}, 2.0);
+    optimizer.step();
+    EXPECT_EQ(optimizer.step_was_fused(), fused);
+    EXPECT_TRUE(torch::equal(first, later));
+    EXPECT_NEAR(later[0].item<double>(), 0.9, 1e-6);
+  }
+}
+
 TEST_F(OptimTest, FusedStepLetsGoOfGradients) {
   const auto weight = torch::ones(4, torch::requires_grad());
   const AcceleratedOptimizer optimizer(torch::optim::AdamW(Tensors{weight}, torch::optim::AdamWOptions(0.1)));

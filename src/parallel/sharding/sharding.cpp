@@ -90,6 +90,7 @@ struct Sharding::Impl {
   bool ends_itself = false;  ///< nobody does: the backward that runs has been told to do what that does
   bool gradients_are_open =
       false;  ///< outside of forward and backward: pieces have some, and no prepared optimizer has stepped on them
+  bool gradients_were_left = false;  ///< the same, from before a forward whose backward has not come yet
 
   /// What layers before have left of a parameter, where that is not the parameter as it was. Null: it is.
   const Held* other(const at::Tensor& parameter) const {
@@ -284,8 +285,7 @@ struct Sharding::Impl {
       });
     units->set_watcher([this](const residency::Unit& unit) {
       const bool computes = in_forward || torch::autograd::get_current_graph_task_id() != -1;
-      // Between a forward and its backward, too, where an earlier one has left gradients.
-      if (gradients_are_open || (!computes && pieces_have_gradients())) look_for_unseen_steps(&unit);
+      if (gradients_are_open || (!computes && gradients_were_left)) look_for_unseen_steps(&unit);
       if (units->writes_together()) return;
       if (computes) return store->use(unit);
       if (read.insert(&unit).second) store->meet("reading a parameter");
@@ -501,7 +501,7 @@ struct Sharding::Impl {
     store->reshard(/*kept=*/true);
   }
   void publish() {
-    gradients_are_open = false;
+    gradients_are_open = gradients_were_left = false;
     read.clear();
     release();
     store->publish(*units);
@@ -588,8 +588,9 @@ void Sharding::before_forward() {
   policy.keep_for_backward = self.groups.near && c10::GradMode::is_enabled();
   self.announced = self.ends_itself = false;
   self.gradients->release();
-  if (self.gradients_are_open || self.pieces_have_gradients()) self.look_for_unseen_steps();
-  self.gradients_are_open = false;
+  if (self.gradients_are_open || self.gradients_were_left || self.pieces_have_gradients())
+    self.look_for_unseen_steps();
+  self.gradients_are_open = self.gradients_were_left = false;
   if (c10::GradMode::is_enabled()) self.see_what_is_trained();
   self.store->refresh(*self.units);
   self.read.clear();
@@ -613,7 +614,8 @@ void Sharding::after_forward(const std::vector<at::Tensor>&) {
 
 void Sharding::leave_forward() noexcept {
   impl_->in_forward = false;
-  if (!c10::GradMode::is_enabled()) impl_->gradients_are_open = impl_->pieces_have_gradients();
+  (c10::GradMode::is_enabled() ? impl_->gradients_were_left : impl_->gradients_are_open) =
+      impl_->pieces_have_gradients();
 }
 
 void Sharding::before_backward(const at::Tensor&) {
