@@ -84,8 +84,10 @@ class OptimTest : public ::testing::Test {
   void TearDown() override { GradientState::reset(), AcceleratorState::reset(true); }
 };
 
-// The kernels round less often than the plain step. Measured on an x86-64 CPU after 50 steps, over all cases: at
-// most 1.6 ulp in fp32 and 1.1 in fp64, in units of the last place of a tensor's largest value.
+// Both round, at other places: at most 4 times in each of 50 steps by up to half a unit, which adds up like a random
+// walk (0.29 units of standard deviation each, so 4.1 in all; where one element is the whole tensor nothing evens that
+// out). Three times that is allowed; measured were at most 5.1 units in fp32 and 2.2 in fp64, of the last place of a
+// tensor's largest value. What is wrong by a rate or a sign is off by thousands.
 TEST_F(OptimTest, FusedStepEqualsPlainStepWithinRounding) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     double worst = 0;
@@ -104,7 +106,7 @@ TEST_F(OptimTest, FusedStepEqualsPlainStepWithinRounding) {
       for (size_t i = 0; i < plain_params.size(); ++i) {
         const double difference = difference_in_ulp(plain_params[i], fused_params[i]);
         worst = std::max(worst, difference);
-        EXPECT_LE(difference, 4) << name << ", parameter " << i << ", " << c10::toString(dtype);
+        EXPECT_LE(difference, 12) << name << ", parameter " << i << ", " << c10::toString(dtype);
       }
     }
     RecordProperty(std::string("worst_ulp_") + c10::toString(dtype), std::to_string(worst));

@@ -26,9 +26,10 @@ class GradScaler;
 
 struct AcceleratedOptimizerOptions {
   /// One kernel per step instead of about ten per tensor (Adam, AdamW, SGD, and Adagrad on CPUs; dense parameters): our
-  /// own on CPUs, ATen's on GPUs. It reads and writes the same state objects, so one may switch at any time. Unset: where the result is the plain
-  /// step's but for rounding, i.e. fp32 and fp64; in fp16 and bf16 the plain step rounds after every operation and the
-  /// kernel only once. true: also fp16 and bf16, and a ConfigError where it is impossible. false: never.
+  /// own on CPUs, ATen's on GPUs. It reads and writes the same state objects, so one may switch at any time. Unset:
+  /// where the result is the plain step's but for rounding, i.e. fp32 and fp64; in fp16 and bf16 the plain step rounds
+  /// after every operation and the kernel only once. true: also fp16 and bf16, and a ConfigError where it is
+  /// impossible. false: never.
   std::optional<bool> fused;
 };
 

@@ -44,7 +44,7 @@ void adagrad(at::TensorList parameters, at::TensorList gradients, at::TensorList
 void define_operators() {
   // Not by TORCH_LIBRARY: a static library's object file that nobody calls is not linked.
   static const torch::Library library = [] {
-    torch::Library definitions(torch::Library::DEF, "accelerate", std::nullopt, __FILE__, __LINE__);
+    torch::Library definitions(torch::Library::DEF, "accelerate_kernels", std::nullopt, __FILE__, __LINE__);
     definitions.def(
         "step_adam_(Tensor(a!)[] parameters, Tensor(b!)[] gradients, Tensor(c!)[] first, Tensor(d!)[] second, "
         "Tensor(e!)[] largest, float lr, float beta1, float beta2, float eps, float weight_decay, bool decoupled, "
@@ -76,17 +76,17 @@ template <auto kKernel, class... Arguments> void call(const char* name, const Ar
 
 void step_(const AdamStep& rule, at::TensorList parameters, at::TensorList gradients, at::TensorList first,
            at::TensorList second, at::TensorList largest, double divisor) {
-  call<&adam>("accelerate::step_adam_", parameters, gradients, first, second, largest, rule.lr, rule.beta1, rule.beta2,
-              rule.eps, rule.weight_decay, rule.decoupled, rule.step, divisor);
+  call<&adam>("accelerate_kernels::step_adam_", parameters, gradients, first, second, largest, rule.lr, rule.beta1,
+              rule.beta2, rule.eps, rule.weight_decay, rule.decoupled, rule.step, divisor);
 }
 void step_(const SgdStep& rule, at::TensorList parameters, at::TensorList gradients, at::TensorList momentum,
            double divisor) {
-  call<&sgd>("accelerate::step_sgd_", parameters, gradients, momentum, rule.lr, rule.momentum, rule.dampening,
+  call<&sgd>("accelerate_kernels::step_sgd_", parameters, gradients, momentum, rule.lr, rule.momentum, rule.dampening,
              rule.weight_decay, rule.nesterov, rule.first, divisor);
 }
 void step_(const AdagradStep& rule, at::TensorList parameters, at::TensorList gradients, at::TensorList sums,
            double divisor) {
-  call<&adagrad>("accelerate::step_adagrad_", parameters, gradients, sums, rule.lr, rule.lr_decay, rule.eps,
+  call<&adagrad>("accelerate_kernels::step_adagrad_", parameters, gradients, sums, rule.lr, rule.lr_decay, rule.eps,
                  rule.weight_decay, rule.step, divisor);
 }
 

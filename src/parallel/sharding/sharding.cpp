@@ -588,8 +588,7 @@ void Sharding::before_forward() {
   policy.keep_for_backward = self.groups.near && c10::GradMode::is_enabled();
   self.announced = self.ends_itself = false;
   self.gradients->release();
-  if (self.gradients_are_open || self.gradients_were_left || self.pieces_have_gradients())
-    self.look_for_unseen_steps();
+  if (self.gradients_are_open || self.gradients_were_left || self.pieces_have_gradients()) self.look_for_unseen_steps();
   self.gradients_are_open = self.gradients_were_left = false;
   if (c10::GradMode::is_enabled()) self.see_what_is_trained();
   self.store->refresh(*self.units);
