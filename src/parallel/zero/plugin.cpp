@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "accelerate/config.hpp"
-#include "parallel/deepspeed/document.hpp"
+#include "parallel/zero/document.hpp"
 #include "utils/environment.hpp"
 #include "utils/json.hpp"
 #include "utils/log.hpp"

@@ -1,7 +1,7 @@
 #include <cmath>
 #include <limits>
 
-#include "parallel/deepspeed/document.hpp"
+#include "parallel/zero/document.hpp"
 #include "utils/json.hpp"
 #include "utils/read_file.hpp"
 
