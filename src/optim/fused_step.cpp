@@ -16,6 +16,7 @@
 #include <typeinfo>
 #include <vector>
 
+#include "optim/describe_own.hpp"
 #include "optim/kernels/operators.hpp"
 
 namespace accelerate::optim {
@@ -168,6 +169,83 @@ struct AdagradKernel {
     kernels::step_(
         kernels::AdagradStep{options.lr(), options.lr_decay(), options.eps(), options.weight_decay(), bucket.step},
         bucket.params, bucket.grads, bucket.first, number_of(grad_scale));
+  }
+  static bool lists_outdated(const Bucket<State>&) { return false; }
+};
+
+struct LionKernel {
+  using Class = Lion;
+  using Options = LionOptions;
+  using State = LionParamState;
+
+  static int64_t steps_taken(const State& state) { return state.step(); }
+  static const at::Tensor& identity(const State& state) { return state.exp_avg(); }
+  static bool tensors_fit(const State& state, const Options&, const at::Tensor& param) {
+    const auto& momentum = state.exp_avg();
+    return momentum.defined() && momentum.scalar_type() == param.scalar_type() && momentum.device() == param.device() &&
+           momentum.strides() == param.strides();
+  }
+  static bool needs_state(const Options&) { return true; }
+  static std::unique_ptr<State> make_state(const at::Tensor& param, const Options&) {
+    auto state = std::make_unique<State>();
+    state->exp_avg(at::zeros_like(param));
+    return state;
+  }
+  static const char* refuses(const at::Device& device) {
+    return device.is_cpu() ? nullptr : "Lion has a fused kernel on CPUs only";
+  }
+  static void add(Bucket<State>& bucket, const State* state, const Options&) {
+    bucket.first.push_back(state->exp_avg());
+  }
+  static void run(Bucket<State>& bucket, const Options& options, const std::optional<at::Tensor>& grad_scale) {
+    ++bucket.step;
+    for (State* state : bucket.states) state->step(bucket.step);
+    const auto [beta1, beta2] = options.betas();
+    kernels::step_(kernels::LionStep{options.lr(), beta1, beta2, options.weight_decay()}, bucket.params, bucket.grads,
+                   bucket.first, number_of(grad_scale));
+  }
+  static bool lists_outdated(const Bucket<State>&) { return false; }
+};
+
+struct DeepSpeedAdamKernel {
+  using Class = DeepSpeedAdam;
+  using Options = DeepSpeedAdamOptions;
+  using State = DeepSpeedAdamParamState;
+
+  static int64_t steps_taken(const State& state) { return state.step(); }
+  static const at::Tensor& identity(const State& state) { return state.exp_avg(); }
+  /// Moments may be more exact than the parameter.
+  static bool tensors_fit(const State& state, const Options&, const at::Tensor& param) {
+    const auto fits = [&](const at::Tensor& t) {
+      const bool exact_enough = t.defined() && (t.scalar_type() == param.scalar_type() ||
+                                                (t.scalar_type() == at::kFloat && param.scalar_type() != at::kDouble));
+      return exact_enough && t.device() == param.device() && t.strides() == param.strides();
+    };
+    return fits(state.exp_avg()) && fits(state.exp_avg_sq()) &&
+           state.exp_avg().scalar_type() == state.exp_avg_sq().scalar_type();
+  }
+  static bool needs_state(const Options&) { return true; }
+  static std::unique_ptr<State> make_state(const at::Tensor& param, const Options& options) {
+    const auto type = DescribeDeepSpeedAdam::state_type(options, param);
+    auto state = std::make_unique<State>();
+    state->exp_avg(at::zeros_like(param, type));
+    state->exp_avg_sq(at::zeros_like(param, type));
+    return state;
+  }
+  static const char* refuses(const at::Device& device) {
+    return device.is_cpu() ? nullptr : "DeepSpeedAdam has a fused kernel on CPUs only";
+  }
+  static void add(Bucket<State>& bucket, const State* state, const Options&) {
+    bucket.first.push_back(state->exp_avg());
+    bucket.second.push_back(state->exp_avg_sq());
+  }
+  static void run(Bucket<State>& bucket, const Options& options, const std::optional<at::Tensor>& grad_scale) {
+    ++bucket.step;
+    for (State* state : bucket.states) state->step(bucket.step);
+    const auto [beta1, beta2] = options.betas();
+    kernels::step_(kernels::AdamStep{options.lr(), beta1, beta2, options.eps(), options.weight_decay(),
+                                     options.adam_w_mode(), bucket.step, options.bias_correction()},
+                   bucket.params, bucket.grads, bucket.first, bucket.second, {}, number_of(grad_scale));
   }
   static bool lists_outdated(const Bucket<State>&) { return false; }
 };
@@ -329,6 +407,8 @@ using FusedAdamW = FusedStepOf<AdamKernel<torch::optim::AdamW, torch::optim::Ada
                                           torch::optim::AdamWParamState, adamw_kernel, /*kDecoupled=*/true>>;
 using FusedSGD = FusedStepOf<SGDKernel>;
 using FusedAdagrad = FusedStepOf<AdagradKernel>;
+using FusedLion = FusedStepOf<LionKernel>;
+using FusedDeepSpeedAdam = FusedStepOf<DeepSpeedAdamKernel>;
 
 }  // namespace
 
@@ -337,6 +417,10 @@ std::unique_ptr<FusedStep> FusedStep::create(Optimizer& optimizer, bool allow_ha
   if (typeid(optimizer) == typeid(torch::optim::Adam)) return std::make_unique<FusedAdam>(optimizer, allow_half);
   if (typeid(optimizer) == typeid(torch::optim::SGD)) return std::make_unique<FusedSGD>(optimizer, allow_half);
   if (typeid(optimizer) == typeid(torch::optim::Adagrad)) return std::make_unique<FusedAdagrad>(optimizer, allow_half);
+  // Their plain steps round once, too, whatever the type.
+  if (typeid(optimizer) == typeid(Lion)) return std::make_unique<FusedLion>(optimizer, /*allow_half=*/true);
+  if (typeid(optimizer) == typeid(DeepSpeedAdam))
+    return std::make_unique<FusedDeepSpeedAdam>(optimizer, /*allow_half=*/true);
   return nullptr;
 }
 

@@ -8,9 +8,9 @@
 
 namespace accelerate::optim {
 
-/// The step of Adam, AdamW, SGD or Adagrad on fused kernels, ours on CPUs and ATen's on GPUs, reading and writing the
-/// same state objects as the optimizer's own step. The lists of tensors that the kernels take are kept between steps
-/// and built anew only when parameters, state or the set of gradients change.
+/// The step of Adam, AdamW, SGD, Adagrad, Lion or DeepSpeedAdam on fused kernels, ours on CPUs and ATen's on GPUs,
+/// reading and writing the same state objects as the optimizer's own step. The lists of tensors that the kernels take
+/// are kept between steps and built anew only when parameters, state or the set of gradients change.
 class FusedStep {
  public:
   /// Null when the class has no fused kernel. Exact classes only: a derived class may step otherwise.

@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
-#include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/full.h>
@@ -17,6 +16,7 @@
 
 #include "accelerate/comm.hpp"
 #include "optim/ivalue_access.hpp"
+#include "optim/scale_rule.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::optim {
@@ -65,39 +65,29 @@ bool has_gradients(torch::optim::Optimizer& optimizer) {
 
 }  // namespace
 
-GradScaler::GradScaler(const GradScalerKwargs& kwargs) : kwargs_(kwargs) {
-  if (!kwargs.enabled) return;
-  const auto check = [](bool ok, const char* name, double value, const char* expected) {
-    if (!ok) raise<ConfigError>("GradScaler: found {} {}, expected {}.", name, value, expected);
-  };
-  check(kwargs.init_scale > 0 && std::isfinite(kwargs.init_scale), "init_scale", kwargs.init_scale,
-        "a positive number");
-  check(kwargs.growth_factor > 1 && std::isfinite(kwargs.growth_factor), "growth_factor", kwargs.growth_factor,
-        "more than 1");
-  check(kwargs.backoff_factor > 0 && kwargs.backoff_factor < 1, "backoff_factor", kwargs.backoff_factor,
-        "a number between 0 and 1");
-  check(kwargs.growth_interval > 0, "growth_interval", static_cast<double>(kwargs.growth_interval), "at least 1");
-}
+GradScaler::GradScaler(const GradScalerKwargs& kwargs) : GradScaler(kwargs.enabled, make_scale_rule(kwargs)) {}
+
+std::shared_ptr<ScaleRule> GradScaler::rule_of(const DynamicLossScale& rule) { return make_scale_rule(rule); }
+std::shared_ptr<ScaleRule> GradScaler::rule_of(const FixedLossScale& rule) { return make_scale_rule(rule); }
+
+const at::Tensor& GradScaler::scale_now() const { return rule_->tensor(); }
 
 at::Tensor GradScaler::scale(const at::Tensor& loss) {
   if (!is_enabled()) return loss;
-  if (!scale_.defined()) {
-    scale_ = fp32_scalar(kwargs_.init_scale, loss.device());
-    growth_tracker_ = at::full({}, initial_growth_tracker_, at::TensorOptions().dtype(at::kInt).device(loss.device()));
-  }
+  if (!scale_now().defined()) rule_->begin(loss.device());
   begin_round();
   last_loss_ = loss.detach();
-  return loss.mul(scale_.to(loss.device()));
+  return loss.mul(scale_now().to(loss.device()));
 }
 
 void GradScaler::begin_round() {
-  if (pending_.defined()) change_scale([&] { apply(scale_, growth_tracker_, std::exchange(pending_, {})); });
+  if (pending_.defined()) change_scale([&] { rule_->update(std::exchange(pending_, {})); });
   for (auto& [key, state] : optimizers_) {
     if (!state.optimizer) continue;
-    check_for_foreign_steps(state);
+    if (rule_->scales()) check_for_foreign_steps(state);
     // What was unscaled, and clipped perhaps, and not stepped on: what comes now is added to it.
     if (state.stage == Stage::unscaled) {
-      multiply_gradients(*state.optimizer, scale_);
+      multiply_gradients(*state.optimizer, scale_now());
       state.stage = Stage::ready;
       state.found_inf.reset();
     }
@@ -106,11 +96,11 @@ void GradScaler::begin_round() {
 }
 
 void GradScaler::change_scale(const std::function<void()>& change) {
-  const at::Tensor before = scale_.clone();
+  const at::Tensor before = scale_now().clone();
   change();
   for (auto& [key, state] : optimizers_)
     if (state.optimizer && state.scaled && state.stage == Stage::ready)
-      multiply_gradients(*state.optimizer, scale_ / before);
+      multiply_gradients(*state.optimizer, scale_now() / before);
 }
 
 void GradScaler::check_for_foreign_steps(Watched& state) const {
@@ -134,7 +124,7 @@ void GradScaler::check_for_foreign_steps(Watched& state) const {
       "has not stepped, expected step() of the handle that prepare() returned. The optimizer from before prepare() "
       "was probably stepped itself (optimizer.step() where opt.step() is meant): it knows nothing of loss scaling, "
       "and takes gradients that are {} times too large.",
-      scale_.item<double>());
+      rule_->value());
 }
 
 void GradScaler::watch(torch::optim::Optimizer& optimizer) {
@@ -167,7 +157,7 @@ void GradScaler::begin_steps() {
 }
 
 void GradScaler::require_scale(const char* operation) const {
-  if (!scale_.defined())
+  if (!scale_now().defined())
     raise<ConfigError>(
         "GradScaler::{}: no loss has been scaled yet, expected scale(loss) and backward() before; use "
         "accelerator.backward(loss), which scales, instead of loss.backward().",
@@ -191,7 +181,7 @@ void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, Watched& 
       add_to(gradients, grad.is_sparse() ? grad._values() : grad);
     }
   }
-  at::Tensor found_inf = fp32_scalar(0, scale_.device());
+  at::Tensor found_inf = fp32_scalar(0, scale_now().device());
   for (auto& [key, grads] : gradients) {
     at::Tensor found_here = fp32_scalar(0, grads[0].device());
     // Gradients of offloaded parameters are on the host, which must not read the scale before it is there.
@@ -217,8 +207,9 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     throw ConfigError(
         "GradScaler::unscale_: called after step(), expected before it; call update() to end the step first.");
   // The reciprocal in double, because that of a large fp32 scale may be rounded; MPS has no double.
-  const at::Tensor inverse = scale_.is_mps() ? scale_.reciprocal() : scale_.to(at::kDouble).reciprocal().to(at::kFloat);
-  check_and_unscale(optimizer, state, inverse, /*allow_fp16=*/false);
+  const at::Tensor& scale = scale_now();
+  const at::Tensor inverse = scale.is_mps() ? scale.reciprocal() : scale.to(at::kDouble).reciprocal().to(at::kFloat);
+  check_and_unscale(optimizer, state, inverse, fp16_gradients_);
   state.stage = Stage::unscaled;
 }
 
@@ -248,8 +239,8 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer, const StepFunction& fu
   if (state.stage == Stage::ready) {
     if (fused_step) {
       // Only looks for inf and NaN: the kernel divides.
-      check_and_unscale(optimizer, state, fp32_scalar(1, scale_.device()), /*allow_fp16=*/true);
-      grad_scale = scale_;
+      check_and_unscale(optimizer, state, fp32_scalar(1, scale_now().device()), /*allow_fp16=*/true);
+      grad_scale = scale_now();
     } else {
       unscale_(optimizer);
     }
@@ -261,22 +252,18 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer, const StepFunction& fu
   return !overflow;
 }
 
-void GradScaler::apply(at::Tensor& scale, at::Tensor& growth_tracker, const at::Tensor& found_inf) const {
-  at::_amp_update_scale_(scale, growth_tracker, found_inf, kwargs_.growth_factor, kwargs_.backoff_factor,
-                         kwargs_.growth_interval);
-}
-
 void GradScaler::update() {
   if (!is_enabled()) return;
   require_scale("update");
-  at::Tensor found_inf = std::exchange(pending_, {});
+  at::Tensor found_inf = pending_;
   for (const auto& [key, state] : optimizers_)
     if (state.found_inf.defined())
       found_inf = found_inf.defined() ? at::maximum(found_inf, state.found_inf) : state.found_inf;
   if (!found_inf.defined())
     throw ConfigError(
         "GradScaler::update: no gradients were checked since the last update(), expected step(optimizer) before.");
-  change_scale([&] { apply(scale_, growth_tracker_, found_inf); });
+  change_scale([&] { rule_->update(found_inf); });
+  pending_.reset();
   begin_steps();
 }
 
@@ -288,7 +275,9 @@ void GradScaler::update(torch::optim::Optimizer& optimizer) {
     throw ConfigError(
         "GradScaler::update: no gradients of this optimizer were checked since the last update(), expected "
         "step(optimizer) before.");
+  // What would fail when the scale changes is an error of this step, and not of the next loss.
   const at::Tensor& found_inf = found->second.found_inf;
+  rule_->check(found_inf);
   pending_ = pending_.defined() ? at::maximum(pending_, found_inf) : found_inf;
   begin_step(found);
 }
@@ -298,15 +287,15 @@ void GradScaler::update(double new_scale) {
   if (!(new_scale > 0 && std::isfinite(new_scale)))
     raise<ConfigError>("GradScaler::update: found scale {}, expected a positive number.", new_scale);
   pending_.reset();
-  if (scale_.defined()) change_scale([&] { scale_.fill_(new_scale); });
-  else kwargs_.init_scale = new_scale;
+  if (scale_now().defined()) change_scale([&] { rule_->set(new_scale); });
+  else rule_->set(new_scale);
   begin_steps();
 }
 
-std::pair<at::Tensor, at::Tensor> GradScaler::coming() const {
-  if (!pending_.defined()) return {scale_, growth_tracker_};
-  std::pair<at::Tensor, at::Tensor> next{scale_.clone(), growth_tracker_.clone()};
-  apply(next.first, next.second, pending_);
+std::shared_ptr<const ScaleRule> GradScaler::coming() const {
+  if (!pending_.defined()) return rule_;
+  const auto next = rule_->clone();
+  next->update(pending_);
   return next;
 }
 
@@ -323,25 +312,16 @@ bool GradScaler::last_loss_is_finite() const {
   return !last_loss_.defined() || last_loss_.isfinite().all().item<bool>();
 }
 
-double GradScaler::get_scale() const {
-  if (!is_enabled()) return 1.0;
-  return scale_.defined() ? coming().first.item<double>() : kwargs_.init_scale;
-}
-
-int64_t GradScaler::get_growth_tracker() const {
-  if (!is_enabled()) return 0;
-  return growth_tracker_.defined() ? coming().second.item<int64_t>() : initial_growth_tracker_;
-}
+double GradScaler::get_scale() const { return is_enabled() ? coming()->value() : 1.0; }
+double GradScaler::get_growth_factor() const { return rule_->growth_factor(); }
+double GradScaler::get_backoff_factor() const { return rule_->backoff_factor(); }
+int64_t GradScaler::get_growth_interval() const { return rule_->growth_interval(); }
+int64_t GradScaler::get_growth_tracker() const { return is_enabled() ? coming()->good_steps() : 0; }
+std::optional<int64_t> GradScaler::get_hysteresis() const { return coming()->hysteresis(); }
 
 c10::IValue GradScaler::state_dict() const {
   Dict state = make_dict();
-  if (is_enabled()) {
-    state.insert("scale", get_scale());
-    state.insert("growth_factor", kwargs_.growth_factor);
-    state.insert("backoff_factor", kwargs_.backoff_factor);
-    state.insert("growth_interval", kwargs_.growth_interval);
-    state.insert("_growth_tracker", get_growth_tracker());
-  }
+  if (is_enabled()) coming()->save(state);
   return state;
 }
 
@@ -351,26 +331,9 @@ void GradScaler::load_state_dict(const c10::IValue& state) {
   if (reader.size() == 0)
     reader.fail(
         "found an empty dict, expected the state of an enabled scaler; it was probably saved by a disabled one");
-  GradScalerKwargs kwargs = kwargs_;
-  kwargs.init_scale = reader.number("scale");
-  kwargs.growth_factor = reader.number("growth_factor");
-  kwargs.backoff_factor = reader.number("backoff_factor");
-  kwargs.growth_interval = reader.integer("growth_interval");
-  const int64_t growth_tracker = reader.integer("_growth_tracker");
-  try {
-    GradScaler{kwargs};
-  } catch (const ConfigError& error) {
-    reader.fail("found a value out of range ({})", error.what());
-  }
-  if (growth_tracker < 0) reader.fail("found _growth_tracker {}, expected 0 or more", growth_tracker);
-  kwargs_ = kwargs;
-  initial_growth_tracker_ = growth_tracker;
+  rule_->load(reader);
   pending_.reset();
   for (auto& [key, watched] : optimizers_) watched.norms.reset();  // parameters were probably loaded, too
-  if (scale_.defined()) {
-    scale_.fill_(kwargs.init_scale);
-    growth_tracker_.fill_(growth_tracker);
-  }
 }
 
 }  // namespace accelerate::optim

@@ -14,6 +14,7 @@
 #include "accelerate/comm.hpp"
 #include "accelerate/optim/adam8bit.hpp"
 #include "accelerate/optim/grad_scaler.hpp"
+#include "accelerate/optim/own_optimizer.hpp"
 #include "accelerate/state.hpp"
 #include "optim/fused_step.hpp"
 #include "optim/optimizer_state.hpp"
@@ -104,7 +105,7 @@ void require_element_wise(const torch::optim::Optimizer& optimizer) {
   if (!optim::is_element_wise(optimizer))
     raise<ConfigError>(
         "step: found an optimizer of class {}, which may need all of its parameters at once, expected one that steps "
-        "element by element (SGD, Adam, AdamW, Adagrad, RMSprop), because this model is stepped on part by part",
+        "element by element (SGD, Adam, AdamW, Adagrad, RMSprop, Lion), because this model is stepped on part by part",
         c10::demangle(typeid(optimizer).name()));
 }
 
@@ -124,7 +125,7 @@ void make_missing_states(torch::optim::Adagrad& optimizer) {
     const auto& options = static_cast<const torch::optim::AdagradOptions&>(group.options());
     for (const auto& parameter : group.params()) {
       auto& place = optimizer.state()[parameter.unsafeGetTensorImpl()];
-      if (place) continue;
+      if (place != nullptr) continue;
       auto state = std::make_unique<torch::optim::AdagradParamState>();
       state->step(0);
       state->sum(at::full_like(parameter, options.initial_accumulator_value(), at::MemoryFormat::Preserve));
@@ -171,9 +172,8 @@ AcceleratedOptimizer::AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimiz
   if (options.fused.value_or(true)) impl_->fused = optim::FusedStep::create(*optimizer, options.fused == true);
   if (options.fused == true && !impl_->fused)
     throw ConfigError(
-        "AcceleratedOptimizer: fused = true but only torch::optim::Adam, AdamW, SGD and Adagrad have fused kernels "
-        "(classes "
-        "derived from them may step in another way). Leave `fused` unset.");
+        "AcceleratedOptimizer: fused = true but only torch::optim::Adam, AdamW, SGD and Adagrad, and optim::Lion and "
+        "DeepSpeedAdam, have fused kernels (classes derived from them may step in another way). Leave `fused` unset.");
   if (device_placement && !optimizer->state().empty()) {
     const at::Device device = PartialState().device();
     optim::map_optimizer_state(*optimizer, [&](const at::Tensor& tensor) { return tensor.to(device); });
@@ -348,7 +348,8 @@ bool AcceleratedOptimizer::step_was_skipped() const { return impl_->step_was_ski
 bool AcceleratedOptimizer::step_was_fused() const { return impl_->step_was_fused; }
 torch::optim::Optimizer& AcceleratedOptimizer::optimizer() const { return *impl_->optimizer; }
 void AcceleratedOptimizer::add_param_group(const torch::optim::OptimizerParamGroup& group) const {
-  if (auto* const own = dynamic_cast<optim::AdamW8bit*>(&optimizer())) own->add_param_group(group);
+  if (auto* const with_codes = dynamic_cast<optim::AdamW8bit*>(&optimizer())) with_codes->add_param_group(group);
+  else if (auto* const own = dynamic_cast<optim::OwnOptimizer*>(&optimizer())) own->add_param_group(group);
   else optimizer().add_param_group(group);
   look();
   if (auto* const adagrad = dynamic_cast<torch::optim::Adagrad*>(&optimizer())) make_missing_states(*adagrad);

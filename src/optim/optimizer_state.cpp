@@ -15,6 +15,7 @@
 
 #include "accelerate/optim/element_wise.hpp"
 #include "accelerate/optim/own_state_dict.hpp"
+#include "optim/describe_own.hpp"
 #include "optim/ivalue_access.hpp"
 #include "utils/raise.hpp"
 
@@ -116,7 +117,9 @@ template <class F> bool with_description(Optimizer& optimizer, F&& f) {
   };
   return matches.template operator()<DescribeAdamW>() || matches.template operator()<DescribeAdam>() ||
          matches.template operator()<DescribeSGD>() || matches.template operator()<DescribeAdagrad>() ||
-         matches.template operator()<DescribeRMSprop>();
+         matches.template operator()<DescribeRMSprop>() || matches.template operator()<DescribeLion>() ||
+         matches.template operator()<DescribeDeepSpeedAdam>() || matches.template operator()<DescribeLamb>() ||
+         matches.template operator()<DescribeMuon>();
 }
 
 /// @throws ConfigError for a class of somebody's own that has borrowed LibTorch's options, and not its states.
@@ -131,8 +134,9 @@ template <class D> typename D::State& known_state(const Optimizer& optimizer, Op
 template <class F> void require_description(Optimizer& optimizer, const char* operation, F&& f) {
   if (!with_description(optimizer, f))
     raise<ConfigError>(
-        "{}: found an optimizer of class {}, expected SGD, Adam, AdamW, Adagrad or RMSprop; others (LBFGS among them) "
-        "have no state layout in common with Python. Derive it from optim::OwnStateDict, too, or save it by "
+        "{}: found an optimizer of class {}, expected SGD, Adam, AdamW, Adagrad, RMSprop or one of accelerate::optim; "
+        "others (LBFGS among them) have no state layout in common with Python. Derive it from optim::OwnStateDict, "
+        "too, or save it by "
         "torch::save "
         "in a custom checkpoint object.",
         operation, c10::demangle(typeid(optimizer).name()));
@@ -142,6 +146,7 @@ struct WriteOptions {
   Dict& dict;
   void operator()(const char* name, double value) const { dict.insert(name, value); }
   void operator()(const char* name, bool value) const { dict.insert(name, value); }
+  void operator()(const char* name, const std::string& value) const { dict.insert(name, value); }
   void operator()(const char* name, const std::tuple<double, double>& value) const {
     dict.insert(name, c10::ivalue::Tuple::create({c10::IValue(std::get<0>(value)), c10::IValue(std::get<1>(value))}));
   }
@@ -151,6 +156,11 @@ struct ReadOptions {
   DictReader& reader;
   void operator()(const char* name, double& value) const { value = reader.number(name); }
   void operator()(const char* name, bool& value) const { value = reader.boolean(name); }
+  void operator()(const char* name, std::string& value) const {
+    const auto& found = reader.at(name);
+    if (!found.isString()) reader.fail("found {} at '{}', expected a text", found.tagKind(), name);
+    value = found.toStringRef();
+  }
   void operator()(const char* name, std::tuple<double, double>& value) const {
     const auto pair = reader.numbers(name);
     if (pair.size() != 2) reader.fail("found {} numbers at '{}', expected 2", pair.size(), name);
@@ -171,15 +181,17 @@ struct WriteState {
 struct BeginState {
   std::map<std::string, at::Tensor>& fields;
   const at::Tensor& parameter;
+  at::ScalarType type;
   void operator()(const char* name, int64_t) const { fields[name] = at::scalar_tensor(0, at::kFloat); }
   void operator()(const char* name, const at::Tensor&, bool required) const {
-    if (required) fields[name] = at::zeros_like(parameter, parameter.options().requires_grad(false));
+    if (required) fields[name] = at::zeros_like(parameter, parameter.options().requires_grad(false).dtype(type));
   }
 };
 
 struct ReadState {
   DictReader& reader;
   const at::Tensor& parameter;
+  at::ScalarType type;
   void operator()(const char* name, int64_t& step) const { step = reader.integer(name); }
   void operator()(const char* name, at::Tensor& tensor, bool required) const {
     const auto* value = reader.find(name);
@@ -194,10 +206,16 @@ struct ReadState {
           "found '{}' of shape {}, expected {} like its parameter; the state may belong to another model "
           "or to parameters in another order",
           name, saved.sizes(), parameter.sizes());
-    // In the parameter's own memory layout, dtype and place, as a step would have made it.
-    tensor = at::empty_like(parameter, parameter.options().requires_grad(false)).copy_(saved);
+    // In the parameter's own memory layout and place, as a step would have made it.
+    tensor = at::empty_like(parameter, parameter.options().requires_grad(false).dtype(type)).copy_(saved);
   }
 };
+
+/// Of what a step makes for the parameter.
+template <class D> at::ScalarType state_type(const typename D::Options& options, const at::Tensor& parameter) {
+  if constexpr (requires { D::state_type(options, parameter); }) return D::state_type(options, parameter);
+  else return parameter.scalar_type();
+}
 
 /// Options that only Python has: a value that asks for other arithmetic than ours is an error; the rest are hints about
 /// speed.
@@ -286,7 +304,8 @@ std::map<std::string, at::Tensor> initial_state(Optimizer& optimizer, const Opti
   std::map<std::string, at::Tensor> fields;
   require_description(optimizer, "optimizer state_dict", [&]<class D>() {
     typename D::State state;
-    D::state(state, static_cast<const typename D::Options&>(group.options()), BeginState{fields, parameter});
+    const auto& options = static_cast<const typename D::Options&>(group.options());
+    D::state(state, options, BeginState{fields, parameter, state_type<D>(options, parameter)});
   });
   return fields;
 }
@@ -316,6 +335,13 @@ void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {
       auto options = groups[g].options().clone();
       D::options(static_cast<Options&>(*options), ReadOptions{group});
       check_fixed<D>(group);
+      if constexpr (requires(const Options& o) { D::same_kind(o, o); })
+        if (!D::same_kind(static_cast<const Options&>(groups[g].options()), static_cast<const Options&>(*options)))
+          group.fail("found use_muon {}, expected {} as the optimizer's group has", group.boolean("use_muon"),
+                     !group.boolean("use_muon"));
+      if constexpr (requires { problem_of_own<D>(static_cast<const Options&>(*options)); })
+        if (const auto problem = problem_of_own<D>(static_cast<const Options&>(*options)); !problem.empty())
+          group.fail("{}, as for an optimizer that is made; the file is damaged or was edited", problem);
       const auto indices = group.items("params");
       const auto& parameters = groups[g].params();
       if (indices.size() != parameters.size())
@@ -341,7 +367,8 @@ void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {
         const auto* buffer = fields.find("momentum_buffer");
         if (!buffer || buffer->isNone()) continue;
       }
-      D::state(*state, *place.options, ReadState{fields, *place.parameter});
+      D::state(*state, *place.options,
+               ReadState{fields, *place.parameter, state_type<D>(*place.options, *place.parameter)});
       new_states[place.parameter->unsafeGetTensorImpl()] = std::move(state);
     }
     if (D::kStateFromStart && new_states.size() != places.size())

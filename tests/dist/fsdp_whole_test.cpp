@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "accelerate/accelerate.hpp"
-#include "accelerate/optim/element_wise.hpp"
+#include "accelerate/optim.hpp"
 #include "accelerate/residency.hpp"
 #include "both_stores.hpp"
 #include "message_of.hpp"
@@ -494,6 +494,76 @@ RANKS_TEST(FsdpWhole, ForeignOptimizersAct, 1, 2, 3) {
         }
       },
       "shards", [](const nn::Sequential& model) { return std::make_shared<Restless>(model->parameters()); });
+}
+
+/// On pieces, or on whole parameters where norms and products are of these: results are those of one process.
+RANKS_TEST(FsdpWhole, OptimizersOfThisLibraryAct, 1, 2, 3) {
+  const auto train = [](const Side& side) {
+    for (int i = 0; i < 4; ++i) side.train();
+  };
+  compare("Lion", train, "shards", [](const nn::Sequential& model) {
+    return std::make_shared<optim::Lion>(model->parameters(), optim::LionOptions(1e-2).weight_decay(0.1));
+  });
+  compare("DeepSpeedAdam", train, "shards", [](const nn::Sequential& model) {
+    return std::make_shared<optim::DeepSpeedAdam>(
+        model->parameters(), optim::DeepSpeedAdamOptions(1e-2).eps(1e-3).weight_decay(0.1).adam_w_mode(false));
+  });
+  compare(
+      "Lamb", train, "shards",
+      [](const nn::Sequential& model) {
+        return std::make_shared<optim::Lamb>(model->parameters(), optim::LambOptions(0.1).eps(1e-3));
+      },
+      1e-5);
+  compare(
+      "Muon", train, "shards",
+      [](const nn::Sequential& model) {
+        std::vector<std::pair<std::string, at::Tensor>> named;
+        for (const auto& parameter : model->named_parameters()) named.emplace_back(parameter.key(), parameter.value());
+        return std::make_shared<optim::Muon>(
+            optim::muon_groups(named, optim::MuonOptions(), optim::MuonOptions(false).lr(1e-2).eps(1e-3)));
+      },
+      1e-4);
+}
+
+RANKS_TEST(FsdpWhole, OptimizersOfThisLibraryAreSavedAndResume, 1, 2) {
+  const std::map<std::string, MakeOptimizer> makers{
+      {"lion", [](const auto& model) { return std::make_shared<optim::Lion>(model->parameters()); }},
+      {"adam", [](const auto& model) { return std::make_shared<optim::DeepSpeedAdam>(model->parameters()); }},
+      {"lamb", [](const auto& model) { return std::make_shared<optim::Lamb>(model->parameters()); }},
+      {"muon", [](const auto& model) {
+         std::vector<std::pair<std::string, at::Tensor>> named;
+         for (const auto& parameter : model->named_parameters()) named.emplace_back(parameter.key(), parameter.value());
+         return std::make_shared<optim::Muon>(optim::muon_groups(named));
+       }}};
+  for (const auto& [name, make] : makers) {
+    Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of("shards")});
+    auto model = make_model();
+    auto [m, opt] = accelerator.prepare(model, make(model));
+    const auto train = [&](int64_t batch) {
+      Batches batches{batch};
+      const auto [x, y] = batches();
+      accelerator.backward(torch::mse_loss(m(x), y));
+      opt.step(), opt.zero_grad();
+    };
+    const auto values = [&] {
+      std::vector<at::Tensor> all;
+      for (const auto& [key, value] : accelerator.get_state_dict(m)) all.push_back(value.clone());
+      return all;
+    };
+    train(0), train(1);
+    const auto folder = support::scratch_dir() + "/" + name;
+    accelerator.save_state(folder);
+    train(2);
+    const auto expected = values();
+    if (accelerator.is_main_process()) {
+      EXPECT_EQ(expected.size(), 6U);
+    }
+    train(3);
+    accelerator.load_state(folder);
+    train(2);
+    const auto found = values();
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(torch::equal(found[i], expected[i])) << name << " " << i;
+  }
 }
 
 RANKS_TEST(FsdpWhole, WhatIsFreedTrainsAndWhatIsFrozenStays, 1, 2, 3) {

@@ -74,6 +74,16 @@ const std::vector<std::pair<std::string, Maker>>& fused_makers() {
       {"Adagrad", adagrad(torch::optim::AdagradOptions(0.1))},
       {"Adagrad, L2, slower",
        adagrad(torch::optim::AdagradOptions(0.1).lr_decay(0.01).weight_decay(0.1).initial_accumulator_value(0.5))},
+      {"Lion", [](Tensors p) { return std::make_shared<Lion>(std::move(p), LionOptions(1e-2).weight_decay(0.1)); }},
+      {"DeepSpeedAdam",
+       [](Tensors p) {
+         return std::make_shared<DeepSpeedAdam>(std::move(p), DeepSpeedAdamOptions(1e-2).weight_decay(0.1));
+       }},
+      {"DeepSpeedAdam, L2, uncorrected",
+       [](Tensors p) {
+         return std::make_shared<DeepSpeedAdam>(
+             std::move(p), DeepSpeedAdamOptions(1e-2).weight_decay(0.1).adam_w_mode(false).bias_correction(false));
+       }},
   };
   return all;
 }

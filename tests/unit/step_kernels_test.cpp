@@ -71,7 +71,17 @@ std::vector<Rule> rules() {
            [](const std::vector<Stretch>& on, double divisor) {
              step(AdagradStep{0.1, 0.01, 1e-8, 0.1, 4}, on, divisor);
            },
-           1}};
+           1},
+          {"Lion",
+           [](const std::vector<Stretch>& on, double divisor) {
+             step(LionStep{1e-2, 0.9, 0.99, 0.1}, on, divisor);
+           },
+           1},
+          {"Adam without correction",
+           [](const std::vector<Stretch>& on, double divisor) {
+             step(AdamStep{1e-2, 0.9, 0.99, 1e-6, 0.1, true, 3, false}, on, divisor);
+           },
+           2}};
 }
 
 /// A parameter, its gradient and up to three states, which are not negative.
@@ -138,6 +148,7 @@ TEST(StepKernels, GiveTheSameBitsOnAllProcessors) {
       l2{1, 0.1F, {0.9F, 0.99F}, {0.1F, 0.01F}, 0.02F, 1e-6F};
   const SgdRates<float> sgd{0.1F, 0.1F, 0.9F, 0.7F, true, false, true};
   const AdagradRates<float> adagrad{0.1F, 0.1F, 1e-8F};
+  const LionRates<float> lion{0.999F, {0.9F, 0.99F}, {0.1F, 0.01F}, 0.02F};
   const auto after = [&](const AllLoops& loops, const std::string& rule) {
     Tensors t(kCount, kTypes[0], 3);
     t.gradient[5] = std::numeric_limits<float>::infinity(), t.gradient[6] = std::numeric_limits<float>::quiet_NaN();
@@ -150,10 +161,11 @@ TEST(StepKernels, GiveTheSameBitsOnAllProcessors) {
     if (rule == "L2 and AMSGrad") loops.of_floats.adam(p, g, s[0], s[1], s[2], kCount, l2);
     if (rule == "SGD") loops.of_floats.sgd(p, g, s[0], kCount, sgd);
     if (rule == "Adagrad") loops.of_floats.adagrad(p, g, s[1], kCount, adagrad);
+    if (rule == "Lion") loops.of_floats.lion(p, g, s[0], kCount, lion);
     return t;
   };
   for (const auto& [name, loops] : all_loops())
-    for (const std::string rule : {"Adam", "L2 and AMSGrad", "SGD", "Adagrad"}) {
+    for (const std::string rule : {"Adam", "L2 and AMSGrad", "SGD", "Adagrad", "Lion"}) {
       const Tensors plain = after(plain_loops(), rule), found = after(*loops, rule);
       for (int64_t i : {5, 6})  // which NaN it is may differ
         plain.parameter[i] = plain.state[0][i] = plain.state[1][i] = plain.state[2][i] = plain.gradient[i] =

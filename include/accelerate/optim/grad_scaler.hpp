@@ -4,9 +4,11 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -18,6 +20,22 @@ struct IValue;
 }
 
 namespace accelerate::optim {
+
+class ScaleRule;
+
+/// DeepSpeed's rule, with its defaults: the scale is halved when as many steps overflowed as `hysteresis` says, and
+/// doubled after good ones. The first good step after an overflow does not count.
+struct DynamicLossScale {
+  double initial_scale = 65536;         ///< 2 to the power of initial_scale_power
+  int64_t window = 1000;                ///< good steps until the scale is doubled
+  int64_t hysteresis = 2;               ///< overflows until it is halved; as many again when it has grown
+  bool consecutive_hysteresis = false;  ///< as many again after each good step
+  double min_scale = 1;                 ///< an overflow at this scale is an error
+};
+/// A scale that stays, with steps skipped where gradients overflow. 1: they are only looked at.
+struct FixedLossScale {
+  double scale = 1;
+};
 
 /// Scales the loss up so that small fp16 gradients don't vanish, and skips steps whose gradients overflowed.
 ///
@@ -34,13 +52,20 @@ class ACCELERATE_API GradScaler {
   /// @throws ConfigError unless growth_factor > 1, backoff_factor < 1 (both finite and positive), init_scale > 0 and
   /// growth_interval > 0.
   explicit GradScaler(const GradScalerKwargs& kwargs = {});
+  /// By another rule than PyTorch's. @throws ConfigError unless min_scale > 0, initial_scale is no smaller, and window
+  /// and hysteresis are at least 1.
+  template <std::same_as<DynamicLossScale> Rule>
+  explicit GradScaler(const Rule& rule) : GradScaler(true, rule_of(rule)) {}
+  /// @throws ConfigError unless the scale is a positive number.
+  template <std::same_as<FixedLossScale> Rule>
+  explicit GradScaler(const Rule& rule) : GradScaler(true, rule_of(rule)) {}
 
   /// `loss` times the scale; `loss` itself when disabled. The first call decides on which device the scale lives.
   at::Tensor scale(const at::Tensor& loss);
 
   /// Divides the optimizer's gradients by the scale, once per step, and notes whether any is inf or NaN.
   /// @throws ConfigError when called twice for a step or after `step`, before `scale`, or for fp16 gradients (keep the
-  /// parameters in fp32).
+  /// parameters in fp32) unless set_fp16_gradients() allows them.
   void unscale_(torch::optim::Optimizer& optimizer);
 
   /// What takes the step in place of optimizer.step(). `grad_scale`: divide the gradients by it first (a fused kernel
@@ -53,6 +78,8 @@ class ACCELERATE_API GradScaler {
 
   /// Shrinks the scale after an overflow, grows it after growth_interval good steps, and begins a new step for all
   /// optimizers.
+  /// @throws ConfigError for an overflow at the smallest scale of DynamicLossScale; nothing is changed then, on any
+  /// rank. So does the following.
   void update();
   /// The same for one optimizer: others that have been unscaled but not stepped keep their place. (The Python class
   /// forgets them: with two optimizers, clipping and one update per optimizer, the second one's gradients are divided
@@ -79,19 +106,29 @@ class ACCELERATE_API GradScaler {
   /// Off: ranks don't ask each other whether a gradient overflowed, because those of all ranks are the same, and some
   /// rank may have no step to take.
   void set_agreement(bool on) { agreement_ = on; }
+  /// On: gradients may be fp16, and are divided in fp16, for who has made masters of them or means to step on them as
+  /// they are.
+  void set_fp16_gradients(bool on) { fp16_gradients_ = on; }
 
   /// The loss that was scaled last, on this rank, is a number. Waits for the device; true when disabled.
   bool last_loss_is_finite() const;
   double get_scale() const;  ///< 1 when disabled. Waits for the device.
-  double get_growth_factor() const { return kwargs_.growth_factor; }
-  double get_backoff_factor() const { return kwargs_.backoff_factor; }
-  int64_t get_growth_interval() const { return kwargs_.growth_interval; }
-  int64_t get_growth_tracker() const;  ///< good steps since the scale last changed
-  bool is_enabled() const { return kwargs_.enabled; }
+  double get_growth_factor() const;
+  double get_backoff_factor() const;
+  int64_t get_growth_interval() const;
+  /// Good steps since the scale last changed; of DynamicLossScale since the last overflow.
+  int64_t get_growth_tracker() const;
+  /// Overflows until the scale is halved; unset where the rule is not DynamicLossScale.
+  std::optional<int64_t> get_hysteresis() const;
+  bool is_enabled() const { return enabled_; }
 
-  /// Dict with scale, growth_factor, backoff_factor, growth_interval, _growth_tracker; empty when disabled.
+  /// Dict with scale, growth_factor, backoff_factor, growth_interval, _growth_tracker; empty when disabled. Of
+  /// DynamicLossScale what DeepSpeed's scaler has, by its names: dynamic, cur_scale, cur_iter, last_overflow_iter,
+  /// cur_hysteresis, scale_window, delayed_shift (hysteresis), consecutive_hysteresis, min_scale, scale_factor; of
+  /// FixedLossScale dynamic and cur_scale.
   c10::IValue state_dict() const;
-  /// @throws CheckpointError when a key is missing or out of range; nothing is changed then.
+  /// @throws CheckpointError when a key is missing or out of range, or the state is of another rule; nothing is changed
+  /// then.
   void load_state_dict(const c10::IValue& state);
 
  private:
@@ -116,17 +153,19 @@ class ACCELERATE_API GradScaler {
   void begin_steps();
   void check_and_unscale(torch::optim::Optimizer& optimizer, Watched& state, const at::Tensor& inverse_scale,
                          bool allow_fp16);
-  void apply(at::Tensor& scale, at::Tensor& growth_tracker, const at::Tensor& found_inf) const;
-  /// Scale and growth tracker as the next loss will find them.
-  std::pair<at::Tensor, at::Tensor> coming() const;
+  static std::shared_ptr<ScaleRule> rule_of(const DynamicLossScale& rule);
+  static std::shared_ptr<ScaleRule> rule_of(const FixedLossScale& rule);
+  GradScaler(bool enabled, std::shared_ptr<ScaleRule> rule) : enabled_(enabled), rule_(std::move(rule)) {}
+  /// fp32 scalar; undefined until the first scale().
+  const at::Tensor& scale_now() const;
+  /// The rule as the next loss will find it.
+  std::shared_ptr<const ScaleRule> coming() const;
 
-  GradScalerKwargs kwargs_;
-  int64_t initial_growth_tracker_ = 0;
-  at::Tensor scale_;           ///< fp32 scalar; undefined until the first scale()
-  at::Tensor growth_tracker_;  ///< int32 scalar
-  at::Tensor pending_;         ///< whether gradients overflowed, of optimizers updated since the last scale()
-  at::Tensor last_loss_;       ///< without its graph
-  bool agreement_ = true, has_checked_ = false;
+  bool enabled_;
+  std::shared_ptr<ScaleRule> rule_;
+  at::Tensor pending_;    ///< whether gradients overflowed, of optimizers updated since the last scale()
+  at::Tensor last_loss_;  ///< without its graph
+  bool agreement_ = true, fp16_gradients_ = false, has_checked_ = false;
   Optimizers optimizers_;
 };
 

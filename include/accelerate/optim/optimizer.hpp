@@ -25,7 +25,8 @@ class GradScaler;
 }
 
 struct AcceleratedOptimizerOptions {
-  /// One kernel per step instead of about ten per tensor (Adam, AdamW, SGD, and Adagrad on CPUs; dense parameters): our
+  /// One kernel per step instead of about ten per tensor (Adam, AdamW, SGD, and on CPUs Adagrad, optim::Lion and
+  /// optim::DeepSpeedAdam; dense parameters): our
   /// own on CPUs, ATen's on GPUs. It reads and writes the same state objects, so one may switch at any time. Unset:
   /// where the result is the plain step's but for rounding, i.e. fp32 and fp64; in fp16 and bf16 the plain step rounds
   /// after every operation and the kernel only once. true: also fp16 and bf16, and a ConfigError where it is
@@ -112,8 +113,8 @@ class ACCELERATE_API AcceleratedOptimizer {
 
   /// Python's layout: {'state': {0: {'step': …, 'exp_avg': …}}, 'param_groups': [{'lr': …, 'params': [0, 1]}]}. Tensors
   /// are shared with the optimizer.
-  /// @throws ConfigError for classes other than SGD, Adam, AdamW, Adagrad, RMSprop and those that are an
-  /// optim::OwnStateDict (also for LBFGS, whose history has no common form).
+  /// @throws ConfigError for classes other than SGD, Adam, AdamW, Adagrad, RMSprop, those of this library, and those
+  /// that are an optim::OwnStateDict (also for LBFGS, whose history has no common form).
   c10::IValue state_dict() const;
   /// Takes over such a dict, written here or by Python, for the same parameters in the same order. Tensors are copied
   /// to the parameters' devices.

@@ -26,8 +26,8 @@ std::vector<Stretch> stretches_of(at::TensorList parameters, at::TensorList grad
 
 void adam(at::TensorList parameters, at::TensorList gradients, at::TensorList first, at::TensorList second,
           at::TensorList largest, double lr, double beta1, double beta2, double eps, double weight_decay,
-          bool decoupled, int64_t number, double divisor) {
-  const AdamStep rule{lr, beta1, beta2, eps, weight_decay, decoupled, number};
+          bool decoupled, int64_t number, bool bias_correction, double divisor) {
+  const AdamStep rule{lr, beta1, beta2, eps, weight_decay, decoupled, number, bias_correction};
   step(rule, stretches_of(parameters, gradients, first, second, largest), divisor);
 }
 void sgd(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta, double lr, double momentum,
@@ -40,6 +40,10 @@ void adagrad(at::TensorList parameters, at::TensorList gradients, at::TensorList
   const AdagradStep rule{lr, lr_decay, eps, weight_decay, number};
   step(rule, stretches_of(parameters, gradients, sums), divisor);
 }
+void lion(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta, double lr, double beta1,
+          double beta2, double weight_decay, double divisor) {
+  step(LionStep{lr, beta1, beta2, weight_decay}, stretches_of(parameters, gradients, momenta), divisor);
+}
 
 void define_operators() {
   // Not by TORCH_LIBRARY: a static library's object file that nobody calls is not linked.
@@ -48,16 +52,20 @@ void define_operators() {
     definitions.def(
         "step_adam_(Tensor(a!)[] parameters, Tensor(b!)[] gradients, Tensor(c!)[] first, Tensor(d!)[] second, "
         "Tensor(e!)[] largest, float lr, float beta1, float beta2, float eps, float weight_decay, bool decoupled, "
-        "int number, float divisor) -> ()");
+        "int number, bool bias_correction, float divisor) -> ()");
     definitions.def(
         "step_sgd_(Tensor(a!)[] parameters, Tensor(b!)[] gradients, Tensor(c!)[] momenta, float lr, float momentum, "
         "float dampening, float weight_decay, bool nesterov, bool is_first, float divisor) -> ()");
     definitions.def(
         "step_adagrad_(Tensor(a!)[] parameters, Tensor(b!)[] gradients, Tensor(c!)[] sums, float lr, float lr_decay, "
         "float eps, float weight_decay, int number, float divisor) -> ()");
+    definitions.def(
+        "step_lion_(Tensor(a!)[] parameters, Tensor(b!)[] gradients, Tensor(c!)[] momenta, float lr, float beta1, "
+        "float beta2, float weight_decay, float divisor) -> ()");
     definitions.impl("step_adam_", c10::DispatchKey::CPU, TORCH_FN(adam));
     definitions.impl("step_sgd_", c10::DispatchKey::CPU, TORCH_FN(sgd));
     definitions.impl("step_adagrad_", c10::DispatchKey::CPU, TORCH_FN(adagrad));
+    definitions.impl("step_lion_", c10::DispatchKey::CPU, TORCH_FN(lion));
     return definitions;
   }();
 }
@@ -77,7 +85,7 @@ template <auto kKernel, class... Arguments> void call(const char* name, const Ar
 void step_(const AdamStep& rule, at::TensorList parameters, at::TensorList gradients, at::TensorList first,
            at::TensorList second, at::TensorList largest, double divisor) {
   call<&adam>("accelerate_kernels::step_adam_", parameters, gradients, first, second, largest, rule.lr, rule.beta1,
-              rule.beta2, rule.eps, rule.weight_decay, rule.decoupled, rule.step, divisor);
+              rule.beta2, rule.eps, rule.weight_decay, rule.decoupled, rule.step, rule.bias_correction, divisor);
 }
 void step_(const SgdStep& rule, at::TensorList parameters, at::TensorList gradients, at::TensorList momentum,
            double divisor) {
@@ -88,6 +96,11 @@ void step_(const AdagradStep& rule, at::TensorList parameters, at::TensorList gr
            double divisor) {
   call<&adagrad>("accelerate_kernels::step_adagrad_", parameters, gradients, sums, rule.lr, rule.lr_decay, rule.eps,
                  rule.weight_decay, rule.step, divisor);
+}
+void step_(const LionStep& rule, at::TensorList parameters, at::TensorList gradients, at::TensorList momentum,
+           double divisor) {
+  call<&lion>("accelerate_kernels::step_lion_", parameters, gradients, momentum, rule.lr, rule.beta1, rule.beta2,
+              rule.weight_decay, divisor);
 }
 
 }  // namespace accelerate::optim::kernels

@@ -15,5 +15,7 @@ void step_(const SgdStep& rule, at::TensorList parameters, at::TensorList gradie
            double divisor);
 void step_(const AdagradStep& rule, at::TensorList parameters, at::TensorList gradients, at::TensorList sums,
            double divisor);
+void step_(const LionStep& rule, at::TensorList parameters, at::TensorList gradients, at::TensorList momentum,
+           double divisor);
 
 }  // namespace accelerate::optim::kernels

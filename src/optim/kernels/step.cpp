@@ -111,12 +111,13 @@ void step_on_all(const std::vector<Stretch>& stretches, double divisor, const Of
 template <class T> AdamRates<T> rates_of(const AdamStep& rule) {
   const auto number = static_cast<double>(rule.step);
   // lr / (1 - beta1^n) * first / (sqrt(second) / root + eps), with one division less.
-  const double root = std::sqrt(1 - std::pow(rule.beta2, number));
+  const double root = rule.bias_correction ? std::sqrt(1 - std::pow(rule.beta2, number)) : 1;
+  const double rest = rule.bias_correction ? 1 - std::pow(rule.beta1, number) : 1;
   return {.shrink = static_cast<T>(rule.decoupled ? 1 - rule.lr * rule.weight_decay : 1),
           .l2 = static_cast<T>(rule.decoupled ? 0 : rule.weight_decay),
           .keep = {static_cast<T>(rule.beta1), static_cast<T>(rule.beta2)},
           .add = {static_cast<T>(1 - rule.beta1), static_cast<T>(1 - rule.beta2)},
-          .size = static_cast<T>(rule.lr * root / (1 - std::pow(rule.beta1, number))),
+          .size = static_cast<T>(rule.lr * root / rest),
           .eps = static_cast<T>(rule.eps * root)};
 }
 template <class T> SgdRates<T> rates_of(const SgdStep& rule) {
@@ -132,6 +133,12 @@ template <class T> AdagradRates<T> rates_of(const AdagradStep& rule) {
   return {.lr = static_cast<T>(rule.lr / (1 + static_cast<double>(rule.step - 1) * rule.lr_decay)),
           .l2 = static_cast<T>(rule.weight_decay),
           .eps = static_cast<T>(rule.eps)};
+}
+template <class T> LionRates<T> rates_of(const LionStep& rule) {
+  return {.shrink = static_cast<T>(1 - rule.lr * rule.weight_decay),
+          .keep = {static_cast<T>(rule.beta1), static_cast<T>(rule.beta2)},
+          .add = {static_cast<T>(1 - rule.beta1), static_cast<T>(1 - rule.beta2)},
+          .lr = static_cast<T>(rule.lr)};
 }
 
 template <class T> auto body_of(const AdamStep& rule) {
@@ -149,6 +156,11 @@ template <class T> auto body_of(const AdagradStep& rule) {
     loops_of<T>().adagrad(p, g, sum, n, rates);
   };
 }
+template <class T> auto body_of(const LionStep& rule) {
+  return [rates = rates_of<T>(rule)](T* p, const T* g, T* momentum, T*, T*, int64_t n) {
+    loops_of<T>().lion(p, g, momentum, n, rates);
+  };
+}
 
 }  // namespace
 
@@ -159,6 +171,9 @@ void step(const SgdStep& rule, const std::vector<Stretch>& stretches, double div
   step_on_all(stretches, divisor, body_of<float>(rule), body_of<double>(rule));
 }
 void step(const AdagradStep& rule, const std::vector<Stretch>& stretches, double divisor) {
+  step_on_all(stretches, divisor, body_of<float>(rule), body_of<double>(rule));
+}
+void step(const LionStep& rule, const std::vector<Stretch>& stretches, double divisor) {
   step_on_all(stretches, divisor, body_of<float>(rule), body_of<double>(rule));
 }
 

@@ -14,7 +14,7 @@ struct Stretch {
   at::ScalarType parameter_type = at::kFloat, gradient_type = at::kFloat, state_type = at::kFloat;
   void* parameter = nullptr;
   void* gradient = nullptr;  ///< changed only where gradients are divided
-  /// Adam: both moments, and the largest second one of AMSGrad; SGD: the momentum buffer; Adagrad: the sum.
+  /// Adam: both moments, and the largest second one of AMSGrad; SGD and Lion: the momentum; Adagrad: the sum.
   void *first = nullptr, *second = nullptr, *largest = nullptr;
 };
 
@@ -22,7 +22,8 @@ struct Stretch {
 struct AdamStep {
   double lr, beta1, beta2, eps, weight_decay;
   bool decoupled;
-  int64_t step;  ///< the number of this one, from 1
+  int64_t step;                 ///< the number of this one, from 1
+  bool bias_correction = true;  ///< makes up for the first steps
 };
 struct SgdStep {
   double lr, momentum, dampening, weight_decay;
@@ -33,6 +34,10 @@ struct AdagradStep {
   double lr, lr_decay, eps, weight_decay;
   int64_t step;  ///< the number of this one, from 1
 };
+/// "Symbolic Discovery of Optimization Algorithms" (Chen and others, 2023).
+struct LionStep {
+  double lr, beta1, beta2, weight_decay;
+};
 
 /// Steps on all of them, on LibTorch's threads. Blocks. An element's new bits depend on its old ones and the rule only:
 /// not on how a tensor is cut into stretches, on threads, or on the processor's instructions.
@@ -40,5 +45,6 @@ struct AdagradStep {
 void step(const AdamStep& rule, const std::vector<Stretch>& stretches, double divisor = 1);
 void step(const SgdStep& rule, const std::vector<Stretch>& stretches, double divisor = 1);
 void step(const AdagradStep& rule, const std::vector<Stretch>& stretches, double divisor = 1);
+void step(const LionStep& rule, const std::vector<Stretch>& stretches, double divisor = 1);
 
 }  // namespace accelerate::optim::kernels

@@ -107,6 +107,24 @@ void adagrad_loop(T* parameter, const T* gradient, T* sum, int64_t count, const 
   else by_lines<&adagrad_each<T, false>, T>(count, rates, parameter, gradient, sum);
 }
 
+template <class T>
+inline void lion_each(int64_t i, int64_t end, const LionRates<T>& rates, T* __restrict parameter,
+                      const T* __restrict gradient, T* __restrict momentum) {
+  for (; i < end; ++i) {
+    const T g = gradient[i], m = momentum[i];
+    const T mean = rates.keep[0] * m + rates.add[0] * g;
+    // Zero has none, and what is no number stays so.
+    const T sign = mean > 0 ? T(1) : mean < 0 ? T(-1) : mean;
+    momentum[i] = rates.keep[1] * m + rates.add[1] * g;
+    parameter[i] = parameter[i] * rates.shrink - rates.lr * sign;
+  }
+}
+
+template <class T>
+void lion_loop(T* parameter, const T* gradient, T* momentum, int64_t count, const LionRates<T>& rates) {
+  by_lines<&lion_each<T>, T>(count, rates, parameter, gradient, momentum);
+}
+
 template <class T> void divide_loop(T* values, int64_t count, T by) {
   for (int64_t i = 0; i < count; ++i) values[i] /= by;
 }
@@ -158,7 +176,8 @@ void narrow_fp16(const float* __restrict from, uint16_t* __restrict to, int64_t 
   }
 }
 
-template <class T> constexpr StepLoops<T> kLoopsOf{&adam_loop<T>, &sgd_loop<T>, &adagrad_loop<T>, &divide_loop<T>};
+template <class T>
+constexpr StepLoops<T> kLoopsOf{&adam_loop<T>, &sgd_loop<T>, &adagrad_loop<T>, &lion_loop<T>, &divide_loop<T>};
 
 constexpr AllLoops kLoops{kLoopsOf<float>, kLoopsOf<double>, {&widen_bf16, &widen_fp16}, {&narrow_bf16, &narrow_fp16}};
 

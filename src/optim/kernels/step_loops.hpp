@@ -16,6 +16,11 @@ template <class T> struct SgdRates {
   bool has_momentum, first, nesterov;
 };
 template <class T> struct AdagradRates { T lr, l2, eps; };
+template <class T> struct LionRates {
+  T shrink;           ///< as AdamRates'
+  T keep[2], add[2];  ///< of the mean whose sign is the direction, and of the momentum: beta and 1 - beta
+  T lr;
+};
 
 /// Loops over elements, compiled once per instruction set, with additions and multiplications that are rounded one by
 /// one: an element's bits depend neither on the set nor on where a stretch begins or ends. Pointers don't overlap.
@@ -26,6 +31,7 @@ template <class T> struct StepLoops {
   /// @param momentum  null where there is none
   void (*sgd)(T* parameter, const T* gradient, T* momentum, int64_t count, const SgdRates<T>& rates);
   void (*adagrad)(T* parameter, const T* gradient, T* sum, int64_t count, const AdagradRates<T>& rates);
+  void (*lion)(T* parameter, const T* gradient, T* momentum, int64_t count, const LionRates<T>& rates);
   void (*divide)(T* values, int64_t count, T by);
 };
 /// Numbers of 16 bits, by kBf16 and kFp16: to and from fp32, ties to even.
