@@ -247,7 +247,7 @@ constexpr Option kDeepSpeed[] = {
     {.name = "deepspeed_config_file",
      .kind = text,
      .value = "FILE",
-     .help = "DeepSpeed's own configuration (JSON)",
+     .help = "DeepSpeed's own configuration (JSON or HJSON)",
      .section = "deepspeed_config",
      .variable = "ACCELERATE_DEEPSPEED_CONFIG_FILE",
      .form = Form::text},
@@ -882,6 +882,13 @@ constexpr Option kProgram[] = {
 };
 
 constexpr Option kOurs[] = {
+    {.name = "deepspeed_as_of_version",
+     .kind = text,
+     .value = "VERSION",
+     .help = "Version of DeepSpeed whose defaults hold for what its configuration leaves out (default 0.19.8)",
+     .section = "deepspeed_config",
+     .variable = "ACCELERATE_DEEPSPEED_AS_OF_VERSION",
+     .form = Form::text},
     {.name = "redirects",
      .kind = text,
      .fallback = "0",

@@ -23,12 +23,14 @@ using DeepSpeedValue = std::variant<std::nullptr_t, bool, int64_t, double, std::
 using DeepSpeedValues = std::map<std::string, DeepSpeedValue>;
 
 /// A DeepSpeed configuration: JSON with sections, whose keys are written "section.key" here. Keeps unknown keys, and
-/// the order of all.
+/// the order of all. As DeepSpeed does it reads HJSON: comments (#, //, /* */), commas that are left over or missing at
+/// the ends of lines, names and texts without quotes.
 class ACCELERATE_API DeepSpeedConfig {
  public:
   /// `source`: the path of a file, or JSON, or the same in base64 (also with - and _ for + and /), tried in this order.
   /// As Python's reader, it takes Infinity and NaN for numbers.
-  /// @throws ConfigError when it is none of them, can't be read, is no JSON object, or has more than 64 levels.
+  /// @throws ConfigError when it is none of them, can't be read, is no JSON object, has more than 64 levels, or an
+  /// object in it has a name twice.
   DeepSpeedConfig(const std::string& source);
   DeepSpeedConfig(const char* source) : DeepSpeedConfig(std::string(source)) {}
   DeepSpeedConfig(const std::filesystem::path& file) : DeepSpeedConfig(file.string()) {}
@@ -63,7 +65,8 @@ class ACCELERATE_API DeepSpeedConfig {
   std::string to_json(std::string_view key = {}, int indent = -1) const;
 
   struct Document;
-  Document& document() { return *document_; }  ///< for the library's own files
+  Document& document() { return *document_; }              ///< for the library's own files
+  const Document& document() const { return *document_; }  ///< likewise
 
  private:
   std::unique_ptr<Document> document_;
@@ -106,6 +109,9 @@ struct ACCELERATE_API DeepSpeedPlugin {
   std::optional<bool> enable_msamp;
   /// "O1" or "O2". ACCELERATE_FP8_OPT_LEVEL, else O1.
   std::optional<std::string> msamp_opt_level;
+  /// The version of DeepSpeed whose defaults hold for what the configuration leaves out: they have moved, as
+  /// gradient_clipping from 0 to 1.0 with 0.19.3. ACCELERATE_DEEPSPEED_AS_OF_VERSION, else 0.19.8.
+  std::optional<std::string> as_of_version;
 
   // Of a resolved plugin:
 

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "parallel/zero/document.hpp"
+#include "parallel/zero/hjson.hpp"
 #include "utils/json.hpp"
 #include "utils/read_file.hpp"
 
@@ -17,56 +18,7 @@ template <class... Args> [[noreturn]] void refuse_document(fmt::format_string<Ar
   raise<ConfigError>("DeepSpeed configuration: {}", fmt::format(text, std::forward<Args>(args)...));
 }
 
-const std::map<std::string, double>& words() {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  static const std::map<std::string, double> words{
-      {"Infinity", kInfinity}, {"-Infinity", -kInfinity}, {"NaN", std::numeric_limits<double>::quiet_NaN()}};
-  return words;
-}
-
-/// Python's JSON has three words for numbers that the standard lacks: they become marked strings.
-std::string strict_json(std::string_view text) {
-  std::string result;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      result += c;
-      if (c == '\\' && i + 1 < text.size()) result += text[++i];
-      else if (c == '"') in_string = false;
-      continue;
-    }
-    in_string = c == '"';
-    const std::string* word = nullptr;
-    for (const auto& [name, number] : words())
-      if (text.substr(i, name.size()) == name) word = &name;
-    if (!word) {
-      result += c;
-      continue;
-    }
-    i += word->size() - 1;
-    result += std::string(kWritten) + *word + '"';
-  }
-  return result;
-}
-
-/// Marked strings to numbers. Nothing else may look like a mark.
-void numbers_from_words(json& node) {
-  if (node.is_structured()) {
-    for (auto& [key, child] : node.items()) {
-      if (key.find('\0') != std::string::npos)
-        refuse_document("the name of a setting is a number without a JSON form, or has a zero byte");
-      numbers_from_words(child);
-    }
-  } else if (node.is_string()) {
-    const auto& text = node.get_ref<const std::string&>();
-    if (text.find('\0') == std::string::npos) return;
-    const auto word = text.starts_with(kMark) ? words().find(text.substr(kMark.size())) : words().end();
-    if (word == words().end()) refuse_document("a text has a zero byte");
-    node = word->second;
-  }
-}
-
+/// Numbers without a JSON form become marked strings, of which to_json() makes Python's words.
 void words_from_numbers(json& node) {
   if (node.is_structured()) {
     for (auto& child : node) words_from_numbers(child);
@@ -77,10 +29,9 @@ void words_from_numbers(json& node) {
 }
 
 /// Nothing when it is no JSON; `why` then says so.
-std::optional<json> parsed(std::string_view text, std::string& why) {
-  auto result = parse_json<json>(strict_json(text), &why);
+std::optional<json> parsed(std::string_view text, std::string& why, bool of_file = false) {
+  auto result = zero::parse_hjson(text, why, {.root_without_braces = of_file});
   if (result.is_discarded()) return std::nullopt;
-  numbers_from_words(result);
   return result;
 }
 
@@ -122,12 +73,16 @@ json read(const std::string& source) {
     std::string text;
     if (const auto problem = read_file(source, kMostSettingsBytes, text); !problem.empty())
       refuse_document("'{}': {}; check its permissions", source, problem);
-    result = parsed(text, why);
+    result = parsed(text, why, /*of_file=*/true);
     if (!result) refuse_document("'{}' {}", source, why);
   } else {
     result = parsed(source, why);
     if (!result)
-      if (const auto decoded = base64_decoded(source)) result = parsed(*decoded, why);
+      if (const auto decoded = base64_decoded(source)) {
+        std::string why_decoded;
+        result = parsed(*decoded, why_decoded);
+        if (decoded->starts_with('{')) why = why_decoded;  // many a word is base64 of something
+      }
     if (!result)
       refuse_document(
           "found '{}', expected the path of an existing file, JSON, or JSON in base64; if it is a path, compare it "
@@ -166,7 +121,7 @@ bool truth(const json& value) {
 }  // namespace
 
 DeepSpeedConfig::DeepSpeedConfig(const std::string& source)
-    : document_(std::make_unique<Document>(Document{read(source)})) {}
+    : document_(std::make_unique<Document>(Document{.json = read(source)})) {}
 DeepSpeedConfig::DeepSpeedConfig(const DeepSpeedConfig& other)
     : document_(std::make_unique<Document>(*other.document_)) {}
 DeepSpeedConfig::DeepSpeedConfig(DeepSpeedConfig&&) noexcept = default;

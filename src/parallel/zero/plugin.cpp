@@ -4,6 +4,7 @@
 
 #include "accelerate/config.hpp"
 #include "parallel/zero/document.hpp"
+#include "parallel/zero/settings_table.hpp"
 #include "utils/environment.hpp"
 #include "utils/json.hpp"
 #include "utils/log.hpp"
@@ -145,6 +146,8 @@ void fields_from_environment(DeepSpeedPlugin& plugin) {
       plugin.transformer_moe_cls_names = split_at_commas(*names);
   if (!plugin.enable_msamp) plugin.enable_msamp = environment::text("ACCELERATE_FP8_BACKEND") == "MSAMP";
   if (!plugin.msamp_opt_level) plugin.msamp_opt_level = environment::text("ACCELERATE_FP8_OPT_LEVEL").value_or("O1");
+  if (!plugin.as_of_version)
+    plugin.as_of_version = environment::text("ACCELERATE_DEEPSPEED_AS_OF_VERSION").value_or("0.19.8");
   if (!plugin.hf_ds_config)
     if (const auto source = environment::text("ACCELERATE_DEEPSPEED_CONFIG_FILE"); source && *source != "none")
       plugin.hf_ds_config.emplace(*source);
@@ -169,6 +172,7 @@ void check_config_fields() {
 
 DeepSpeedConfig config_of_fields(const DeepSpeedPlugin& plugin) {
   DeepSpeedConfig config("{}");
+  config.document().of_fields = true;
   config.set_value("train_batch_size", "auto");
   config.set_value("train_micro_batch_size_per_gpu", "auto");
   config.set_value("gradient_accumulation_steps", auto_or(plugin.gradient_accumulation_steps));
@@ -186,6 +190,7 @@ DeepSpeedConfig config_of_fields(const DeepSpeedPlugin& plugin) {
 }
 
 void check_values(const DeepSpeedPlugin& plugin) {
+  zero::is_before(*plugin.as_of_version, "0.19.8");  // it is a version
   if (*plugin.zero_stage < 0 || *plugin.zero_stage > 3)
     refuse_plugin("zero_stage is {}, expected 0, 1, 2 or 3", *plugin.zero_stage);
   for (const auto& [name, device] : {std::pair("offload_optimizer_device", &*plugin.offload_optimizer_device),
@@ -289,8 +294,11 @@ DeepSpeedPlugin resolve(DeepSpeedPlugin plugin) {
   check_values(plugin);
   if (!plugin.hf_ds_config) plugin.hf_ds_config = config_of_fields(plugin);
   auto& config = *plugin.hf_ds_config;
-  config.set_value("steps_per_print",
-                   std::numeric_limits<double>::infinity());  // else DeepSpeed prints between the program's own lines
+  // Else DeepSpeed prints between the program's own lines.
+  const DeepSpeedValue never = std::numeric_limits<double>::infinity();
+  const auto steps_per_print = config.get_value("steps_per_print");
+  if (steps_per_print && *steps_per_print != never) config.document().gave_steps_per_print = true;
+  config.set_value("steps_per_print", never);
 
   if (!plugin.zero3_init_flag)
     plugin.zero3_init_flag = environment::flag("ACCELERATE_DEEPSPEED_ZERO3_INIT").value_or(config.is_zero3());

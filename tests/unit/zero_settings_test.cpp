@@ -1,0 +1,544 @@
+// A DeepSpeed configuration, read: the examples of DeepSpeed's documentation and of Accelerate's, HJSON, unknown keys,
+// defaults of older versions, the effective configuration, and what prepare() fills. Conformance has deepspeed_config,
+// deepspeed_batch and deepspeed_auto.
+#include "parallel/zero/zero_settings.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "accelerate/utils/error.hpp"
+#include "message_of.hpp"
+#include "parallel/zero/auto_values.hpp"
+#include "parallel/zero/settings_table.hpp"
+#include "ranks.hpp"
+#include "variable.hpp"
+
+namespace {
+
+using namespace accelerate;
+using accelerate::zero::AutoFacts;
+using accelerate::zero::Entry;
+using accelerate::zero::fill_auto;
+using accelerate::zero::read_settings;
+using accelerate::zero::ReadOptions;
+using accelerate::zero::Verdict;
+using accelerate::zero::ZeroSettings;
+using support::message_of;
+using support::Variable;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Json = nlohmann::ordered_json;
+
+/// Members beside the size of the batch, which must be there: R"("fp16": {"enabled": true})".
+std::string with_batch(const std::string& members) {
+  return R"({"train_micro_batch_size_per_gpu": 1)" + (members.empty() ? "" : ", " + members) + "}";
+}
+ZeroSettings settings_of(const std::string& members, const ReadOptions& options = {.ranks = 2}) {
+  return read_settings(with_batch(members), options);
+}
+std::string refusal(const std::string& members, const ReadOptions& options = {.ranks = 2}) {
+  return message_of<ConfigError>([&] { settings_of(members, options); });
+}
+const Entry& entry_of(const ZeroSettings& settings, const std::string& key) {
+  for (const auto& entry : settings.effective)
+    if (entry.key == key) return entry;
+  throw std::runtime_error("no entry " + key);
+}
+
+TEST(Hjson, HasWhatPeopleWriteIntoTheseFiles) {
+  const DeepSpeedConfig config(
+      "{\n"
+      "  # a comment\n"
+      "  // another\n"
+      "  train_batch_size: 8  /* and\n one of two lines */\n"
+      "  'gradient_clipping': 0.5,\n"
+      "  zero_optimization: { stage: 2, reduce_bucket_size: 5E8, \"sub_group_size\": 5e8, }\n"
+      "  _note: all, of this: is # text\n"
+      "  _lines: '''\n"
+      "            first\n"
+      "      second\n"
+      "    '''\n"
+      "  steps_per_print: Infinity\n"
+      "  _list: [1, -2.5, true\n null\n]\n"
+      "}\n");
+  EXPECT_EQ(config.to_json(),
+            R"({"train_batch_size":8,"gradient_clipping":0.5,"zero_optimization":{"stage":2,)"
+            R"("reduce_bucket_size":500000000.0,"sub_group_size":500000000.0},"_note":"all, of this: is # text",)"
+            R"("_lines":"  first\nsecond","steps_per_print":Infinity,"_list":[1,-2.5,true,null]})");
+  EXPECT_EQ(DeepSpeedConfig("\xEF\xBB\xBF{\"a\": 1}").to_json(), R"({"a":1})");
+  EXPECT_EQ(DeepSpeedConfig(R"({"a": "\ud83d\ude00\u00e9\n\/"})").to_json(),
+            "{\"a\":\"\xF0\x9F\x98\x80\xC3\xA9\\n/\"}");
+}
+
+TEST(Hjson, AFileMayDoWithoutItsOuterBraces) {
+  const auto file = std::filesystem::path(support::scratch_dir()) / "zero.hjson";
+  std::ofstream(file) << "train_batch_size: 8\nzero_optimization: {stage: 1}\n";
+  EXPECT_EQ(DeepSpeedConfig(file).to_json(), R"({"train_batch_size":8,"zero_optimization":{"stage":1}})");
+  EXPECT_THAT(message_of<ConfigError>([] { DeepSpeedConfig("C: a path of another system"); }),
+              HasSubstr("found \"C\", expected '{'"));
+}
+
+TEST(Hjson, WhatIsWrongIsNamedWithLineAndColumn) {
+  const auto problem = [](const std::string& text) {
+    return message_of<ConfigError>([&] { DeepSpeedConfig config(text); });
+  };
+  EXPECT_THAT(problem("{\"a\": 1,\n \"b\" = 2}"),
+              HasSubstr("line 2, column 6: found \"=\", expected ':' behind the name \"b\""));
+  EXPECT_THAT(problem("{a: {b: 1\n"), HasSubstr("line 2, column 1: found the end of the text, expected ',' or '}'"));
+  EXPECT_THAT(problem("{a: [1, 2}"), HasSubstr("line 1, column 10: found \"}\", expected a value"));
+  EXPECT_THAT(problem("{\"a\": \"x\ny\"}"), HasSubstr("found the end of the line, expected no control character"));
+  EXPECT_THAT(problem("{\"a\": \"\\ud83d\"}"), HasSubstr("line 1, column 8: half a pair of \\u stands alone"));
+  EXPECT_THAT(problem("{\"a\": \"\\q\"}"), HasSubstr("behind a backslash"));
+  EXPECT_THAT(problem("{a: /* 1}"), HasSubstr("line 1, column 5: found a comment that begins with /*"));
+  EXPECT_THAT(problem("{a: '''x}"), HasSubstr("expected a closing '''"));
+  EXPECT_THAT(problem("{a: 1e999}"), HasSubstr("larger than any that can be held"));
+  EXPECT_THAT(problem("{\"a\": \"\xFF\"}"), HasSubstr("is not valid UTF-8 (byte 7 is 0xff)"));
+  EXPECT_THAT(problem("{a: 1} {b: 2}"), HasSubstr("column 8: found \"{\", expected the end of the text"));
+  std::string nested = "1";
+  for (int i = 0; i < 65; ++i) nested = "{a: " + nested + "\n}";
+  EXPECT_THAT(problem(nested), HasSubstr("nested deeper than 64 levels"));
+}
+
+TEST(Hjson, ANameTwiceInAnObjectIsAnErrorAtEveryLevel) {
+  const auto problem = [](const std::string& text) {
+    return message_of<ConfigError>([&] { DeepSpeedConfig config(text); });
+  };
+  EXPECT_THAT(problem(R"({"a": 1, "b": 2, "a": 1})"), HasSubstr("column 18: the object has the name \"a\" twice"));
+  EXPECT_THAT(problem(R"({"x": [{"a": 1, a: 1}]})"), HasSubstr("has the name \"a\" twice"));
+  EXPECT_NO_THROW(DeepSpeedConfig(R"({"a": {"a": 1}, "b": {"a": 1}})"));
+}
+
+// ---- The examples of the documentation.
+
+/// What a file's settings that this version does not do yet are, as the error names them: none for most.
+const std::map<std::string, std::vector<std::string>>& expected_later() {
+  static const std::map<std::string, std::vector<std::string>> later{
+      {"seed_zeropp",
+       {"zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients",
+        "zero_optimization.zero_hpz_partition_size"}},
+      {"page_muon", {"optimizer.type"}},
+      {"page_bf16", {"bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states"}},
+      {"page_autocast", {"torch_autocast.enabled"}},
+      {"page_offload_param", {"zero_optimization.offload_param.device"}},
+      {"page_offload_optimizer", {"zero_optimization.offload_optimizer.device"}},
+      {"page_tensorboard", {"tensorboard.enabled"}},
+      {"page_wandb", {"wandb.enabled"}},
+      {"page_comet", {"comet.enabled"}},
+      {"page_comet_text", {"comet.enabled"}},
+      {"page_csv", {"csv_monitor.enabled"}},
+      {"page_comms", {"comms_logger.enabled"}},
+      {"page_comms_ops", {"comms_logger.enabled"}},
+      {"tutorial_zeropp",
+       {"zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients",
+        "zero_optimization.zero_hpz_partition_size"}},
+      {"tutorial_mixz",
+       {"zero_optimization.zero_quantized_nontrainable_weights", "zero_optimization.zero_hpz_partition_size"}},
+      {"tutorial_flops", {"flops_profiler.enabled"}},
+      {"tutorial_universal", {"checkpoint.load_universal"}},
+      {"tutorial_moe", {"fp16.fp16_master_weights_and_grads"}},
+      {"zero3_page_nvme", {"zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device"}},
+      {"post_zero_inference", {"zero_optimization.offload_param.device"}},
+      {"features_profile", {"wall_clock_breakdown", "activation_checkpointing.profile"}},
+      {"tutorial_monitor_text", {"csv_monitor.enabled"}},
+  };
+  return later;
+}
+
+/// The key that has to be named where a parallelism is asked for that is not there.
+std::string key_of_missing_layer(const std::string& want) {
+  return want == "tp"   ? "tensor_parallel.autotp_size"
+         : want == "ep" ? "expert_parallel.enabled"
+                        : "sequence_parallel_size";
+}
+
+class Examples {
+ public:
+  Examples() {
+    std::ifstream file(ACCELERATE_SOURCE_DIR "/tests/unit/fixtures/deepspeed_examples.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      rows_.push_back(Json::parse(line));
+      by_name_[rows_.back()["name"]] = rows_.back();
+    }
+  }
+  const std::vector<Json>& rows() const { return rows_; }
+
+  /// What a program on two ranks reads of it.
+  ZeroSettings read(const Json& row) const {
+    const ReadOptions options{.ranks = 2};
+    if (row.contains("yaml")) return read_settings(filled(of_yaml(row["yaml"])).deepspeed_config(), options);
+    DeepSpeedConfig config(row.contains("text") ? row["text"].get<std::string>() : row["config"].dump());
+    const bool fills = row["want"] == "fill";
+    const char* const micro = "train_micro_batch_size_per_gpu";
+    if (!config.contains("train_batch_size") && (!config.contains(micro) || (!fills && config.is_auto(micro))))
+      config.set_value(micro, int64_t{1});
+    if (fills) return read_settings(filled({.hf_ds_config = config}).deepspeed_config(), options);
+    return read_settings(config, options);
+  }
+
+ private:
+  DeepSpeedPlugin of_yaml(const Json& yaml) const {
+    DeepSpeedPlugin plugin;
+    std::string keys;
+    for (const auto& [key, value] : yaml.items()) {
+      if (key == "deepspeed_config_file") plugin.hf_ds_config = DeepSpeedConfig(by_name_.at(value)["config"].dump());
+      else if (key == "gradient_accumulation_steps") plugin.gradient_accumulation_steps = value.get<int64_t>();
+      else if (key == "gradient_clipping") plugin.gradient_clipping = value.get<double>();
+      else if (key == "offload_optimizer_device") plugin.offload_optimizer_device = value.get<std::string>();
+      else if (key == "offload_param_device") plugin.offload_param_device = value.get<std::string>();
+      else if (key == "zero3_init_flag") plugin.zero3_init_flag = value.get<bool>();
+      else if (key == "zero3_save_16bit_model") plugin.zero3_save_16bit_model = value.get<bool>();
+      else if (key == "zero_stage") plugin.zero_stage = value.get<int64_t>();
+      else throw std::runtime_error("no such field: " + key);
+      keys += (keys.empty() ? "" : ",") + key;
+    }
+    const Variable fields("ACCELERATE_CONFIG_DS_FIELDS", keys);
+    return parallel::resolve(std::move(plugin));
+  }
+
+  static DeepSpeedPlugin filled(DeepSpeedPlugin given) {
+    auto plugin = parallel::resolve(std::move(given));
+    const auto& config = plugin.deepspeed_config();
+    AutoFacts facts{.ranks = 2, .hidden_size = 64, .loader_batch_sizes = {4}};
+    if (config.contains("optimizer")) facts.optimizer = zero::DummyOptimizerFacts{};
+    else facts.optimizer = zero::ProgramOptimizerFacts{.class_name = "AdamW"};
+    if (config.contains("scheduler"))
+      facts.scheduler = zero::DummySchedulerFacts{.total_num_steps = 100, .warmup_num_steps = 10};
+    facts.mixed_precision = config.is_true("fp16.enabled") && !config.is_auto("fp16.enabled") ? "fp16" : "bf16";
+    fill_auto(plugin, facts);
+    return plugin;
+  }
+
+  std::vector<Json> rows_;
+  std::map<std::string, Json> by_name_;
+};
+
+TEST(ZeroExamples, RunOrAreRefusedByTheKeyThatTheyNameFirst) {
+  const Examples examples;
+  ASSERT_EQ(examples.rows().size(), 92U);
+  size_t read = 0, later = 0, refused = 0;
+  for (const auto& row : examples.rows()) {
+    const std::string name = row["name"], want = row["want"];
+    SCOPED_TRACE(name);
+    std::string error;
+    try {
+      const auto settings = examples.read(row);
+      // Every key that the table has, once.
+      std::set<std::string> keys;
+      for (const auto& entry : settings.effective) EXPECT_TRUE(keys.insert(entry.key).second) << entry.key;
+      for (const auto& entry : settings.effective)
+        EXPECT_EQ(entry.reason.empty(), entry.verdict == Verdict::acts) << entry.key;
+    } catch (const ConfigError& problem) {
+      error = problem.what();
+    }
+    if (want == "refuse (no JSON)") {
+      EXPECT_THAT(error, HasSubstr("is not valid JSON"));
+      ++refused;
+    } else if (want.starts_with("refuse ")) {
+      EXPECT_THAT(error, HasSubstr(want.substr(7)));
+      EXPECT_THAT(error, Not(HasSubstr("not in this version")));
+      ++refused;
+    } else if (want == "tp" || want == "ep" || want == "sp") {
+      EXPECT_THAT(error, HasSubstr("'" + key_of_missing_layer(want) + "'"));
+      ++refused;
+    } else if (const auto expected = expected_later().find(name); expected != expected_later().end()) {
+      for (const auto& key : expected->second) EXPECT_THAT(error, HasSubstr("'" + key + "' is "));
+      size_t lines = 0;
+      for (size_t at = error.find("not in this version"); at != error.npos;
+           at = error.find("not in this version", at + 1))
+        ++lines;
+      EXPECT_EQ(lines, expected->second.size()) << error;
+      ++later;
+    } else {
+      EXPECT_EQ(error, "");
+      ++read;
+    }
+  }
+  EXPECT_EQ(later, expected_later().size());
+  std::cout << read << " read, " << later << " not in this version, " << refused << " refused\n";
+}
+
+// ---- Reading.
+
+TEST(ZeroSettings, UnknownKeysAreErrorsWithTheNearestName) {
+  EXPECT_THAT(refusal(R"("gradient_cliping": 0.1)"),
+              HasSubstr("'gradient_cliping' is no setting of DeepSpeed's; did you mean gradient_clipping?"));
+  EXPECT_THAT(refusal(R"("zero_optimisation": {"stage": 2})"), HasSubstr("did you mean zero_optimization?"));
+  EXPECT_THAT(refusal(R"("zero_optimization": {"stage3_prefetch_bucketsize": 5})"),
+              HasSubstr("did you mean zero_optimization.stage3_prefetch_bucket_size?"));
+  EXPECT_THAT(refusal(R"("optimizer": {"type": "AdamW", "params": {"beta": [0.9, 0.99]}})"),
+              HasSubstr("'optimizer.params.beta' is no parameter of AdamW; did you mean optimizer.params.betas?"));
+  EXPECT_THAT(refusal(R"("optimizer": {"type": "AdamW", "params": {"dampening": 0.1}})"),
+              HasSubstr("is no parameter of AdamW"))
+      << "a parameter of other types";
+  EXPECT_THAT(refusal(R"("quark": 1)"), HasSubstr("let its name begin with _ if it is a note"));
+  const auto noted = settings_of(R"("_quark": [1, 2])");
+  EXPECT_EQ(entry_of(noted, "_quark").value, "[1,2]");
+  EXPECT_EQ(entry_of(noted, "_quark").verdict, Verdict::no_meaning);
+}
+
+TEST(ZeroSettings, AllProblemsAreToldAtOnce) {
+  EXPECT_THAT(
+      refusal(R"("gradient_clipping": "auto", "fp16": {"enabled": 3}, "quark": 1, "wandb": {"enabled": true})"),
+      AllOf(HasSubstr("'gradient_clipping' is \"auto\", and nothing has filled it"),
+            HasSubstr("'fp16.enabled' is 3, expected true or false"), HasSubstr("'quark'"), Not(HasSubstr("wandb"))))
+      << "what is not in this version is told when all else is right";
+}
+
+TEST(ZeroSettings, ValuesHaveTypesAndRanges) {
+  EXPECT_THAT(refusal(R"("zero_optimization": {"stage": 4})"),
+              HasSubstr("'zero_optimization.stage' is 4, expected a whole number from 0 to 3"));
+  EXPECT_THAT(refusal(R"("zero_optimization": {"reduce_bucket_size": "5e8"})"),
+              HasSubstr("expected a whole number above 0"));
+  EXPECT_THAT(refusal(R"("zero_optimization": {"offload_param": {"device": "disk"}})"),
+              HasSubstr("expected one of none, cpu, nvme"));
+  EXPECT_THAT(refusal(R"("fp16": {"loss_scale": true})"),
+              HasSubstr("'fp16.loss_scale' is true, expected a finite number"));
+  EXPECT_THAT(refusal(R"("aio": {"block_size": "x"})"), HasSubstr("'aio.block_size' is \"x\""));
+  EXPECT_THAT(refusal(R"("optimizer": {"type": "Adam", "params": {"betas": [0.9, 1]}})"),
+              HasSubstr("a list of two numbers"));
+  EXPECT_THAT(refusal(R"("optimizer": {"type": "adan"})"), HasSubstr("did you mean Adam?"));
+  EXPECT_THAT(refusal(R"("optimizer": {"type": "sgd"})"), HasSubstr("did you mean SGD?"))
+      << "torch's classes are spelled exactly";
+  EXPECT_THAT(refusal(R"("optimizer": {"params": {"lr": 1}})"), HasSubstr("'optimizer.type' is missing"));
+  EXPECT_THAT(refusal(R"("scheduler": {"type": "StepLR"})"), HasSubstr("fails with torch's schedules"));
+  EXPECT_THAT(refusal(R"("scheduler": {"type": "WarmupDecayLR"})"),
+              HasSubstr("'scheduler.params.total_num_steps' is missing"));
+  EXPECT_THAT(refusal(R"("zero_optimization": 3)"), HasSubstr("'zero_optimization' is 3, expected a section"));
+  EXPECT_THAT(refusal(R"("gradient_clipping": null)"), HasSubstr("'gradient_clipping' is null"));
+  const auto lists = settings_of(
+      R"("scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": [0.1, 0.2], "cycle_max_lr": 0.5}},
+         "zero_optimization": {"stage": "2", "overlap_comm": "on", "leaf_module": {"names": "a.b"}})");
+  EXPECT_THAT(lists.scheduler->params.cycle_min_lr, ElementsAre(0.1, 0.2));
+  EXPECT_THAT(lists.scheduler->params.cycle_max_lr, ElementsAre(0.5));
+  EXPECT_EQ(lists.zero_optimization.stage, 2);
+  EXPECT_EQ(lists.zero_optimization.overlap_comm, true);
+  EXPECT_THAT(lists.zero_optimization.leaf_module.names, ElementsAre("a.b"));
+}
+
+TEST(ZeroSettings, BothFormsOfStage3sKeysAreOne) {
+  EXPECT_EQ(settings_of(R"("zero_optimization": {"stage": 3, "prefetch_bucket_size": 7})")
+                .zero_optimization.prefetch_bucket_size,
+            7);
+  EXPECT_EQ(settings_of(R"("zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 7})")
+                .zero_optimization.prefetch_bucket_size,
+            7);
+  EXPECT_THAT(refusal(R"("zero_optimization": {"prefetch_bucket_size": 7, "stage3_prefetch_bucket_size": 7})"),
+              HasSubstr("are one setting"));
+}
+
+TEST(ZeroSettings, OlderKeysAreRead) {
+  const auto old = settings_of(R"("zero_optimization": true, "allgather_size": 1000, "bfloat16": {"enabled": true})");
+  EXPECT_EQ(old.zero_optimization.stage, 1);
+  EXPECT_EQ(old.zero_optimization.allgather_bucket_size, 1000);
+  EXPECT_TRUE(old.bf16.enabled);
+  EXPECT_EQ(settings_of(R"("zero_optimization": {"stage": 2, "cpu_offload": true})")
+                .zero_optimization.offload_optimizer.device,
+            "cpu");
+  EXPECT_THAT(refusal(R"("zero_optimization": {"cpu_offload": true, "offload_optimizer": {}})"),
+              HasSubstr("'zero_optimization.cpu_offload' is the old name"));
+  EXPECT_TRUE(settings_of(R"("zero_optimization": {"stage": 3, "stage3_gather_fp16_weights_on_model_save": true})")
+                  .zero_optimization.gather_16bit_weights_on_model_save);
+  const auto aio = settings_of(R"("aio": {"thread_count": 4, "single_submit": "true"})");
+  EXPECT_EQ(aio.aio.intra_op_parallelism, 4);
+  EXPECT_TRUE(aio.aio.single_submit);
+  EXPECT_THAT(aio.warnings,
+              AllOf(Contains(HasSubstr("is called aio.intra_op_parallelism now")), Contains(HasSubstr("is the text"))));
+  EXPECT_THAT(refusal(R"("allgather_size": 1000)"), HasSubstr("zero_optimization.allgather_bucket_size"));
+}
+
+TEST(ZeroSettings, SettingsThatExcludeEachOther) {
+  EXPECT_THAT(refusal(R"("fp16": {"enabled": true}, "bf16": {"enabled": true})"), HasSubstr("expected at most one"));
+  EXPECT_THAT(refusal(R"("zero_optimization": {"stage": 2, "compute_grad_norm": false})"),
+              HasSubstr("found stage 2, gradient_clipping 1"));
+  EXPECT_NO_THROW(
+      settings_of(R"("gradient_clipping": 0, "zero_optimization": {"stage": 2, "compute_grad_norm": false})"));
+  EXPECT_THAT(refusal(R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}})"),
+              HasSubstr("'zero_optimization.offload_optimizer.ratio' is 0.5"));
+  EXPECT_THAT(refusal(R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}})"),
+              HasSubstr("nvme_path' is missing"));
+  EXPECT_THAT(refusal(R"("zero_optimization": {"stage": 1}, "optimizer": {"type": "SGD"})"),
+              HasSubstr("'zero_allow_untested_optimizer' is false"));
+  EXPECT_NO_THROW(settings_of(
+      R"("zero_allow_untested_optimizer": true, "zero_optimization": {"stage": 1}, "optimizer": {"type": "SGD"})"));
+  EXPECT_THAT(refusal(R"("bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"})"),
+              HasSubstr("at stage 0 gradients add up"));
+  EXPECT_THAT(refusal(R"("prescale_gradients": true, "zero_optimization": {"stage": 2})"),
+              HasSubstr("does not go with zero_optimization.reduce_scatter"));
+  EXPECT_THAT(refusal(R"("zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2})", {.ranks = 3}),
+              HasSubstr("expected a divisor of the 3 ranks"));
+  EXPECT_THAT(refusal(R"("gradient_allreduce_op": "sum", "zero_optimization": {"stage": 3})"),
+              HasSubstr("which stage 3 does not have"));
+  EXPECT_THAT(refusal(R"("data_parallel_size": 3)"), HasSubstr("but there are 2 ranks"));
+}
+
+TEST(ZeroSettings, WhatIsNotInThisVersionIsRefusedWhereItWouldAct) {
+  EXPECT_THAT(refusal(R"("zero_optimization": {"stage": 3, "zero_quantized_weights": true})"),
+              HasSubstr("'zero_optimization.zero_quantized_weights' is true, which is not in this version"));
+  const auto below = settings_of(R"("zero_optimization": {"stage": 2, "zero_quantized_weights": true})");
+  EXPECT_EQ(entry_of(below, "zero_optimization.zero_quantized_weights").reason, "only stage 3 splits parameters");
+  EXPECT_TRUE(settings_of(R"("zero_optimization": {"stage": 3, "zero_quantized_weights": true})",
+                          {.ranks = 2, .later_is_error = false})
+                  .zero_optimization.zero_quantized_weights);
+  const auto more_than_ranks =
+      settings_of(R"("zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8})", {.ranks = 1});
+  EXPECT_EQ(more_than_ranks.zero_optimization.zero_hpz_partition_size, 1);
+  EXPECT_THAT(more_than_ranks.warnings, Contains(HasSubstr("more than the 1 ranks")));
+  EXPECT_THAT(refusal(R"("optimizer": {"type": "lamb"})"),
+              HasSubstr("'optimizer.type' is \"Lamb\", which is not in this version"));
+}
+
+TEST(ZeroSettings, RemovedKeysNameWhatDoesItNow) {
+  EXPECT_THAT(refusal(R"("amp": {"enabled": false})"),
+              AllOf(HasSubstr("'amp'"), HasSubstr("refuses it also where it is off"), HasSubstr("fp16 or bf16")));
+  EXPECT_THAT(refusal(R"("zero_optimization": {"mics_shard_size": 8})"), HasSubstr("dp_replicate and dp_shard"));
+  const ReadOptions before{.ranks = 2, .as_of_version = "0.19.6"};
+  EXPECT_EQ(entry_of(settings_of(R"("amp": {"enabled": false, "opt_level": "O1"})", before), "amp").verdict,
+            Verdict::no_meaning);
+  EXPECT_THAT(refusal(R"("amp": {"enabled": true})", before), HasSubstr("'amp'"));
+  EXPECT_NO_THROW(settings_of(R"("zero_optimization": {"mics_shard_size": -1})", before));
+}
+
+TEST(ZeroSettings, DefaultsAreThoseOfAVersion) {
+  const auto at = [](const char* version, const std::string& members = "") {
+    return settings_of(members, {.ranks = 2, .as_of_version = version});
+  };
+  EXPECT_EQ(at("0.19.8").gradient_clipping, 1.0);
+  EXPECT_EQ(at("0.19.3").gradient_clipping, 1.0);
+  EXPECT_EQ(at("0.19.2").gradient_clipping, 0.0);
+  EXPECT_EQ(at("0.19.2", R"("gradient_clipping": 0.5)").gradient_clipping, 0.5);
+  EXPECT_FALSE(at("0.19.2").bf16.check_grad_overflow);
+  EXPECT_TRUE(at("0.19.3").bf16.check_grad_overflow);
+  EXPECT_FALSE(at("0.19.4").zero_optimization.offload_param.pin_memory);
+  EXPECT_TRUE(at("0.19.5").zero_optimization.offload_optimizer.pin_memory);
+  EXPECT_EQ(at("0.19.5").timeout_minutes, 30);
+  EXPECT_EQ(at("0.19.6").timeout_minutes, 10);
+  EXPECT_EQ(at("0.15.1").steps_per_print, 10.0);
+  EXPECT_EQ(at("0.15.2").steps_per_print, std::nullopt);
+  const std::string warmup = R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}})";
+  EXPECT_EQ(at("0.19.5", warmup).scheduler->params.warmup_num_steps, 2);
+  EXPECT_FALSE(at("0.19.5", warmup).scheduler->first_groups_lr_for_all);
+  EXPECT_TRUE(at("0.19.3", warmup).scheduler->first_groups_lr_for_all);
+  EXPECT_THAT(refusal(warmup), HasSubstr("'scheduler.params.warmup_num_steps' is 0"));
+  EXPECT_THAT(at("0.19.5", R"("gradient_allreduce_op": "mean")").warnings,
+              Contains(HasSubstr("came with DeepSpeed 0.19.6")));
+  EXPECT_THAT(refusal("", {.ranks = 2, .as_of_version = "new"}), HasSubstr("as_of_version is 'new'"));
+  EXPECT_TRUE(zero::is_before("0.9.9", "0.10.0"));
+  EXPECT_FALSE(zero::is_before("0.19.10", "0.19.9"));
+}
+
+TEST(ZeroSettings, TypesHaveTheirOwnDefaults) {
+  const auto params = [](const std::string& optimizer) {
+    return settings_of("\"optimizer\": " + optimizer).optimizer->params;
+  };
+  EXPECT_EQ(params(R"({"type": "adagrad"})").lr, 0.01);
+  EXPECT_EQ(params(R"({"type": "Adagrad", "params": {"lr": 0.5}})").lr, 0.5);
+  EXPECT_EQ(params(R"({"type": "AdamW"})").weight_decay, 0.0);
+  EXPECT_EQ(params(R"({"type": "AdamW", "params": {"torch_adam": true}})").weight_decay, 0.01);
+  EXPECT_EQ(settings_of(R"("optimizer": {"type": "ADAMW"})").optimizer->type, "AdamW");
+  const auto decay = settings_of(R"("scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 9}})");
+  EXPECT_THAT(decay.scheduler->params.warmup_max_lr, ElementsAre(0.001));
+  EXPECT_TRUE(settings_of(R"("scheduler": {"type": "WarmupLR"})").scheduler->params.warmup_max_lr.empty());
+}
+
+// ---- The effective configuration.
+
+TEST(EffectiveConfiguration, SaysWhatTheFileGaveWithoutMeaning) {
+  const auto settings = settings_of(
+      R"("zero_optimization": {"stage": 2, "allgather_partitions": true, "sub_group_size": 5, "reduce_bucket_size": 9})");
+  std::vector<std::string> keys;
+  for (const auto& entry : settings.without_meaning()) keys.push_back(entry.key);
+  EXPECT_THAT(keys, ElementsAre("zero_optimization.allgather_partitions", "zero_optimization.sub_group_size"));
+  EXPECT_EQ(entry_of(settings, "zero_optimization.reduce_bucket_size").value, "9");
+  EXPECT_TRUE(entry_of(settings, "zero_optimization.reduce_bucket_size").given);
+  EXPECT_EQ(entry_of(settings, "zero_optimization.stage3_max_live_parameters").value, "1000000000");
+  EXPECT_FALSE(entry_of(settings, "zero_optimization.stage3_max_live_parameters").given);
+  EXPECT_EQ(entry_of(settings, "optimizer").value, "null");
+  EXPECT_EQ(entry_of(settings, "train_batch_size").value, "2");
+  EXPECT_GT(settings.effective.size(), 250U);
+}
+
+TEST(EffectiveConfiguration, NeverHasTheKeyToAnAccount) {
+  const auto settings = settings_of(R"("comet": {"api_key": "tell-nobody", "project": "p"})");
+  EXPECT_EQ(entry_of(settings, "comet.api_key").value, "\"(hidden)\"");
+  EXPECT_EQ(entry_of(settings, "comet.project").value, "\"p\"");
+  for (const auto& entry : settings.effective) EXPECT_EQ(entry.value.find("tell-nobody"), std::string::npos);
+  EXPECT_THAT(refusal(R"("comet": {"api_keys": "tell-nobody"})"),
+              AllOf(HasSubstr("comet.api_key"), Not(HasSubstr("tell-nobody"))));
+}
+
+TEST(EffectiveConfiguration, APluginWithoutAFileHasGivenNothing) {
+  auto plugin = parallel::resolve({.zero_stage = 2});
+  fill_auto(plugin, {.ranks = 2, .loader_batch_sizes = {4}});
+  EXPECT_TRUE(read_settings(plugin.deepspeed_config(), {.ranks = 2}).without_meaning().empty());
+  const auto given = [](const char* text) {
+    auto resolved = parallel::resolve({.hf_ds_config = text});
+    return entry_of(read_settings(resolved.deepspeed_config(), {.ranks = 2}), "steps_per_print");
+  };
+  EXPECT_TRUE(given(R"({"train_batch_size": 2, "zero_optimization": {"stage": 2}, "steps_per_print": 5})").given);
+  EXPECT_FALSE(given(R"({"train_batch_size": 2, "zero_optimization": {"stage": 2}})").given);
+}
+
+// ---- The plugin, and "auto".
+
+TEST(DeepSpeedPluginVersion, ComesFromTheProgramOrTheEnvironment) {
+  EXPECT_EQ(parallel::resolve(DeepSpeedPlugin{}).as_of_version, "0.19.8");
+  const Variable version("ACCELERATE_DEEPSPEED_AS_OF_VERSION", "0.18.5");
+  EXPECT_EQ(parallel::resolve(DeepSpeedPlugin{}).as_of_version, "0.18.5");
+  EXPECT_EQ(parallel::resolve({.as_of_version = "0.17.0"}).as_of_version, "0.17.0");
+  EXPECT_THAT(message_of<ConfigError>([] { parallel::resolve({.as_of_version = "0.17"}); }),
+              HasSubstr("as_of_version is '0.17'"));
+}
+
+TEST(FillAuto, WhatNothingFillsIsDeepSpeedsDefaultOrAnError) {
+  auto plugin = parallel::resolve({.hf_ds_config = R"({train_micro_batch_size_per_gpu: 1
+      zero_optimization: {stage: 3, stage3_max_live_parameters: "auto", offload_param: {buffer_size: "auto"}}})"});
+  fill_auto(plugin, {.ranks = 2});
+  EXPECT_FALSE(plugin.deepspeed_config().contains("zero_optimization.stage3_max_live_parameters"));
+  EXPECT_FALSE(plugin.deepspeed_config().contains("zero_optimization.offload_param.buffer_size"));
+  EXPECT_EQ(read_settings(plugin.deepspeed_config(), {.ranks = 2}).zero_optimization.max_live_parameters,
+            1'000'000'000);
+  auto betas = parallel::resolve({.hf_ds_config = R"({train_micro_batch_size_per_gpu: 1, zero_optimization: {stage: 3},
+      optimizer: {type: "Adam", params: {betas: "auto"}}})"});
+  EXPECT_THAT(message_of<ConfigError>([&] { fill_auto(betas, {.optimizer = zero::DummyOptimizerFacts{}}); }),
+              HasSubstr("'optimizer.params.betas' is \"auto\""));
+}
+
+TEST(FillAuto, TheConfigurationsAccumulationHoldsWithAWarning) {
+  auto plugin = parallel::resolve(
+      {.hf_ds_config = R"({train_batch_size: "auto", train_micro_batch_size_per_gpu: 2, gradient_accumulation_steps: 3
+         zero_optimization: {stage: 1}})"});
+  EXPECT_THAT(fill_auto(plugin, {.ranks = 2, .gradient_accumulation_steps = 4}).warnings,
+              ElementsAre(HasSubstr("is 3 in the DeepSpeed configuration and 4 in the program")));
+  EXPECT_EQ(plugin.get_value("train_batch_size"), DeepSpeedValue(int64_t{12}));
+  auto automatic =
+      parallel::resolve({.hf_ds_config = R"({train_micro_batch_size_per_gpu: 2, gradient_accumulation_steps: "auto"
+                            zero_optimization: {}})"});
+  EXPECT_TRUE(fill_auto(automatic, {.gradient_accumulation_steps = 4}).warnings.empty());
+}
+
+TEST(FillAuto, AnOptimizerOfTheProgramStepsByTheKernelOfItsClass) {
+  const auto kernel = [](const char* class_name, const char* more = "") {
+    auto plugin = parallel::resolve({.hf_ds_config = std::string(
+                                                         R"({train_micro_batch_size_per_gpu: 1
+                              zero_optimization: {stage: 2, offload_optimizer: {device: "cpu"}})") +
+                                                     more + "}"});
+    return fill_auto(plugin, {.optimizer = zero::ProgramOptimizerFacts{.class_name = class_name}}).host_kernel;
+  };
+  EXPECT_EQ(kernel("AdamW"), "AdamW");
+  EXPECT_EQ(kernel("Adam"), "Adam");
+  EXPECT_EQ(kernel("SGD", ", zero_force_ds_cpu_optimizer: false"), "");
+  EXPECT_THAT(message_of<ConfigError>([&] { kernel("SGD"); }),
+              HasSubstr("the program's optimizer is SGD, expected Adam, AdamW, Adagrad or Lion"));
+}
+
+}  // namespace
