@@ -37,6 +37,7 @@
 #include "accelerate/model/callable.hpp"
 #include "accelerate/model/compiled_model.hpp"
 #include "accelerate/model/cuda_graph.hpp"
+#include "accelerate/model/hidden_size.hpp"
 #include "accelerate/model/hooks.hpp"
 #include "accelerate/model/model_ref.hpp"
 #include "accelerate/model/no_split.hpp"

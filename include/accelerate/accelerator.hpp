@@ -33,6 +33,7 @@
 #include "accelerate/optim/optimizer.hpp"
 #include "accelerate/parallel/fsdp_plugin.hpp"
 #include "accelerate/parallel/parallelism_config.hpp"
+#include "accelerate/parallel/prepare_facts.hpp"
 #include "accelerate/precision.hpp"
 #include "accelerate/precision/fp8_kwargs.hpp"
 #include "accelerate/state.hpp"
@@ -89,8 +90,9 @@ struct AcceleratorOptions {
   /// process. Like parallelism_config, a later Accelerator that is not given one has the first one's, until
   /// AcceleratorState::reset().
   std::optional<FullyShardedDataParallelPlugin> fsdp_plugin;
-  /// Refused, as ACCELERATE_USE_DEEPSPEED is: there is no ZeRO engine of DeepSpeed's here. The error names the
-  /// fsdp_plugin that comes nearest.
+  /// Train by a DeepSpeed configuration (docs/deepspeed.md): ZeRO's stages, precision, clipping, and what stands in for
+  /// optimizers and schedules. Also on when `accelerate launch --use_deepspeed` started this process. Shared as
+  /// fsdp_plugin is, beside which it is an error.
   Given<DeepSpeedPlugin> deepspeed_plugin;
   /// Refused, as ACCELERATE_USE_MEGATRON_LM is: Megatron-LM is a Python program.
   Given<MegatronLMPlugin> megatron_lm_plugin;
@@ -545,6 +547,7 @@ class ACCELERATE_API Accelerator {
   template <class... Objects>
   auto prepare_placed(const std::vector<std::optional<bool>>& placement, Objects&&... objects) {
     [[maybe_unused]] auto placed = placement.begin();
+    hear(facts_of(objects...));
     // Schedules need their prepared optimizers, wherever those stand in the list.
     // Braces, because they evaluate from left to right: the order is that of the files of a checkpoint.
     auto first = std::tuple<decltype(prepare_one(std::forward<Objects>(objects), *placed))...>{
@@ -554,6 +557,21 @@ class ACCELERATE_API Accelerator {
     if constexpr (sizeof...(Objects) == 1) return std::get<0>(std::move(prepared));
     else return prepared;
   }
+  template <class... Objects> static parallel::PrepareFacts facts_of(const Objects&... objects) {
+    parallel::PrepareFacts facts;
+    ((note_fact(facts, objects)), ...);
+    return facts;
+  }
+  template <class T> static void note_fact(parallel::PrepareFacts& facts, const T& object) {
+    if constexpr (ModelLike<T> || WrappedModel<T>) facts.models.emplace_back(object);
+    else if constexpr (detail::is_loader<T>) facts.batch_sizes.push_back(object.batch_size());
+    else if constexpr (std::same_as<T, DummyOptim>) facts.dummy_optimizers.push_back(object);
+    else if constexpr (std::same_as<T, DummyScheduler>) facts.dummy_schedulers.push_back(object);
+    else if constexpr (detail::OptimizerObject<T>) facts.optimizers.push_back(&object);
+    else if constexpr (detail::OptimizerPointer<T>) {
+      if (object) facts.optimizers.push_back(&*object);
+    } else if constexpr (detail::ScheduleObject<T>) ++facts.schedulers;
+  }
   template <class T> auto prepare_one(T&& object, std::optional<bool> placed) {
     using U = std::remove_cvref_t<T>;
     if constexpr (ModelLike<U>) return prepare_model(object, false, placed);
@@ -561,6 +579,7 @@ class ACCELERATE_API Accelerator {
     else if constexpr (detail::is_loader<U>) return prepare_data_loader(object, placed);
     else if constexpr (detail::OptimizerObject<T>) return prepare_optimizer(std::forward<T>(object), {}, placed);
     else if constexpr (detail::OptimizerPointer<U>) return prepare_optimizer(std::forward<T>(object), {}, placed);
+    else if constexpr (std::same_as<U, DummyOptim>) return prepare_dummy(object, placed);
     else {
       using Target = detail::target_t<U>;
       static_assert(!detail::TorchLoader<Target>,
@@ -584,6 +603,7 @@ class ACCELERATE_API Accelerator {
   }
   template <class T> auto finish_one(T& object) {
     if constexpr (detail::ScheduleObject<T>) return prepare_scheduler(object);
+    else if constexpr (std::same_as<T, DummyScheduler>) return prepare_dummy(object);
     else return std::move(object);
   }
 
@@ -591,6 +611,10 @@ class ACCELERATE_API Accelerator {
   std::shared_ptr<detail::PreparedModel> prepare_core(const ModelRef& model, bool evaluation_mode,
                                                       std::optional<bool> device_placement);
   AcceleratedOptimizer register_optimizer(AcceleratedOptimizer optimizer);
+  void clip_before_steps(const AcceleratedOptimizer& optimizer);
+  void hear(parallel::PrepareFacts facts);
+  AcceleratedOptimizer prepare_dummy(const DummyOptim& dummy, std::optional<bool> device_placement);
+  AcceleratedScheduler prepare_dummy(const DummyScheduler& dummy);
   void register_loader(std::shared_ptr<data::PreparedStatus> loader);
   void give_pieces_to_optimizers();
   void register_custom(checkpointing::CustomObject object);

@@ -24,7 +24,7 @@ class TrafficCounter;
 }  // namespace comm
 
 /// Names of the reference; only the kinds that this build can run.
-enum class DistributedType { NO, MULTI_CPU, MULTI_GPU, MULTI_XPU, FSDP };
+enum class DistributedType { NO, MULTI_CPU, MULTI_GPU, MULTI_XPU, DEEPSPEED, FSDP };
 ACCELERATE_API const char* to_string(DistributedType type);
 
 /// FP8: products of linear layers in 8 bits, all else as in BF16 (docs/fp8.md).

@@ -42,9 +42,23 @@ GradientAccumulationPlugin accumulation_of(const AcceleratorOptions& options) {
   return {.num_steps = steps_of_the_environment().value_or(options.gradient_accumulation_steps)};
 }
 
+/// What would be without effect.
+void refuse_handlers(const parallel::RunRules& rules, const std::vector<KwargsHandler>& handlers) {
+  const auto refuse = [&](const char* handler) {
+    raise<ConfigError>(
+        "Accelerator: found {} among kwargs_handlers, but {} says how numbers are computed with; leave it out", handler,
+        rules.decided_by);
+  };
+  for (const auto& handler : handlers) {
+    if (std::holds_alternative<GradScalerKwargs>(handler)) refuse("GradScalerKwargs");
+    if (std::holds_alternative<AutocastKwargs>(handler)) refuse("AutocastKwargs");
+  }
+}
+
 /// What all Accelerators of a process share about their engine.
 struct SharedEngine {
   std::optional<FullyShardedDataParallelPlugin> fsdp_plugin;
+  Given<DeepSpeedPlugin> deepspeed_plugin;
   std::optional<ParallelismConfig> parallelism_config;
   std::vector<std::any> layer_plugins;
 };
@@ -54,6 +68,7 @@ void take_shared(AcceleratorOptions& options) {
   const auto first = std::static_pointer_cast<SharedEngine>(AcceleratorState::shared_engine());
   if (!first) return;
   if (!options.fsdp_plugin) options.fsdp_plugin = first->fsdp_plugin;
+  if (!options.deepspeed_plugin) options.deepspeed_plugin = first->deepspeed_plugin;
   if (!options.parallelism_config) options.parallelism_config = first->parallelism_config;
   if (options.layer_plugins.empty()) options.layer_plugins = first->layer_plugins;
 }
@@ -62,7 +77,7 @@ void share(const AcceleratorOptions& options) {
   auto& first = AcceleratorState::shared_engine();
   if (!first)
     first = std::make_shared<SharedEngine>(
-        SharedEngine{options.fsdp_plugin, options.parallelism_config, options.layer_plugins});
+        SharedEngine{options.fsdp_plugin, options.deepspeed_plugin, options.parallelism_config, options.layer_plugins});
 }
 
 /// MS-AMP's part beside the products. @throws ConfigError where the program says itself how gradients travel.
@@ -124,7 +139,13 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
                                     .parallelism = parallelism,
                                     .ddp = ddp,
                                     .plugins = options.layer_plugins});
-  const auto plugin = accumulation_of(options);
+  auto plugin = accumulation_of(options);
+  rules = engine->rules(precision_to_be(options));
+  if (rules) {
+    refuse_handlers(*rules, options.kwargs_handlers);
+    options.mixed_precision = to_string(rules->mixed_precision);
+    if (rules->gradient_accumulation_steps) plugin.num_steps = *rules->gradient_accumulation_steps;
+  }
   state.emplace(AcceleratorStateOptions{.mixed_precision = options.mixed_precision,
                                         .partial = {.cpu = options.cpu, .process_group = process_group}});
   check_precision(state->mixed_precision(), state->device());
@@ -138,7 +159,8 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
     loader_options.process_index = parallelism->data_loader_process_index(state->process_index());
   }
   engine->set_precision(state->mixed_precision());
-  if (state->mixed_precision() == PrecisionType::FP16) run.scaler = std::make_shared<optim::GradScaler>(scaling);
+  if (rules) run.scaler = rules->scaler;
+  else if (state->mixed_precision() == PrecisionType::FP16) run.scaler = std::make_shared<optim::GradScaler>(scaling);
   share(options);
   prepare_profile(std::any_of(options.kwargs_handlers.begin(), options.kwargs_handlers.end(),
                               [](const auto& handler) { return std::holds_alternative<ProfileKwargs>(handler); }));
@@ -202,7 +224,7 @@ std::shared_ptr<FP8Training> Accelerator::Impl::make_fp8(const ModelRef& model) 
 
 void Accelerator::Impl::set_autocast(detail::PreparedModel& core) const {
   core.autocast = autocast;
-  core.autocast_dtype = autocast.enabled ? autocast_dtype(state->mixed_precision()) : std::nullopt;
+  core.autocast_dtype = autocast.enabled && autocasts() ? autocast_dtype(state->mixed_precision()) : std::nullopt;
   // Casts of parameters that come and go are made anew each time: kept ones would keep evicted bytes alive.
   if (core.engine && !core.engine->keeps_parameters()) core.autocast.cache_enabled = false;
 }
@@ -287,6 +309,7 @@ AcceleratedOptimizer Accelerator::register_optimizer(AcceleratedOptimizer optimi
                                  [&](const auto& known) { return &known.optimizer() == &optimizer.optimizer(); });
   if (same != optimizers.end()) *same = optimizer;
   else optimizers.push_back(optimizer);
+  clip_before_steps(optimizer);
   for (const auto& schedule : impl_->run.schedulers)
     schedule.follow(followed_by(schedule.scheduler(), optimizers));  // that were prepared before it
   return optimizer;
@@ -333,6 +356,7 @@ bool Accelerator::check_trigger() {
 
 void Accelerator::free_memory() {
   impl_->run.clear();
+  impl_->made.clear();
   gradient_state().set_sync_gradients(true);  // a loop may have been left in the middle of a group
   forget_flops_per_token();
   clear_device_cache();

@@ -60,6 +60,11 @@ struct Accelerator::Impl {
   std::optional<ProfileProcess::Clock> clock;         ///< known where a profile was asked for from the start
   std::unique_ptr<profiler::RunProfile> run_profile;  ///< null: nobody asked
   std::unique_ptr<parallel::ChosenEngine> engine;
+  std::optional<parallel::RunRules> rules;  ///< of the engine's settings; unset: it leaves them to the program
+  bool spoke_of_own_norm = false;
+  bool autocasts() const { return !rules || rules->autocasts; }
+  /// What prepare() has made in the place of stand-ins.
+  std::vector<std::pair<std::weak_ptr<char>, AcceleratedOptimizer>> made;
   std::optional<ParallelismConfig> parallelism;  ///< as it applies to this job
   std::optional<AcceleratorState> state;
   std::optional<GradientState> gradients;

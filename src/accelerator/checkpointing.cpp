@@ -182,8 +182,18 @@ std::shared_ptr<detail::PreparedModel> model_in_pieces(const run_state::RunState
 
 }  // namespace
 
+namespace {
+
+/// Whole weights are wanted.
+void allow_whole_state(const std::optional<parallel::RunRules>& rules, const char* operation) {
+  if (rules && !rules->no_whole_state.empty()) raise<ConfigError>("{}: {}", operation, rules->no_whole_state);
+}
+
+}  // namespace
+
 std::map<std::string, at::Tensor> Accelerator::state_dict_of(const ModelRef& model) const {
   const auto in_pieces = model_in_pieces(impl_->run, model);
+  if (in_pieces) allow_whole_state(impl_->rules, "get_state_dict");
   if (in_pieces) counts::add(counts::Count::whole_states);
   return in_pieces ? run_state::whole_state(*in_pieces, impl_->engine->state_dict_config())
                    : checkpointing::every_name(model, checkpointing::value_of);
@@ -207,8 +217,9 @@ void Accelerator::save_model_files(const ModelRef& model, const fs::path& folder
         "save_model: {} weights that are kept in few bits are written decoded, as ordinary tensors, which take 2 "
         "to 8 times the room; save_quantized_model() writes their codes",
         in_few_bits);
-  if (const auto in_pieces = model_in_pieces(impl_->run, model))
-    run_state::save_weights(*in_pieces, folder, bytes, safe_serialization);
+  const auto in_pieces = model_in_pieces(impl_->run, model);
+  if (in_pieces) allow_whole_state(impl_->rules, "save_model");
+  if (in_pieces) run_state::save_weights(*in_pieces, folder, bytes, safe_serialization);
   else if (impl_->writes_for_all()) checkpointing::save_model(model, folder, bytes, safe_serialization);
 }
 

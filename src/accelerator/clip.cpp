@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "accelerator/accelerator_impl.hpp"
 #include "parallel/gradients.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -50,6 +52,21 @@ parallel::Gradients ready_to_clip(const std::vector<at::Tensor>& parameters, con
   return parallel::gradients_of(engines, parameters);
 }
 
+/// @param max_norm  unset: gradients stay as they are
+at::Tensor norm_clipped_to(std::optional<double> max_norm, const std::vector<at::Tensor>& parameters, double norm_type,
+                           bool synchronising, const at::Device& device) {
+  const auto engines = live_engines();
+  const auto gradients = ready_to_clip(parameters, engines, synchronising);
+  at::NoGradGuard no_grad;
+  const at::Tensor total = parallel::norm_of(gradients, engines, norm_type, device);
+  if (!max_norm) return total;
+  // No branch on the value: the host need not wait for the device. 1e-6 as in PyTorch.
+  gradients.scale((*max_norm / (total + 1e-6)).clamp_max(1.0));
+  each_scaled(parameters, engines,
+              [&](auto& run, const auto& optimizer) { run.scaler->clipped_by(optimizer.optimizer(), total); });
+  return total;
+}
+
 }  // namespace
 
 void Accelerator::unscale_gradients() { unscale_gradients(impl_->run.optimizers); }
@@ -65,15 +82,28 @@ void Accelerator::unscale_gradients(const std::vector<AcceleratedOptimizer>& opt
 
 at::Tensor Accelerator::clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
   if (!(max_norm >= 0)) raise<ConfigError>("clip_grad_norm_: max_norm is {}, expected 0 or more", max_norm);
-  const auto engines = live_engines();
-  const auto gradients = ready_to_clip(parameters, engines, sync_gradients());
-  at::NoGradGuard no_grad;
-  const at::Tensor total = parallel::norm_of(gradients, engines, norm_type, device());
-  // No branch on the value: the host need not wait for the device. 1e-6 as in PyTorch.
-  gradients.scale((max_norm / (total + 1e-6)).clamp_max(1.0));
-  each_scaled(parameters, engines,
-              [&](auto& run, const auto& optimizer) { run.scaler->clipped_by(optimizer.optimizer(), total); });
-  return total;
+  const auto own = impl_->rules ? impl_->rules->max_norm : std::nullopt;
+  if (own && *own != max_norm && !std::exchange(impl_->spoke_of_own_norm, true))
+    logs::warn(
+        "accelerate.accelerator",
+        "clip_grad_norm_: max_norm is {}, but the configuration's gradient_clipping is {}{}, and that holds, as in "
+        "the reference: this call only tells the norm. Write the one that you want into the configuration.",
+        max_norm, *own, *own == 0 ? " (off)" : "");
+  return norm_clipped_to(own ? std::nullopt : std::optional(max_norm), parameters, norm_type, sync_gradients(),
+                         device());
+}
+
+void Accelerator::clip_before_steps(const AcceleratedOptimizer& optimizer) {
+  const auto own = impl_->rules ? impl_->rules->max_norm : std::nullopt;
+  if (!own || *own == 0) return;
+  const auto clip = [this, alive = std::weak_ptr(impl_->alive), &stepped = optimizer.optimizer(), limit = *own] {
+    if (alive.expired()) return;
+    std::vector<at::Tensor> parameters;
+    for (const auto& group : stepped.param_groups())
+      parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+    norm_clipped_to(limit, parameters, /*norm_type=*/2, /*synchronising=*/true, device());
+  };
+  optimizer.set_step_hooks(&impl_->rules, {.before = clip});
 }
 
 void Accelerator::clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value) {

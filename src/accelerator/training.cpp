@@ -35,7 +35,10 @@ Scope Accelerator::begin_accumulate(const parallel::Engines& models) {
     counts::add(Count::early_synchronisations);
     return Scope();
   }
-  return suspend_sync(models);
+  parallel::Engines waiting;
+  for (const auto& model : models)
+    if (model && !model->always_reduces()) waiting.push_back(model);
+  return suspend_sync(waiting);
 }
 
 namespace {
@@ -55,7 +58,12 @@ Scope with_sync(const parallel::Engines& models, bool sync) {
 
 }  // namespace
 
-Scope Accelerator::suspend_sync(const parallel::Engines& models) { return with_sync(models, false); }
+Scope Accelerator::suspend_sync(const parallel::Engines& models) {
+  for (const auto& model : models)
+    if (const char* const reason = model ? model->always_reduces() : nullptr)
+      raise<ConfigError>("no_sync: found a model whose gradients are averaged in each backward: {}", reason);
+  return with_sync(models, false);
+}
 
 Scope Accelerator::resume_sync(const std::shared_ptr<parallel::Engine>& model) {
   if (!model) return Scope();
@@ -156,7 +164,8 @@ void Accelerator::run_backward_now(const at::Tensor& scaled, const BackwardOptio
 AutocastGuard Accelerator::autocast(const std::optional<AutocastKwargs>& autocast_handler) const {
   const AutocastKwargs& how = autocast_handler ? *autocast_handler : impl_->autocast;
   return AutocastGuard(computing_device(device()),
-                       how.enabled ? autocast_dtype(state().mixed_precision()) : std::nullopt, how);
+                       how.enabled && impl_->autocasts() ? autocast_dtype(state().mixed_precision()) : std::nullopt,
+                       how);
 }
 
 bool Accelerator::optimizer_step_was_skipped() const {

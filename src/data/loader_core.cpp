@@ -215,6 +215,11 @@ int64_t AnyDataLoader::size() const {
 
 const DataLoaderOptions& AnyDataLoader::options() const { return core_->options(); }
 
+std::optional<int64_t> AnyDataLoader::batch_size() const {
+  const auto& batches = core_->batches();
+  return batches ? batches->batch_size() : options().batch_size;
+}
+
 void AnyDataLoader::set_epoch(int64_t epoch) { core_->set_epoch(epoch); }
 
 std::shared_ptr<detail::BatchCursor> AnyDataLoader::start() const {

@@ -71,6 +71,11 @@ bool Engine::keeps_parameters() const {
   return std::all_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->keeps_parameters(); });
 }
 
+const char* Engine::always_reduces() const {
+  for (const auto& layer : layers_)
+    if (const char* const reason = layer->always_reduces()) return reason;
+  return nullptr;
+}
 bool Engine::require_backward_grad_sync() const {
   return std::all_of(layers_.begin(), layers_.end(),
                      [](const auto& layer) { return layer->require_backward_grad_sync(); });

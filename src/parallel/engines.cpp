@@ -7,6 +7,7 @@
 #include <typeindex>
 #include <utility>
 
+#include "accelerate/parallel/prepare_facts.hpp"
 #include "comm/group.hpp"
 #include "utils/raise.hpp"
 
@@ -15,8 +16,8 @@ namespace accelerate::parallel {
 // All that there are, in the order of the stack: a layer's folder defines choose_NAME().
 #define ACCELERATE_LAYERS(X)   \
   X(codes)                     \
-  X(deepspeed)   /* refused */ \
   X(megatron_lm) /* refused */ \
+  X(zero)                      \
   X(fsdp)                      \
   X(averaging)                 \
   X(recompute)
@@ -66,6 +67,26 @@ std::vector<comm::AxisSize> axes_of(const std::optional<ParallelismConfig>& conf
           {Axis::tp, sizes.tp_size.value_or(1)}};
 }
 
+namespace {
+
+[[noreturn]] void nothing_to_stand_for(const char* what) {
+  raise<ConfigError>(
+      "prepare: found a {}, which stands for what a DeepSpeed configuration names, and there is none, expected an "
+      "object "
+      "of the program's own, or AcceleratorOptions::deepspeed_plugin (`accelerate launch --use_deepspeed`)",
+      what);
+}
+
+}  // namespace
+
+void ChosenLayer::hear(const PrepareFacts&) {}
+std::shared_ptr<torch::optim::Optimizer> ChosenLayer::make_optimizer(const DummyOptim&) const {
+  nothing_to_stand_for("DummyOptim");
+}
+optim::Scheduler ChosenLayer::make_scheduler(const DummyScheduler&, torch::optim::Optimizer&) const {
+  nothing_to_stand_for("DummyScheduler");
+}
+
 ChosenEngine::ChosenEngine(std::vector<std::unique_ptr<ChosenLayer>> layers) : layers_(std::move(layers)) {
   const auto joins =
       std::find_if(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->joins_data(); });
@@ -85,6 +106,9 @@ std::optional<StateDictType> ChosenEngine::state_dict_type() const {
 }
 bool ChosenEngine::splits(const std::string& axis) const {
   return std::any_of(layers_.begin(), layers_.end(), [&](const auto& layer) { return layer->splits(axis); });
+}
+optim::Scheduler ChosenEngine::make_scheduler(const DummyScheduler& dummy, torch::optim::Optimizer& optimizer) const {
+  return data_->make_scheduler(dummy, optimizer);
 }
 std::vector<comm::AxisSize> ChosenEngine::axes(const std::optional<ParallelismConfig>& config,
                                                const comm::Group& all) const {

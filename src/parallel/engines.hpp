@@ -22,6 +22,18 @@
 #include "comm/mesh.hpp"
 #include "parallel/layer.hpp"
 
+namespace torch::optim {
+class Optimizer;
+}  // namespace torch::optim
+namespace accelerate {
+struct DummyOptim;
+struct DummyScheduler;
+namespace optim {
+class GradScaler;
+class Scheduler;
+}  // namespace optim
+}  // namespace accelerate
+
 /// Which layers a program's options, and the environment that the launcher made, ask for.
 namespace accelerate::parallel {
 
@@ -43,6 +55,22 @@ struct EngineRequest {
   mutable std::set<size_t> taken = {};  ///< those that somebody has asked for
   /// fsdp as it applies to the run, every field decided; null until somebody asks.
   mutable std::shared_ptr<const std::optional<FullyShardedDataParallelPlugin>> sharding = {};
+};
+
+struct PrepareFacts;
+
+/// What the settings of a layer decide of a run besides how its model is split, where they do (DeepSpeed's file does).
+struct RunRules {
+  std::string decided_by;  ///< for people: what says all this
+  PrecisionType mixed_precision = PrecisionType::NO;
+  bool autocasts = true;  ///< false: parameters are of the type that is computed in, and nothing else is done about it
+  /// Of the loss. Null: none.
+  std::shared_ptr<optim::GradScaler> scaler = {};
+  /// Gradients are clipped by their norm before each step, to so much; 0: not. Unset: as the program does.
+  std::optional<double> max_norm = {};
+  std::optional<int64_t> gradient_accumulation_steps = {};
+  /// Why whole weights of a sharded model can't be had; empty: they can.
+  std::string no_whole_state;
 };
 
 /// A layer that a run has chosen: makes it for each of its models.
@@ -81,6 +109,19 @@ class ChosenLayer {
   /// Whether make() gives the model its memory and its place.
   virtual bool places_models() const { return false; }
 
+  /// What this layer's settings say of the run, once for the run. @param asked  by the program. Not collective; before
+  /// this process joins a group
+  virtual std::optional<RunRules> rules(PrecisionType asked) {
+    static_cast<void>(asked);
+    return std::nullopt;
+  }
+  /// Before prepare() makes anything: what it is given. Not collective. @throws ConfigError
+  virtual void hear(const PrepareFacts& facts);
+  /// What the settings have an optimizer or a schedule for, where prepare() is given a stand-in.
+  /// @throws ConfigError: the default, as there is nothing that it stands for
+  virtual std::shared_ptr<torch::optim::Optimizer> make_optimizer(const DummyOptim& dummy) const;
+  virtual optim::Scheduler make_scheduler(const DummyScheduler& dummy, torch::optim::Optimizer& optimizer) const;
+
   /// Before make(): what is given may be something else to this layer and those after it. Not collective.
   virtual void hand_on(std::vector<Held>& /*given*/) const {}
   /// The layer of one model; null where it needs none (alone, or in evaluation mode). Collective.
@@ -103,6 +144,13 @@ class ChosenEngine {
   const FullyShardedDataParallelPlugin* sharding() const { return data_->sharding(); }
   bool splits(const std::string& axis) const;
   JobFacts job(int64_t num_processes) const { return data_->job(num_processes); }
+  /// Of the layer that joins the data, as are the two that make something.
+  std::optional<RunRules> rules(PrecisionType asked) { return data_->rules(asked); }
+  void hear(const PrepareFacts& facts) { data_->hear(facts); }
+  std::shared_ptr<torch::optim::Optimizer> make_optimizer(const DummyOptim& dummy) const {
+    return data_->make_optimizer(dummy);
+  }
+  optim::Scheduler make_scheduler(const DummyScheduler& dummy, torch::optim::Optimizer& optimizer) const;
   /// How the job's ranks are laid out, outermost axis first. @param config  as it applies to the job
   std::vector<comm::AxisSize> axes(const std::optional<ParallelismConfig>& config, const comm::Group& all) const;
   void set_precision(PrecisionType mixed_precision);
@@ -115,7 +163,7 @@ class ChosenEngine {
 
  private:
   std::vector<std::unique_ptr<ChosenLayer>> layers_;
-  const ChosenLayer* data_;  ///< the one that joins the data
+  ChosenLayer* data_;  ///< the one that joins the data
 };
 
 /// A layer that can be asked for.

@@ -60,6 +60,8 @@ class ACCELERATE_API Layer {
 
   // Accumulation.
 
+  /// Why this layer can't leave gradients of a backward to be averaged later; null: it can.
+  virtual const char* always_reduces() const { return nullptr; }
   virtual bool require_backward_grad_sync() const { return true; }
   virtual void set_require_backward_grad_sync(bool value) { static_cast<void>(value); }
   virtual void prepare_backward_sync() {}

@@ -234,13 +234,24 @@ at::Tensor Residency::exact(const Member& member) const {
   return values;
 }
 
+/// As the policy says what is soon.
+bool Residency::comes_back_soon(const Unit& unit) const {
+  const int64_t distance = trace_.distance(unit.index_);
+  if (!policy_.reuse_bytes) return distance <= policy_.reuse_distance;
+  if (distance == Trace::kNever) return false;
+  int64_t between = 0;
+  for (int64_t ahead = 1; ahead < distance && between <= *policy_.reuse_bytes; ++ahead)
+    between += units_[static_cast<size_t>(trace_.next(ahead))]->bytes();
+  return between <= *policy_.reuse_bytes;
+}
+
 /// The program goes on from the current unit to another one.
 void Residency::arrive(Unit& unit) {
   Unit* left = current_;
   current_ = &unit;
   trace_.record(unit.index_);
   if (left && policy_.evict_after_use && !left->keep_ && left->pins_ == 0 && left->state_ == State::resident &&
-      trace_.distance(left->index_) > policy_.reuse_distance)
+      !comes_back_soon(*left))
     drop(*left);
   if (unit.state_ == State::resident) look_ahead(policy_.prefetch);
 }
@@ -252,6 +263,13 @@ void Residency::look_ahead(int64_t units) {
     seen.resize(units_.size());
     if (current_) seen[static_cast<size_t>(current_->index_)] = true;
   }
+  const auto enough = [&] {
+    if (!policy_.prefetch_bytes) return false;
+    int64_t ahead = 0;
+    for (const auto& unit : units_)
+      if (unit->state_ == State::fetching && unit.get() != current_) ahead += unit->bytes();
+    return ahead >= *policy_.prefetch_bytes;
+  };
   const int64_t allowed =
       policy_.outstanding +
       (current_ && current_->state_ == State::fetching ? 1 : 0);  // who is being waited for does not count
@@ -264,6 +282,7 @@ void Residency::look_ahead(int64_t units) {
     }
     Unit& next = *units_[static_cast<size_t>(index)];
     if (next.state_ != State::absent) continue;
+    if (enough()) return;
     // Fetching ahead may push out only what is needed later than it.
     if (policy_.budget_bytes && present_bytes_ + next.bytes() > *policy_.budget_bytes) {
       int64_t freed = 0;

@@ -26,6 +26,8 @@ struct Policy {
 
   /// Units fetched ahead of their touch, as the trace predicts them.
   int64_t prefetch = 1;
+  /// Once units of so many bytes have been fetched ahead and not been touched, no further one is; 0: none at all.
+  std::optional<int64_t> prefetch_bytes;
   /// Fetches that nobody has touched yet, at most.
   int64_t outstanding = 2;
   /// Bytes of units present or on their way; more only where one operator needs more.
@@ -33,6 +35,8 @@ struct Policy {
   /// A unit goes as soon as another one is touched, unless it is expected back within `reuse_distance` touches.
   bool evict_after_use = false;
   int64_t reuse_distance = 1;
+  /// Instead of `reuse_distance`: unless it comes back after units of at most so many bytes.
+  std::optional<int64_t> reuse_bytes;
   /// What goes is wanted again before it changes, see Home::keep_for_backward(): from forward to backward.
   bool keep_for_backward = false;
   /// The model lies on several devices: an operator's operands come to its unit's device (see devices.hpp), of units
@@ -137,6 +141,7 @@ class Residency {
   void make_private(Unit& unit, bool of_ours_too = false) ACCELERATE_REQUIRES(mutex_);
   void share(Unit& unit, bool keep) ACCELERATE_REQUIRES(mutex_);
   void try_drop(Unit& unit) ACCELERATE_REQUIRES(mutex_);
+  bool comes_back_soon(const Unit& unit) const ACCELERATE_REQUIRES(mutex_);
   void arrive(Unit& unit) ACCELERATE_REQUIRES(mutex_);
   void make_room(int64_t bytes) ACCELERATE_REQUIRES(mutex_);
   void look_ahead(int64_t units) ACCELERATE_REQUIRES(mutex_);

@@ -169,6 +169,8 @@ const char* to_string(DistributedType type) {
       return "MULTI_GPU";
     case DistributedType::MULTI_XPU:
       return "MULTI_XPU";
+    case DistributedType::DEEPSPEED:
+      return "DEEPSPEED";
     case DistributedType::FSDP:
       return "FSDP";
   }

@@ -33,6 +33,14 @@ class Author {
     program_.push_back({verb, std::move(values)});
   }
 
+  /// What is not averaged, where that can be.
+  void begin_local() {
+    if (!layout_.always_reduces || random_.chance(0.03)) add("no_sync"), ++local_;
+  }
+  void end_local() {
+    if (local_ > 0) add("end"), --local_;
+  }
+
   void forward() {
     std::map<std::string, std::string> values{{"data", std::to_string(random_.between(1, 99))},
                                               {"rows", std::to_string(random_.between(1, 4))}};
@@ -97,12 +105,12 @@ class Author {
       case 0:  // by hand
         if (random_.chance(0.5)) forward();
         for (int64_t i = random_.between(1, 2); i > 0; --i) {
-          add("no_sync");
+          begin_local();
           forward();
           backward();
           if (!plain_ && random_.chance(0.15)) add("read_grad");
           if (!plain_ && random_.chance(0.15)) step();
-          add("end");
+          end_local();
         }
         if (random_.chance(0.7)) {
           forward();
@@ -173,10 +181,10 @@ class Author {
         if (what_.integer("ranks") > 1 && (layout_.keeps || random_.chance(0.1))) leave_out();
         break;
       case 1:
-        add("no_sync");
+        begin_local();
         forward();
         if (random_.chance(0.7)) backward();
-        add("end");
+        end_local();
         if (random_.chance(0.5)) return;  // what waits goes into the first iteration
         break;
       default:
@@ -188,10 +196,10 @@ class Author {
   }
   /// A layer is frozen, or comes back, while gradients wait, and a checkpoint is made of that.
   void freeze_within_a_group() {
-    add("no_sync");
+    begin_local();
     forward();
     backward();
-    add("end");
+    end_local();
     freeze();
     if (random_.chance(0.7)) files();
     if (random_.chance(0.3)) freeze();
@@ -293,6 +301,7 @@ class Author {
   const Case& what_;
   const Layout& layout_;
   const bool plain_;
+  int64_t local_ = 0;  ///< scopes of no_sync that are open
   std::vector<Operation> program_;
 };
 
@@ -314,10 +323,10 @@ Case draw(uint64_t seed, const Wish& wish) {
   // What people use most as often as all the rest of its kind.
   std::vector<std::string> names;
   for (const auto& layout : layouts())
-    if (layout.name.starts_with(random.chance(0.5) ? "fsdp" : "ddp") || layout.name == "one")
+    if (layout.name.starts_with(random.of({"fsdp", "ddp", "deepspeed"})) || layout.name == "one")
       names.push_back(layout.name);
   const std::string any = random.of(names);
-  choose("layout", random.chance(0.25) ? random.of({"ddp", "fsdp2"}) : any);
+  choose("layout", random.chance(0.25) ? random.of({"ddp", "fsdp2", "deepspeed2"}) : any);
   const auto& possible = layout_named(s["layout"]).ranks;
   const int64_t common = random.chance(0.6) ? random.between(2, 3) : random.of(possible);
   const bool fits = std::find(possible.begin(), possible.end(), common) != possible.end();
@@ -329,7 +338,7 @@ Case draw(uint64_t seed, const Wish& wish) {
     choose("model", random.of({"buffers", "conv"}));
   if (s["layout"] == "ddp_unused" ? random.chance(0.6) : layout_named(s["layout"]).sharded && random.chance(0.1))
     choose("model", "branches");
-  choose("precision", random.of({"no", "no", "bf16", "fp16"}));
+  choose("precision", layout_named(s["layout"]).own_precision ? "no" : random.of({"no", "no", "bf16", "fp16"}));
   const bool mixed = s["precision"] != "no" || is_mixed(layout_named(s["layout"]));
   choose("dtype", mixed ? "f32" : random.chance(0.1) ? "bf16" : random.of({"f64", "f64", "f32"}));
   // Half precision has no complex numbers, and rounds where a batch norm's or an optimizer's noise shows.

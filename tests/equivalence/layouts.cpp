@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "accelerate/accelerator.hpp"
+#include "accelerate/parallel/deepspeed_plugin.hpp"
 
 namespace equivalence {
 namespace {
@@ -33,6 +34,20 @@ Choose fsdp1(ShardingStrategy strategy, FullyShardedDataParallelPlugin plugin = 
 Choose fsdp2(FullyShardedDataParallelPlugin plugin = {}) {
   plugin.fsdp_version = 2;
   return fsdp(plugin);
+}
+
+/// Buckets and modules are small here, too.
+Choose zero(int64_t stage, double limit, const std::string& more = "") {
+  const auto config = R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": )" + std::to_string(limit) +
+                      R"(, "zero_allow_untested_optimizer": true, "zero_optimization": {"stage": )" +
+                      std::to_string(stage) + R"(, "reduce_bucket_size": 20, "allgather_bucket_size": 50,
+                      "stage3_param_persistence_threshold": 4, "stage3_gather_16bit_weights_on_model_save": true)" +
+                      more + "}}";
+  return [config](AcceleratorOptions& options) {
+    auto document = accelerate::DeepSpeedConfig(config);
+    document.set_value("gradient_accumulation_steps", options.gradient_accumulation_steps);
+    options.deepspeed_plugin = accelerate::DeepSpeedPlugin{.hf_ds_config = document};
+  };
 }
 
 const std::vector<int64_t> kAny = {1, 2, 3, 4, 5, 6}, kSeveral = {2, 3, 4, 5, 6}, kEven = {4, 6};
@@ -112,6 +127,24 @@ std::vector<Layout> make_layouts() {
   hybrid.keeps = true;
   sharded("fsdp1_from_rank0", kAny, fsdp1(ShardingStrategy::full_shard, {.sync_module_states = true}))
       .starts_from_rank0 = true;
+  const auto stage = [&](const char* name, int64_t number, double limit, const std::string& more = "") {
+    Layout& layout = sharded(name, kAny, zero(number, limit, more));
+    layout.starts_from_rank0 = layout.own_precision = layout.converts_buffers = true;
+    layout.keeps = number < 3;
+    layout.always_reduces = number >= 2;
+    layout.own_limit = limit;
+    if (number == 0) layout.shard_ranks = 1;
+  };
+  stage("deepspeed0", 0, 0);
+  stage("deepspeed1", 1, 0);
+  stage("deepspeed1_clipped", 1, 0.05);
+  stage("deepspeed2", 2, 0);
+  stage("deepspeed2_clipped", 2, 0.05);
+  stage("deepspeed3", 3, 0);
+  stage("deepspeed3_clipped", 3, 0.05);
+  stage("deepspeed3_eager", 3, 0, R"(, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 30)");
+  stage("deepspeed3_sequential", 3, 0, R"(, "stage3_allgather_sequential": true, "stage3_max_live_parameters": 60)");
+  stage("deepspeed3_modules", 3, 0, R"(, "stage3_module_granularity_threshold": 100)");
   return all;
 }
 

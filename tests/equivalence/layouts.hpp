@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,10 @@ struct Layout {
   bool converts_buffers = false;    ///< to mixed precision's dtype, but for those of batch norms
   /// What a sharded model's parameters are computed in, and gradients are averaged in: "bf16", "fp16", or as mixed
   /// precision says, else as they are. `wire_dtype`: the same for whole gradients on their way.
+  /// Gradients are clipped by their norm before each step, to so much (0: not), whatever the program's clipping says.
+  std::optional<double> own_limit = {};
+  bool always_reduces = false;  ///< each backward averages: no_sync is refused
+  bool own_precision = false;   ///< mixed precision is not drawn
   std::string param_dtype = "", reduce_dtype = "", wire_dtype = "";
   std::function<void(accelerate::AcceleratorOptions&)> choose;
 

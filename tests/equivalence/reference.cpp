@@ -504,6 +504,7 @@ class Reference final : public Machine {
         any |= skipped;
         scale_.stepped = true;
         scale_.overflow |= skipped;
+        if (prepares_optimizers()) clip_to_own_limit(optimizer);
         if (!skipped) optimizer.step();
         if (scaled_) see(rank, "skipped", at::scalar_tensor(skipped, at::kDouble));
       });
@@ -534,6 +535,17 @@ class Reference final : public Machine {
     return found ? found.mapped() : !all_finite(optimizer);
   }
 
+  void clip_to_own_limit(torch::optim::Optimizer& optimizer) const {
+    if (layout_->own_limit.value_or(0) == 0) return;
+    at::NoGradGuard no_grad;
+    std::vector<at::Tensor> parameters;
+    for (auto& group : optimizer.param_groups())
+      parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+    const double factor = *layout_->own_limit / (norm_of(parameters, 2) + 1e-6);
+    for (auto& parameter : parameters)
+      if (parameter.grad().defined() && factor < 1) parameter.mutable_grad().mul_(factor);
+  }
+
   void clip_norm(const Operation& operation) {
     settle();
     at::NoGradGuard no_grad;
@@ -548,6 +560,7 @@ class Reference final : public Machine {
         });
       const double norm = norm_of(parameters, operation.number("kind", 2));
       see(rank, "norm", at::scalar_tensor(norm, at::kDouble));
+      if (layout_->own_limit) return;  // the engine's own holds
       double factor = operation.number("limit") / (norm + 1e-6);
       if (scaled_ && !std::isfinite(norm))
         each_optimizer(replica, operation, [&](auto& optimizer) { replica.overflows[&optimizer] = true; });

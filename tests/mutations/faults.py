@@ -162,9 +162,9 @@ F("GradientAccumulationPlugin::adjust_scheduler", file, "{ return «shared_->plu
 file = "src/precision/autocast.cpp"
 F("AutocastKwargs::enabled", file, "const bool enabled = «kwargs.enabled» && dtype", "true",
   t + "AutocastKwargsReachForwardsAndRegions")
-F("AutocastKwargs::enabled", "src/accelerator/accelerator.cpp", "core.autocast_dtype = «autocast.enabled» ? autocast_dtype",
+F("AutocastKwargs::enabled", "src/accelerator/accelerator.cpp", "«autocast.enabled && autocasts()» ? autocast_dtype",
   "true")
-F("AutocastKwargs::enabled", "src/accelerator/training.cpp", "«how.enabled» ? autocast_dtype", "true")
+F("AutocastKwargs::enabled", "src/accelerator/training.cpp", "«how.enabled && impl_->autocasts()» ? autocast_dtype", "true")
 F("AutocastKwargs::cache_enabled", file, "«kwargs.cache_enabled.value_or(previous_cache_enabled_)»",
   "previous_cache_enabled_", t + "AutocastKwargsReachForwardsAndRegions")
 
@@ -249,13 +249,14 @@ F("SetSeedOptions::deterministic", file, "if («options.deterministic») at::glo
 # ---- optimizers and schedules
 file = "src/optim/grad_scaler.cpp"
 g = "optim_tests GradScalerTest."
-F("GradScalerKwargs::init_scale", file, "fp32_scalar(«kwargs_.init_scale», loss.device());", "65536.0",
+rules, l = "src/optim/scale_rule.cpp", "deepspeed_optim_tests LossScale."
+F("GradScalerKwargs::init_scale", rules, "scale_ = scale_on(device, «kwargs_.init_scale»);", "65536.0",
   r + "Fp16OverflowOnOneRankSkipsTheStepOnAll")
-F("GradScalerKwargs::growth_factor", file, "found_inf, «kwargs_.growth_factor», kwargs_.backoff_factor", "7.0",
+F("GradScalerKwargs::growth_factor", rules, "found_inf, «kwargs_.growth_factor», kwargs_.backoff_factor", "7.0",
   g + "SkipsOverflowShrinksAndGrows")
-F("GradScalerKwargs::backoff_factor", file, "found_inf, kwargs_.growth_factor, «kwargs_.backoff_factor»,", "0.125",
+F("GradScalerKwargs::backoff_factor", rules, "found_inf, kwargs_.growth_factor, «kwargs_.backoff_factor»,", "0.125",
   g + "SkipsOverflowShrinksAndGrows")
-F("GradScalerKwargs::growth_interval", file, "kwargs_.backoff_factor, «kwargs_.growth_interval»);", "2000",
+F("GradScalerKwargs::growth_interval", rules, "kwargs_.backoff_factor, «kwargs_.growth_interval»);", "2000",
   g + "SkipsOverflowShrinksAndGrows")
 F("gradients that wait follow the scale", file, "if (state.optimizer && state.scaled && «state.stage == Stage::ready»)",
   "false", g + "GradientsThatWaitFollowTheScale")
@@ -263,7 +264,30 @@ F("what was unscaled and not stepped is scaled again", file, "if («state.stage 
   g + "GradientsThatWaitFollowTheScale")
 F("the scale changes once for all optimizers", file,
   "«pending_ = pending_.defined() ? at::maximum(pending_, found_inf) : found_inf;»",
-  "change_scale([&] { apply(scale_, growth_tracker_, found_inf); });", g + "OneOptimizersOverflowIsNotTheOthersStep")
+  "change_scale([&] { rule_->update(found_inf); });", g + "OneOptimizersOverflowIsNotTheOthersStep",
+  l + "StepsOfOneRoundCountOnce")
+F("an overflow at the smallest scale is said by its step", file, "«rule_->check(found_inf);»", "",
+  l + "AnOverflowAtTheSmallestScaleIsAnErrorThatChangesNothing")
+F("set_fp16_gradients", file, "check_and_unscale(optimizer, state, inverse, «fp16_gradients_»);", "false",
+  l + "Fp16GradientsAreTakenWhereTheyAreAllowed")
+F("a scale of 1 asks for no particular step", file, "if («rule_->scales()») check_for_foreign_steps(state);", "true",
+  l + "AFixedScaleStaysAndLooksForOverflows")
+loss_cases = "conformance_tests deepspeed_loss_scaler"
+F("DynamicLossScale min_scale", rules, "std::max(value() / kFactor, «settings_.min_scale»)", "0.0",
+  l + "HalvesNoFurtherThanTheSmallest")
+F("DynamicLossScale window", rules, "stable % «settings_.window» == 0;", "int64_t{1000}", loss_cases)
+F("DynamicLossScale hysteresis", rules, "if («left_ > 1») --left_;", "false", loss_cases, l + "StepsOfOneRoundCountOnce")
+F("DynamicLossScale consecutive_hysteresis", rules, "grows || «settings_.consecutive_hysteresis») left_", "false", loss_cases)
+F("the first good step after an overflow does not count", rules, "stable = «updates_ - last_overflow_ - 1»;",
+  "updates_ - last_overflow_", loss_cases)
+F("the loss scale stays a number of fp32", rules, "if (grows && «value() * kFactor <= std::numeric_limits<float>::max()»)",
+  "true", l + "GrowsNoFurtherThanItsTypeReaches")
+F("a resumed loss scale knows its overflows", rules, "last_overflow_ = «last_overflow»;", "int64_t{-1}",
+  l + "StatesResumeAnywhere")
+F("a resumed loss scale is on its device", rules, "value_ = value; if («tensor_.defined()») tensor_.fill_(value);", "false",
+  l + "StatesResumeAnywhere")
+F("states of another rule are refused", rules, "if («state.boolean(\"dynamic\") != is_dynamic()») state.fail(", "false",
+  l + "StatesAreReadStrictly")
 F("the old optimizer's step is named", file, "«check_for_foreign_steps(state);»", "", g + "TheOldOptimizersStepIsNamed")
 kernels, k = "src/optim/kernels/", "step_kernels_tests StepKernels."
 F("halves below their smallest normal number", kernels + "step_bodies.hpp",
@@ -282,15 +306,68 @@ F("divided gradients stay divided", kernels + "step.cpp", "if («divisor != 1»)
   k + "DivideGradientsAndLeaveThemDivided")
 F("Adagrad's steps count", "src/optim/kernels/step.cpp", "(1 + «static_cast<double>(rule.step - 1)» * rule.lr_decay)", "0.0",
   "optim_tests OptimTest.FusedStepEqualsPlainStepWithinRounding")
-F("Adagrad's groups that came later", "src/optim/optimizer.cpp", "if («place») continue;", "true",
+F("Adagrad's groups that came later", "src/optim/optimizer.cpp", "if («place != nullptr») continue;", "true",
   "optim_tests OptimTest.AdagradStepsOnGroupsThatCameLater")
-F("Adam makes up for the first steps", "src/optim/kernels/step.cpp", "const double root = «std::sqrt(1 - std::pow(rule.beta2, number))»;", "1.0",
+F("Adam makes up for the first steps", "src/optim/kernels/step.cpp", "rule.bias_correction ? «std::sqrt(1 - std::pow(rule.beta2, number))» : 1;", "1.0",
   "optim_tests OptimTest.FusedStepEqualsPlainStepWithinRounding")
 F("AcceleratedOptimizerOptions::fused", "src/optim/optimizer.cpp", "if («options.fused.value_or(true)») impl_->fused",
   "true", "optim_tests OptimTest.FallsBackWhereTheKernelsCannot")
 F("searching optimizers see the mean loss", "src/optim/optimizer.cpp",
   "comm::world_size() == 1 || «optim::is_element_wise(optimizer)») return closure;", "true",
   "ddp_habits_tests DdpHabits.LbfgsEvaluatesEquallyOftenOnAllRanks")
+own = "deepspeed_optim_tests OwnOptimizers."
+F("Lion's directions are of its mean", kernels + "step_bodies.hpp", "const T mean = «rates.keep[0] * m + rates.add[0] * g»;", "m",
+  own + "LionIsItsFormula")
+F("Lion leaves what has no direction", kernels + "step_bodies.hpp", "mean > 0 ? T(1) : «mean < 0» ? T(-1) : mean;",
+  "!(mean > 0)", own + "LionLeavesWhatHasNoDirection")
+F("LionOptions::weight_decay", kernels + "step.cpp", "return {.shrink = static_cast<T>(«1 - rule.lr * rule.weight_decay»), .keep = {static_cast<T>(rule.beta1), static_cast<T>(rule.beta2)}, .add = {static_cast<T>(1 - rule.beta1), static_cast<T>(1 - rule.beta2)}, .lr =",
+  "1.0", own + "LionIsItsFormula")
+file = "src/optim/fused_step.cpp"
+F("LionOptions::lr", file, "kernels::LionStep{«options.lr()», beta1", "1e-3", own + "LionIsItsFormula")
+F("LionOptions::betas", file, "kernels::LionStep{options.lr(), «beta1», beta2", "0.9", own + "LionIsItsFormula")
+F("DeepSpeedAdamOptions::bias_correction", file, "bucket.step, «options.bias_correction()»},", "true",
+  own + "DeepSpeedAdamIsItsFormula")
+F("DeepSpeedAdamOptions::adam_w_mode", file, "«options.adam_w_mode()», bucket.step, options.bias_correction()", "true",
+  own + "DeepSpeedAdamIsItsFormula")
+F("DeepSpeedAdamOptions::weight_decay", file, "«options.weight_decay()», options.adam_w_mode()", "0.0",
+  own + "DeepSpeedAdamIsItsFormula")
+F("DeepSpeedAdamOptions::eps", file, "«options.eps()», options.weight_decay(), options.adam_w_mode()", "1e-8",
+  own + "DeepSpeedAdamIsItsFormula")
+file = "src/optim/deepspeed_adam.cpp"
+F("DeepSpeedAdamOptions::lr", file, "-«o.lr()» / correction1", "1e-3", own + "DeepSpeedAdamIsItsFormula")
+F("DeepSpeedAdamOptions::betas", file, "m.value.mul_(«beta1»)", "0.9", own + "DeepSpeedAdamIsItsFormula")
+F("DeepSpeedAdamOptions::fp32_optimizer_states", "src/optim/describe_own.hpp", "return «o.fp32_optimizer_states()» && (type", "true",
+  own + "DeepSpeedAdamHasStatesAsExactAsAsked")
+F("states that are read are as exact as those that are made", "src/optim/optimizer_state.cpp",
+  "dtype(«type»)).copy_(saved);", "parameter.scalar_type()",
+  own + "DeepSpeedAdamHasStatesAsExactAsAsked")
+file = "src/optim/lamb.cpp"
+lamb = own + "LambIsItsFormula"
+F("LambOptions::lr", file, "? «o.lr()» * std::sqrt(1", "1e-3", lamb)
+F("LambOptions::betas", file, "m.value.mul_(beta1).add_(g.value, 1 - «beta1»)", "0.5", lamb)
+F("LambOptions::eps", file, ": v.value.sqrt().add_(«o.eps()»);", "1e-8", lamb)
+F("LambOptions::eps_inside_sqrt", file, "divisor = «o.eps_inside_sqrt()» ?", "false", lamb)
+F("LambOptions::weight_decay", file, ".add_(p.value, «o.weight_decay()»);", "0.0", lamb)
+F("LambOptions::bias_correction", file, "rate = «o.bias_correction()» ?", "true", lamb)
+F("LambOptions::max_coeff", file, "clamp_(o.min_coeff(), «o.max_coeff()»);", "10.0", lamb)
+F("LambOptions::min_coeff", file, "clamp_(«o.min_coeff()», o.max_coeff());", "0.01", lamb)
+F("a norm of zero has no ratio", file, "at::where(«(length == 0).logical_or_(of_update == 0)»,", "of_update == 0", lamb)
+file = "src/optim/muon.cpp"
+muon = own + "MuonIsItsFormulaOnMatricesOfAnyShape"
+F("MuonOptions::lr", file, "parameter.value.sub_(update, «o.lr()» * std::sqrt", "0.02", muon)
+F("MuonOptions::weight_decay", file, "parameter.value.mul_(1 - o.lr() * «o.weight_decay()»); parameter.value.sub_", "0.0", muon)
+F("MuonOptions::momentum", file, "momentum.value.lerp_(gradient, 1 - «o.momentum()»);", "0.95", muon)
+F("MuonOptions::ns_method", file, "orthogonalized(matrix, «o.ns_method()»)", 'std::string("gram")', muon)
+F("MuonOptions::use_muon", file, "if («o.use_muon()») { const Wide momentum", "state.momentum_buffer().defined() && o.lr() < 0", muon)
+F("MuonOptions::betas", file, "first.value.lerp_(g, 1 - «beta1»);", "0.9", own + "MuonStepsByAdamOnTheRest")
+F("MuonOptions::eps", file, "sqrt_().add_(«o.eps()»);", "1e-10", own + "MuonStepsByAdamOnTheRest")
+F("MuonOptions::adam_w_mode", file, "const auto g = «o.adam_w_mode()» ? gradient", "true", own + "MuonStepsByAdamOnTheRest")
+F("Newton-Schulz begins anew once", file, "if («i == kRestart») {", "false", muon)
+F("Muon's outer layers are Adam's", file, "(«parameter.dim() >= 2 && !outer» ? of_muon", "parameter.dim() >= 2",
+  own + "MuonsGroupsAreMatricesAndTheRest")
+F("groups of own optimizers inherit", "src/optim/describe_own.hpp", "if («inherits») {", "false",
+  own + "GroupsHaveOptionsOfTheirOwn")
+F("groups of Muon are all their own", file, "defaults(), /*inherits=*/«false»);", "true", own + "GroupsHaveOptionsOfTheirOwn")
 file = "src/optim/accelerated_scheduler.cpp"
 F("schedules of split batches step once", file, "if («self.split_batches») return step_once();",
   "false", "optim_ranks_tests OptimRanks.SchedulesStepOncePerProcess")
@@ -329,6 +406,79 @@ F("CyclicOptions::base_momentum", file, 'one_per_group("base_momentum", «option
   "std::vector<double>{0.8}", cycles)
 F("CyclicOptions::max_momentum", file, 'one_per_group("max_momentum", «options.max_momentum»)',
   "std::vector<double>{0.9}", cycles)
+file = "src/optim/deepspeed_schedules.cpp"
+cases, d = "conformance_tests deepspeed_schedules", "deepspeed_optim_tests DeepSpeedSchedules."
+F("WarmupLROptions::warmup_min_lr", file, 'one_per_group("warmup_min_lr", «options.warmup_min_lr»)', "PerGroup(0.0123)", cases)
+F("WarmupLROptions::warmup_max_lr", file, 'one_per_group("warmup_max_lr", «*options.warmup_max_lr»)', "PerGroup(0.0123)",
+  cases)
+F("WarmupLROptions::warmup_num_steps", file, "warmup_(name, «options.warmup_num_steps», options.warmup_type, options.as_of_version), first",
+  "int64_t{1000}", cases)
+F("WarmupLROptions::warmup_type", file, "is_log_(«type == \"log\"»)", "true", cases)
+F("WarmupLROptions::last_batch_iteration", file, "resumed_at_ = «last_batch_iteration + 1»;", "int64_t{0}", cases,
+  d + "GoOnAfterLastBatchIteration")
+F("WarmupLROptions::as_of_version", file, "first_group_only_(«is_before(options.as_of_version, {0, 19, 4})»)", "false",
+  d + "OlderVersionsActAsTheyDid")
+F("WarmupDecayLROptions::total_num_steps", file, "steps_in_all(name(), «options.total_num_steps», warmup())) {}",
+  "std::optional<int64_t>(100)", cases)
+F("WarmupDecayLROptions::warmup_min_lr", file, ".warmup_min_lr = «options.warmup_min_lr»", "PerGroup(0.0123)", cases)
+F("WarmupDecayLROptions::warmup_max_lr", file, ".warmup_max_lr = «options.warmup_max_lr»", "PerGroup(0.0123)", cases)
+F("WarmupDecayLROptions::warmup_num_steps", file, ".warmup_num_steps = «options.warmup_num_steps»", "int64_t{1000}", cases)
+F("WarmupDecayLROptions::warmup_type", file, ".warmup_type = «options.warmup_type»", 'std::string("log")', cases)
+F("WarmupDecayLROptions::last_batch_iteration", file, ".last_batch_iteration = «options.last_batch_iteration»",
+  "int64_t{-1}", d + "GoOnAfterLastBatchIteration")
+F("WarmupDecayLROptions::as_of_version", file, ".as_of_version = «options.as_of_version»", "std::string()",
+  d + "OlderVersionsActAsTheyDid")
+F("WarmupCosineLROptions::total_num_steps", file, "steps_in_all(name(), «options.total_num_steps», warmup_)) {}",
+  "std::optional<int64_t>(100)", cases)
+F("WarmupCosineLROptions::warmup_min_ratio", file, "return «options_.warmup_min_ratio» + warmup_.share(step)", "0.0", cases)
+F("WarmupCosineLROptions::warmup_num_steps", file, "warmup_(name(), «options.warmup_num_steps», options.warmup_type",
+  "int64_t{1000}", cases)
+F("WarmupCosineLROptions::cos_min_ratio", file, "std::max(0.0, «options_.cos_min_ratio» + ", "0.0001", cases)
+F("WarmupCosineLROptions::warmup_type", file, "warmup_(name(), options.warmup_num_steps, «options.warmup_type»,",
+  'std::string("log")', cases)
+F("WarmupCosineLROptions::last_batch_iteration", file, '"warmup_cosine_lr", «options.last_batch_iteration»', "int64_t{-1}",
+  d + "GoOnAfterLastBatchIteration")
+F("WarmupCosineLROptions::as_of_version", file, "rises_again_(«is_before(options.as_of_version, {0, 19, 4})»)", "false",
+  d + "OlderVersionsActAsTheyDid")
+F("DeepSpeedOneCycleOptions::cycle_min_lr", file, 'checked("cycle_min_lr", «options.cycle_min_lr»)', "PerGroup(0.0123)", cases)
+F("DeepSpeedOneCycleOptions::cycle_max_lr", file, 'checked("cycle_max_lr", «options.cycle_max_lr»)', "PerGroup(0.0123)", cases)
+F("DeepSpeedOneCycleOptions::decay_lr_rate", file, "factor = decay(«options_.decay_lr_rate»);", "0.0", cases)
+F("DeepSpeedOneCycleOptions::cycle_first_step_size", file, "return «options_.cycle_first_step_size»;", "2000.0", cases)
+F("DeepSpeedOneCycleOptions::cycle_second_step_size", file,
+  "second_(«options.cycle_second_step_size.value_or(options.cycle_first_step_size)»)", "options.cycle_first_step_size", cases)
+F("DeepSpeedOneCycleOptions::cycle_first_stair_count", file, "stairs_[0] = «options.cycle_first_stair_count»,",
+  "int64_t{0}", cases)
+F("DeepSpeedOneCycleOptions::cycle_second_stair_count", file,
+  "stairs_[1] = «options.cycle_second_stair_count.value_or(stairs_[0])»;", "stairs_[0]", cases)
+F("DeepSpeedOneCycleOptions::decay_step_size", file, "+ 1) / «options_.decay_step_size»);", "1.0", cases)
+F("DeepSpeedOneCycleOptions::cycle_momentum", file, "if («options_.cycle_momentum») for (size_t i = 0; i < groups.size(); ++i) set_betas",
+  "true", d + "MoveBetasOrLeaveThem")
+F("DeepSpeedOneCycleOptions::cycle_min_mom", file, 'checked("cycle_min_mom", «options.cycle_min_mom»)', "PerGroup(0.8)", cases)
+F("DeepSpeedOneCycleOptions::cycle_max_mom", file, 'checked("cycle_max_mom", «options.cycle_max_mom»)', "PerGroup(0.9)", cases)
+F("DeepSpeedOneCycleOptions::decay_mom_rate", file, "most * decay(«options_.decay_mom_rate»);", "0.0",
+  d + "MoveBetasOrLeaveThem")
+F("DeepSpeedOneCycleOptions::last_batch_iteration", file, '"deepspeed_one_cycle", «options.last_batch_iteration»',
+  "int64_t{-1}", d + "GoOnAfterLastBatchIteration")
+F("DeepSpeedOneCycleOptions::as_of_version", file, "if («is_before(options.as_of_version, {0, 19, 4})») stairs_[0]", "false",
+  d + "OlderVersionsActAsTheyDid")
+F("DeepSpeedOneCycleOptions::as_of_version and lists", file,
+  "value.is_list() && «is_before(options_.as_of_version, {0, 19, 6})»", "false", d + "OlderVersionsActAsTheyDid")
+F("LRRangeTestOptions::lr_range_test_min_lr", file, '"lr_range_test_min_lr", «options.lr_range_test_min_lr»',
+  "PerGroup(1e-3)", cases)
+F("LRRangeTestOptions::lr_range_test_step_size", file, "static_cast<double>(«options_.lr_range_test_step_size»);",
+  "int64_t{2000}", cases)
+F("LRRangeTestOptions::lr_range_test_step_rate", file, "1 + «options_.lr_range_test_step_rate» *", "1.0", cases)
+F("LRRangeTestOptions::lr_range_test_staircase", file, "«options_.lr_range_test_staircase» ? std::floor(passed) : passed",
+  "false", cases)
+F("LRRangeTestOptions::last_batch_iteration", file, '"lr_range_test", «options.last_batch_iteration»', "int64_t{-1}",
+  d + "GoOnAfterLastBatchIteration")
+F("stairs are of whole steps", file, "return «std::floor(position) / stairs»;",
+  "std::floor((rises ? within / top : (within - 1) / (top - 1)) * stairs) / stairs",
+  d + "StairsReachTheTop")
+F("DeepSpeed's schedules say the rate of a state that is read", file, "step_count_ = last_epoch_ + 1; «last_lrs_ = rates();»",
+  "", d + "StatesAreAnIndexAndResumeAnywhere")
+F("an unknown warmup_type is refused", file, "if («is_log_ || type == \"linear\"») return;", "true",
+  d + "UnknownWarmupTypesAreRefusedWithTheNearest", cases)
 file = "src/optim/chained_schedules.cpp"
 F("LinearOptions::start_factor", file, "return lr * «options_.start_factor»;", "1.0 / 3", e)
 F("LinearOptions::start_factor", file, "last_epoch_ == 0 ? «start» : 1.0 +", "1.0 / 3", e)
@@ -1425,8 +1575,8 @@ F("MergeFsdpWeightsOptions::remove_checkpoint_dir", file,
 file = "src/accelerator/clip.cpp"
 h = "ddp_habits_tests DdpHabits."
 clip = t + "ClippingEqualsLibTorch"
-F("clip_grad_norm_ norm_type", file, "parallel::norm_of(gradients, engines, «norm_type», device());", "2.0", clip)
-F("clip_grad_norm_ max_norm", file, "gradients.scale((«max_norm» / (total + 1e-6)).clamp_max(1.0));", "0.07", clip)
+F("clip_grad_norm_ norm_type", file, "parallel::norm_of(gradients, engines, «norm_type», device);", "2.0", clip)
+F("clip_grad_norm_ max_norm", file, "gradients.scale((«*max_norm» / (total + 1e-6)).clamp_max(1.0));", "0.07", clip)
 F("clip_grad_norm_ lengthens nothing", file, "(total + 1e-6)).clamp_max(«1.0»));", "1e9", clip)
 F("clipping unscales", file, "«each_scaled(parameters, engines, unscale);»", "",
   t + "ClippingSeesUnscaledGradients")
@@ -1469,7 +1619,7 @@ F("backward num_items", file, "impl_->run.num_items += «static_cast<double>(num
   "ddp_tests Ddp.TokenWeightedAverageIsTheMeanOverAllTokens")
 F("optimizer_step_was_skipped", file, "if («optimizer.step_was_skipped()») return true;", "false",
   r + "Fp16OverflowOnOneRankSkipsTheStepOnAll")
-F("no_sync", file, "{ return with_sync(models, «false»); }", "true",
+F("no_sync", file, "return with_sync(models, «false»);", "true",
   "ddp_tests Ddp.ForwardsWithoutSyncThenOneBackwardThatSyncs")
 file = "src/accelerator/accelerator.cpp"
 F("prepare_model evaluation_mode", file, "chosen.make(model, device(), «evaluation_mode»);", "false",
@@ -2390,3 +2540,50 @@ for field in ("pad_inner_dim", "enable_fsdp_float8_all_gather"):
   F("AORecipeKwargs::" + field, file, f"if («!kwargs.{field}»)", "true", "conformance_tests fp8_kwargs")
 F("AORecipeKwargs::config", file, "if («kwargs.config») {", "std::optional<Float8LinearConfig>()",
   t + "EachSettingChangesTheRun")
+
+# ---- DeepSpeed's stages
+file = "src/parallel/zero/translate.cpp"
+z = "zero_tests Zero."
+F("ZeRO keeps what it gathered from step to step", file, "settings.keep_until_step = «true»;", "false",
+  z + "StagesOneAndTwoGatherOncePerStep")
+F("ZeRO's masters begin as the rounded parameters", file, "settings.first_values_in_param_dtype = «true»;", "false",
+  z + "MastersBeginAsTheRoundedParameters")
+F("ZeRO's stage 2 refuses no_sync", file, "if («stage == 2»)", "false", z + "NoSyncIsRefusedWhereGradientsAreSplit")
+F("ZeRO's stage 3 refuses no_sync", file, "if («stage == 3») settings.always_reduces", "false",
+  z + "NoSyncIsRefusedWhereGradientsAreSplit")
+F("ignore_unused_parameters", file, "settings.all_have_gradients = «!zero.zero_optimization.ignore_unused_parameters»;",
+  "false", z + "UnusedParametersAreNamedWhereAskedFor")
+F("stage3_param_persistence_threshold", file, ".stays_up_to = «given.param_persistence_threshold»", "0",
+  z + "StagesOneAndTwoGatherOncePerStep")
+F("stage3_max_reuse_distance", file, ".reuse_bytes = «bytes_of(given.max_reuse_distance, zero)»", "kMostBytes",
+  z + "StagesOneAndTwoGatherOncePerStep")
+F("allgather_bucket_size", file, "std::min(given.reduce_bucket_size, «given.allgather_bucket_size»)",
+  "given.reduce_bucket_size", z + "StagesOneAndTwoGatherOncePerStep")
+file = "src/parallel/zero/choose.cpp"
+F("gradient_clipping of DeepSpeed's file", file, "rules.max_norm = «settings_.gradient_clipping»;",
+  "std::optional<double>()", z + "TheFilesLimitClips")
+F("gradient_accumulation_steps of DeepSpeed's file", file,
+  "rules.gradient_accumulation_steps = «settings_.gradient_accumulation_steps»;", "std::optional<int64_t>()",
+  z + "EveryStageTrainsAsOneProcess")
+F("nothing is cast around a model of DeepSpeed's file", file, "rules.autocasts = «false»;", "true",
+  z + "MastersBeginAsTheRoundedParameters")
+F("zero3_save_16bit_model", file,
+  "if («settings_.zero_optimization.stage == 3 && !settings_.zero_optimization.gather_16bit_weights_on_model_save»)",
+  "false", z + "WholeWeightsOfStageThreeMustBeAskedFor")
+F("DeepSpeed and FSDP at once are refused", file, "if («request.fsdp || fsdp_requested()»)", "false",
+  z + "WhatDecidesTwiceIsRefused")
+F("gradients are clipped before each step", "src/accelerator/clip.cpp",
+  "«optimizer.set_step_hooks(&impl_->rules, {.before = clip});»", "", z + "TheFilesLimitClips",
+  z + "EveryStageTrainsAsOneProcess")
+F("the file's schedule follows the optimizer's steps", "src/accelerator/dummies.cpp", "/*split_batches=*/«true»", "false",
+  z + "TheFilesOptimizerAndScheduleComeForTheDummies")
+file = "src/residency/residency.cpp"
+F("fetches ahead are limited by their bytes", file, "return «ahead >= *policy_.prefetch_bytes»;", "false",
+  "residency_tests ResidencyPolicy.FetchesAheadAreLimitedByTheirBytes")
+F("units that come back after few bytes stay", file, "return «between <= *policy_.reuse_bytes»;", "true",
+  "residency_tests ResidencyPolicy.AUnitStaysThatComesBackAfterFewBytes")
+file = "src/parallel/zero/units.cpp"
+F("modules of leaf_module come whole", file, "whole_.push_back(root_[i] != i || «listed» ||", "false",
+  z + "LeafModulesAndSmallOnesComeAsAWhole")
+F("stage3_module_granularity_threshold", file, "(«how.smallest_average > 0» && elements[i] > 0", "false",
+  z + "LeafModulesAndSmallOnesComeAsAWhole")

@@ -206,6 +206,34 @@ TEST(ResidencyPolicy, OutstandingFetchesAreLimited) {
   EXPECT_EQ(t.units[2]->state(), State::absent) << "one is on its way already";
 }
 
+TEST(ResidencyPolicy, FetchesAheadAreLimitedByTheirBytes) {
+  const auto fetching = [](int64_t bytes) {
+    ThreeUnits t({.prefetch = 2, .prefetch_bytes = bytes, .evict_after_use = true, .reuse_distance = 0});
+    for (int round = 0; round < 3; ++round)
+      for (int i : {0, 1, 2}) t.sum(i);
+    t.sum(0);
+    return (t.units[1]->state() == State::fetching) + (t.units[2]->state() == State::fetching);
+  };
+  EXPECT_EQ(fetching(0), 0);
+  EXPECT_EQ(fetching(1), 1) << "the first is under way before there is enough";
+  EXPECT_EQ(fetching(64), 1);
+  EXPECT_EQ(fetching(65), 2);
+}
+
+TEST(ResidencyPolicy, AUnitStaysThatComesBackAfterFewBytes) {
+  const auto is_kept = [](int64_t bytes) {
+    ThreeUnits t({.prefetch = 0, .evict_after_use = true, .reuse_bytes = bytes});
+    for (int round = 0; round < 3; ++round)
+      for (int i : {0, 1, 2}) t.sum(i);
+    t.sum(0);
+    t.sum(1);  // c comes next, and then a
+    return t.units[0]->state() == State::resident;
+  };
+  EXPECT_FALSE(is_kept(0));
+  EXPECT_FALSE(is_kept(127));
+  EXPECT_TRUE(is_kept(128)) << "two units of 64 bytes are in between";
+}
+
 TEST(ResidencyPolicy, AKeptUnitStaysUntilAllAreReleased) {
   Residency engine({.prefetch = 0, .evict_after_use = true});
   auto root = torch::ones({4}), block = torch::ones({4});

@@ -62,6 +62,8 @@ class ACCELERATE_API AnyDataLoader {
   /// Batches of a pass. @throws ConfigError when the data set or the sampler does not know.
   int64_t size() const;
   const DataLoaderOptions& options() const;
+  /// Samples of a full batch; nothing where a sampler of batches decides on each.
+  std::optional<int64_t> batch_size() const;
   void set_epoch(int64_t epoch);
 
   /// For prepare_data_loader and skip_first_batches.

@@ -11,6 +11,7 @@
 #include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
+#include "accelerate/model/hidden_size.hpp"
 #include "accelerate/models/pretrained.hpp"
 #include "accelerate/utils/export.hpp"
 #include "accelerate/utils/nested.hpp"
@@ -78,7 +79,7 @@ struct BertLoadOptions {
       false;  ///< Initialise parameters of another shape freshly and report them, instead of the error.
 };
 
-class ACCELERATE_API BertModelImpl : public torch::nn::Cloneable<BertModelImpl> {
+class ACCELERATE_API BertModelImpl : public torch::nn::Cloneable<BertModelImpl>, public HasHiddenSize {
  public:
   /// @throws ConfigError as BertConfig::validate.
   explicit BertModelImpl(const BertConfig& config, const BertModelOptions& options = {},
@@ -93,6 +94,7 @@ class ACCELERATE_API BertModelImpl : public torch::nn::Cloneable<BertModelImpl> 
                      const torch::Tensor& token_type_ids = {});
 
   const BertConfig& config() const { return config_; }
+  int64_t hidden_size() const override { return config_.hidden_size; }
   /// Writes config.json and model.safetensors; creates the folder. @throws CheckpointError, ResourceError
   void save_pretrained(const std::filesystem::path& folder) const;
   /// The same of these weights, by the model's own names: what Accelerator::get_state_dict() gives rank 0 of a model

@@ -13,6 +13,7 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
+#include "accelerate/model/hidden_size.hpp"
 #include "accelerate/models/key_value_cache.hpp"
 #include "accelerate/models/pretrained.hpp"
 #include "accelerate/utils/export.hpp"
@@ -56,7 +57,7 @@ class Dense;
 }
 
 /// Its layers are of class GPT2Block: the unit of sharding (transformer_cls_names_to_wrap).
-class ACCELERATE_API GPT2ModelImpl : public torch::nn::Cloneable<GPT2ModelImpl> {
+class ACCELERATE_API GPT2ModelImpl : public torch::nn::Cloneable<GPT2ModelImpl>, public HasHiddenSize {
  public:
   /// @throws ConfigError as GPT2Config::validate.
   explicit GPT2ModelImpl(const GPT2Config& config, Weights weights = Weights::fresh);
@@ -72,6 +73,7 @@ class ACCELERATE_API GPT2ModelImpl : public torch::nn::Cloneable<GPT2ModelImpl> 
                         const torch::Tensor& position_ids = {}, KeyValueCache* cache = nullptr);
 
   const GPT2Config& config() const { return config_; }
+  int64_t hidden_size() const override { return config_.n_embd; }
   const torch::nn::Embedding& wte() const { return wte_; }
   /// Writes config.json and model.safetensors; creates the folder. @throws CheckpointError, ResourceError
   void save_pretrained(const std::filesystem::path& folder) const;

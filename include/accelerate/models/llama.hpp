@@ -13,6 +13,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/pimpl.h>
 
+#include "accelerate/model/hidden_size.hpp"
 #include "accelerate/models/key_value_cache.hpp"
 #include "accelerate/models/pretrained.hpp"
 #include "accelerate/utils/export.hpp"
@@ -118,7 +119,7 @@ struct LlamaLoadOptions {
 };
 
 /// Its layers are of class LlamaDecoderLayer, or the family's: the unit of sharding (transformer_cls_names_to_wrap).
-class ACCELERATE_API LlamaModelImpl : public torch::nn::Cloneable<LlamaModelImpl> {
+class ACCELERATE_API LlamaModelImpl : public torch::nn::Cloneable<LlamaModelImpl>, public HasHiddenSize {
  public:
   /// @throws ConfigError as LlamaConfig::validate.
   explicit LlamaModelImpl(const LlamaConfig& config, Weights weights = Weights::fresh);
@@ -134,6 +135,7 @@ class ACCELERATE_API LlamaModelImpl : public torch::nn::Cloneable<LlamaModelImpl
                         const torch::Tensor& position_ids = {}, KeyValueCache* cache = nullptr);
 
   const LlamaConfig& config() const { return config_; }
+  int64_t hidden_size() const override { return config_.hidden_size; }
   const torch::nn::Embedding& embed_tokens() const { return embed_tokens_; }
   /// Writes config.json and model.safetensors; creates the folder. @throws CheckpointError, ResourceError
   void save_pretrained(const std::filesystem::path& folder) const;

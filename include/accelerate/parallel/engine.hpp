@@ -68,6 +68,9 @@ class ACCELERATE_API Engine final {
 
   // Accumulation.
 
+  /// Why each backward averages, whatever is asked for (ZeRO's stages 2 and 3 keep no whole gradients); null: it need
+  /// not. Not collective.
+  const char* always_reduces() const;
   /// Whether backward averages gradients over ranks. Off: they only accumulate locally. Not collective.
   bool require_backward_grad_sync() const;
   void set_require_backward_grad_sync(bool value);

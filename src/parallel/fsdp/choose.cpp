@@ -4,6 +4,7 @@
 #include "parallel/fsdp/translate.hpp"
 #include "parallel/gradient_hook.hpp"
 #include "parallel/recompute/recompute.hpp"
+#include "parallel/sharding/ddp_settings.hpp"
 #include "parallel/sharding/sharding.hpp"
 #include "utils/environment.hpp"
 #include "utils/raise.hpp"
@@ -106,33 +107,13 @@ class ChosenRecompute final : public ChosenLayer {
   residency::UnitCheckpointOptions options_;
 };
 
-/// What data parallelism does by its buckets and its graph. The other settings hold for sharded models anyway: unused
-/// parameters are found, gradients are views, buffers are not sent before forwards.
-void refuse_settings_of_ddp(const DistributedDataParallelKwargs& kwargs) {
-  const DistributedDataParallelKwargs defaults;
-  const auto refuse = [](const char* field, const std::string& value, const char* why) {
-    raise<ConfigError>(
-        "Accelerator: DistributedDataParallelKwargs::{} is {}, but models are sharded (FSDP), where {}; leave it out",
-        field, value, why);
-  };
-  if (kwargs.bucket_cap_mb != defaults.bucket_cap_mb)
-    refuse("bucket_cap_mb", fmt::format("{}", kwargs.bucket_cap_mb),
-           "gradients travel by units: auto_wrap_policy and min_num_params decide how large they are");
-  if (kwargs.static_graph)
-    refuse("static_graph", "true", "nothing is taken from the first step's graph that a later one could break");
-  if (kwargs.comm_hook != defaults.comm_hook)
-    refuse("comm_hook", name_of(kwargs.comm_hook), "mixed_precision_policy.reduce_dtype says how gradients travel");
-  if (kwargs.communication_hook)
-    refuse("communication_hook", "set", "gradients are cut over ranks instead of averaged in buckets");
-}
-
 }  // namespace
 
 std::unique_ptr<ChosenLayer> choose_fsdp(const EngineRequest& request) {
   const auto& plugin = requested_sharding(request);
   if (!plugin) return nullptr;
   check_hook_settings(request.ddp);
-  refuse_settings_of_ddp(request.ddp);
+  refuse_settings_of_ddp(request.ddp, "FSDP");
   return std::make_unique<ChosenFsdp>(*plugin, request.ddp.compare_parameters_every);
 }
 

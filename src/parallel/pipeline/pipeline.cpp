@@ -33,7 +33,6 @@
 namespace accelerate::parallel {
 namespace {
 
-using pipeline::Layer;
 using pipeline::StagedParameter;
 using pipeline::Stages;
 namespace deferred = residency::deferred;
@@ -72,7 +71,8 @@ std::vector<size_t> order_of_use(const NamedTensors& parameters, const std::func
   return touched;
 }
 
-void measure(std::vector<Layer>& layers, const NamedTensors& parameters, const std::function<void()>& example) {
+void measure(std::vector<pipeline::Layer>& layers, const NamedTensors& parameters,
+             const std::function<void()>& example) {
   for (const auto& [name, tensor] : parameters)
     if (deferred::owner_of(tensor) || tensor.is_meta())
       raise<ConfigError>(
@@ -85,7 +85,7 @@ void measure(std::vector<Layer>& layers, const NamedTensors& parameters, const s
     const residency::HandlerScope scope(residency::Link::place, watch);
     example();
   }
-  for (Layer& layer : layers)
+  for (pipeline::Layer& layer : layers)
     for (const size_t i : layer.parameters) layer.milliseconds += watch.milliseconds[i];
 }
 
@@ -101,7 +101,7 @@ struct Decision {
 
 Decision decide(const ModelRef& model, const PippyOptions& options, const NamedTensors& parameters, int64_t stages,
                 const std::function<void()>& example, bool may_measure) {
-  std::vector<Layer> layers = pipeline::layers_of(model, options, stages);
+  std::vector<pipeline::Layer> layers = pipeline::layers_of(model, options, stages);
   if (example) pipeline::sort_by_use(layers, order_of_use(parameters, example));
   const bool automatic = options.split_points == std::vector<std::string>{"auto"};
   PipelineBalance balance = options.balance;

@@ -74,6 +74,7 @@ class CollectiveReducer final : public GradientReducer {
     if (!state.gradient.take(member, gradient)) return false;
     if (!learnt_) seen_.push_back(static_cast<int64_t>(part.index));
     advance();
+    while (!options_.overlap && !running_.empty()) collect();
     return true;
   }
   bool came(const ShardedMember& member) const override { return states_[member.part].gradient.came(member.index); }

@@ -36,6 +36,7 @@ class GradientReducer {
 struct ReducerOptions {
   std::optional<at::ScalarType> reduce_dtype;  ///< on the wire; unset: the gradients' own
   bool keep_low_precision = false;             ///< leave the result in it
+  bool overlap = true;                         ///< else wait for each reduction as it starts, where gradients are sent
 };
 
 /// A part's gradients on their way to other ranks.

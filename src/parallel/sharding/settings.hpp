@@ -27,6 +27,8 @@ struct ShardedUnit {
   NamedTensors parameters;
   /// Computes in the parameters' own dtype, and so do its buffers.
   bool full_precision = false;
+  /// Whole as long as nothing else asks for its place to change: no pass gives it back.
+  bool stays = false;
 };
 
 /// How a model is sharded, in terms of nobody's plugin: src/parallel/fsdp translates PyTorch's and the reference's.
@@ -43,10 +45,17 @@ struct ShardingSettings {
   /// How units come and go.
   residency::Policy forward = {}, backward = {};
   bool prefetch_after_unit = false;  ///< in backward, the next one when a unit's gradients are complete
+  /// What is whole when a pass ends stays so until values change, for the next micro-step; else it goes.
+  bool keep_until_step = false;
+  bool all_have_gradients = false;  ///< else a step is an error, which names what has none on any rank
+  /// Why gradients can't be kept back and be averaged later, for who asks to; null: they can.
+  const char* always_reduces = nullptr;
 
   std::optional<at::ScalarType> param_dtype = {};   ///< that units compute in; optimizers step in fp32 then
+  bool first_values_in_param_dtype = false;         ///< what optimizers begin with has been rounded to it
   std::optional<at::ScalarType> reduce_dtype = {};  ///< of gradients on the wire; unset: their own
   bool keep_low_precision_grads = false;            ///< averages stay in it
+  bool overlap_reduction = true;                    ///< else backward waits for each, and holds one whole gradient less
   std::optional<at::ScalarType> buffer_dtype = {};
   std::optional<at::ScalarType> input_dtype = {}, output_dtype = {};  ///< of the model's forward
   /// Names of parameters of two or more dimensions that travel between ranks as fp8 (E4M3, scaled by the largest value

@@ -1,6 +1,7 @@
 #include "parallel/sharding/shard_store.hpp"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -21,7 +22,9 @@ namespace accelerate::parallel {
 namespace {
 
 ReducerOptions reducer_options(const ShardingSettings& settings) {
-  return {.reduce_dtype = settings.reduce_dtype, .keep_low_precision = settings.keep_low_precision_grads};
+  return {.reduce_dtype = settings.reduce_dtype,
+          .keep_low_precision = settings.keep_low_precision_grads,
+          .overlap = settings.overlap_reduction};
 }
 
 /// Each rank holds its shards itself.
@@ -34,6 +37,7 @@ class GatheredStore final : public ShardStore {
         device_(device),
         offload_(settings.offload),
         pin_memory_(settings.pin_memory),
+        keeps_(settings.keep_until_step && !device.is_meta()),
         options_(reducer_options(settings)) {}
 
   void allocate(ShardedPart& part) override {
@@ -69,9 +73,42 @@ class GatheredStore final : public ShardStore {
                     [&](const ShardedPart& part) { return part.fp8 && part.master._version() != scaled_[part.index]; }))
       work_out_scales();
   }
-  void publish(residency::Residency&) override { work_out_scales(); }
+  void publish(residency::Residency&) override {
+    work_out_scales();
+    if (keeps_) digests_ = digests();
+  }
+  /// What is whole from step to step would be gathered anew for each micro-step otherwise.
+  std::optional<std::vector<char>> changed_parts() override {
+    if (!keeps_) return std::nullopt;
+    const auto before = std::exchange(digests_, digests());
+    at::Tensor changed = at::zeros({static_cast<int64_t>(parts_.size())}, at::kInt);
+    for (size_t i = 0; i < parts_.size(); ++i)
+      if (before.size() != parts_.size() || before[i] != digests_[i]) changed[static_cast<int64_t>(i)] = 1;
+    at::Tensor anywhere = changed.to(groups_.shard->device());
+    groups_.shard->all_reduce_(anywhere, Reduction::max);
+    anywhere = anywhere.cpu();
+    const auto* flags = anywhere.data_ptr<int32_t>();
+    return std::vector<char>(flags, flags + parts_.size());
+  }
 
  private:
+  /// Two numbers that no step leaves as they are.
+  using Digest = std::pair<int64_t, double>;
+  std::vector<Digest> digests() const {
+    const at::NoGradGuard no_grad;
+    std::vector<Digest> all;
+    for (const auto& part : parts_) {
+      const at::Tensor values = part.master.detach();
+      if (!part.trainable || values.numel() == 0) {
+        all.emplace_back();
+        continue;
+      }
+      const auto bits = values.element_size() == 8 ? at::kLong : values.element_size() == 4 ? at::kInt : at::kShort;
+      all.emplace_back(values.view(bits).sum(at::kLong).item<int64_t>(),
+                       at::linalg_vector_norm(values, 2, {}, false, at::kDouble).item<double>());
+    }
+    return all;
+  }
   /// Of what travels as fp8: by the largest value that any rank holds of a weight.
   void work_out_scales() {
     const at::NoGradGuard no_grad;
@@ -99,8 +136,9 @@ class GatheredStore final : public ShardStore {
   std::vector<ShardedPart>& parts_;
   ShardGroups groups_;
   at::Device device_;
-  bool offload_, pin_memory_;
+  bool offload_, pin_memory_, keeps_;
   ReducerOptions options_;
+  std::vector<Digest> digests_;  ///< by part
   std::vector<int64_t> scaled_;  ///< per part: the version of its master whose scales these are
 };
 

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,9 @@ class ShardStore {
   /// Whether this rank has changed part.master since the others were given it, as far as what is computed with tells;
   /// true where nothing tells. Not collective.
   virtual bool may_have_changed(const ShardedPart& part) const { return static_cast<void>(part), true; }
+  /// By part: whether any rank's part.master is another than when this was asked last, or published; nothing where that
+  /// is not known. Collective.
+  virtual std::optional<std::vector<char>> changed_parts() { return std::nullopt; }
   /// This rank computes with the unit. Where no gather compares that between ranks, the next of the collective
   /// functions below does, @throws CommError on all ranks when they were others, or came in another order.
   virtual void use(const residency::Unit& unit) { static_cast<void>(unit); }

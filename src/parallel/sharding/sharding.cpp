@@ -156,8 +156,10 @@ struct Sharding::Impl {
 
   /// Keeps this rank's piece of a whole value, which has the parameter's sizes.
   void place(const ShardedMember& member, const at::Tensor& value) {
-    if (at::Tensor shard = member.shard.detach(); shard.numel() > 0)
-      shard.copy_(stretch_of(member.tensor, value, member.begin, shard.numel()));
+    at::Tensor shard = member.shard.detach();
+    if (shard.numel() == 0) return;
+    const at::Tensor piece = stretch_of(member.tensor, value, member.begin, shard.numel());
+    shard.copy_(settings.first_values_in_param_dtype ? piece.to(parts[member.part].compute_dtype) : piece);
   }
 
   /// Values of parameters that are not initialised yet, one at a time.
@@ -248,7 +250,7 @@ struct Sharding::Impl {
         specs.push_back(std::move(spec));
       }
       // From here on the whole parameters of this unit are gone.
-      residency::Unit& added = units->add(unit.path, std::move(specs), /*keep=*/unit.path.empty());
+      residency::Unit& added = units->add(unit.path, std::move(specs), /*keep=*/unit.stays || unit.path.empty());
       const bool has_stand_ins =
           std::any_of(indices.begin(), indices.end(), [this](size_t index) { return parts[index].stands_in; });
       for (const size_t index : indices) {
@@ -418,7 +420,8 @@ struct Sharding::Impl {
     part.trained = true;
     const at::Tensor gradient = gradients->take(member);
     if (!reducer->take(part, member, gradient)) return;
-    if (!part.unit->keep() && !part.beside_stand_ins) units->evict(*part.unit);
+    const bool goes = settings.forward.evict_after_use || !settings.keep_until_step;
+    if (goes && !part.unit->keep() && !part.beside_stand_ins) units->evict(*part.unit);
     if (settings.prefetch_after_unit) units->prefetch_next();
   }
 
@@ -440,7 +443,7 @@ struct Sharding::Impl {
     else finish();
     announced = was_announced;
     backward_is_due = false;
-    release();
+    end_pass();
     show_gradients();
     gradients_are_open = true;
     read.clear();
@@ -488,17 +491,22 @@ struct Sharding::Impl {
 
   /// LibTorch's SGD writes through data(), which no version of a tensor counts. Where it was not prepared, only
   /// gradients that are there say that it may have stepped on them.
-  void look_for_unseen_steps(const residency::Unit* of = nullptr) {
+  /// @param changed  by part: whether to look at all
+  void look_for_unseen_steps(const residency::Unit* of = nullptr,
+                             const std::optional<std::vector<char>>& changed = std::nullopt) {
     // Within a backward ranks may come by here differently often, and can't tell each other of nothing.
     const bool together = torch::autograd::get_current_graph_task_id() == -1;
     for (const auto& part : parts)
       if (part.may_step && !store->pieces_in_unit(part) && (!of || part.unit == of) &&
-          (together || store->may_have_changed(part)))
+          (!changed || (*changed)[part.index]) && (together || store->may_have_changed(part)))
         part.master.unsafeGetTensorImpl()->bump_version();
   }
   void release() {
     units->release();
     store->reshard(/*kept=*/true);
+  }
+  void end_pass() {
+    if (!settings.keep_until_step) release();
   }
   void publish() {
     gradients_are_open = gradients_were_left = false;
@@ -509,6 +517,19 @@ struct Sharding::Impl {
   static bool has_gradients(const ShardedPart& part) {
     return std::any_of(part.members.begin(), part.members.end(),
                        [](const auto& member) { return member.shard.grad().defined(); });
+  }
+  /// The same on all ranks: a member that any rank has used has one everywhere.
+  void check_all_have_gradients() const {
+    std::string names;
+    for (const auto& part : parts)
+      for (const auto& member : part.members)
+        if (member.tensor.requires_grad() && !member.shard.grad().defined())
+          names += (names.empty() ? "" : ", ") + member.name;
+    if (!names.empty())
+      raise<ConfigError>(
+          "step: no rank has a gradient of {}, which is trained, expected one of each parameter, as the settings say "
+          "(ignore_unused_parameters is false); freeze it, or leave the setting out",
+          names);
   }
   bool pieces_have_gradients() const {
     return std::any_of(parts.begin(), parts.end(),
@@ -588,7 +609,8 @@ void Sharding::before_forward() {
   policy.keep_for_backward = self.groups.near && c10::GradMode::is_enabled();
   self.announced = self.ends_itself = false;
   self.gradients->release();
-  if (self.gradients_are_open || self.gradients_were_left || self.pieces_have_gradients()) self.look_for_unseen_steps();
+  if (self.gradients_are_open || self.gradients_were_left || self.pieces_have_gradients())
+    self.look_for_unseen_steps(nullptr, self.store->changed_parts());
   self.gradients_are_open = self.gradients_were_left = false;
   if (c10::GradMode::is_enabled()) self.see_what_is_trained();
   self.store->refresh(*self.units);
@@ -607,7 +629,7 @@ void Sharding::after_forward(const std::vector<at::Tensor>&) {
     self.units->set_policy(self.settings.backward);
     if (self.settings.forward.evict_after_use) self.store->reshard(/*kept=*/false);
   } else {
-    self.release();
+    self.end_pass();
   }
 }
 
@@ -629,6 +651,7 @@ void Sharding::after_backward() {
   impl_->announced = false;
 }
 
+const char* Sharding::always_reduces() const { return impl_->settings.always_reduces; }
 bool Sharding::require_backward_grad_sync() const { return impl_->sync; }
 void Sharding::set_require_backward_grad_sync(bool value) { impl_->sync = value; }
 void Sharding::prepare_backward_sync() {
@@ -680,6 +703,7 @@ void Sharding::settle_gradients() { impl_->settle(); }
 
 void Sharding::before_step() {
   settle_gradients();
+  if (impl_->settings.all_have_gradients) impl_->check_all_have_gradients();
   impl_->store->before_step(*impl_->units);
 }
 

@@ -47,6 +47,7 @@ class ACCELERATE_API Sharding final : public Layer {
   std::optional<at::ScalarType> output_dtype() const override;
   bool keeps_parameters() const override { return false; }
 
+  const char* always_reduces() const override;
   bool require_backward_grad_sync() const override;
   void set_require_backward_grad_sync(bool value) override;
   void prepare_backward_sync() override;

@@ -1,0 +1,37 @@
+#include "accelerate/optim/dummies.hpp"
+
+#include <algorithm>
+
+#include "accelerator/accelerator_impl.hpp"
+#include "utils/raise.hpp"
+
+namespace accelerate {
+
+void Accelerator::hear(parallel::PrepareFacts facts) {
+  facts.split_batches = split_batches();
+  impl_->engine->hear(facts);
+}
+
+AcceleratedOptimizer Accelerator::prepare_dummy(const DummyOptim& dummy, std::optional<bool> device_placement) {
+  auto prepared = prepare_optimizer(impl_->engine->make_optimizer(dummy), {}, device_placement);
+  impl_->made.emplace_back(dummy.identity, prepared);
+  return prepared;
+}
+
+AcceleratedScheduler Accelerator::prepare_dummy(const DummyScheduler& dummy) {
+  const auto made = std::find_if(impl_->made.rbegin(), impl_->made.rend(),
+                                 [&](const auto& known) { return known.first.lock() == dummy.optimizer.identity; });
+  if (made == impl_->made.rend())
+    throw ConfigError(
+        "prepare: found a DummyScheduler whose DummyOptim has not been prepared, expected both in one call, the "
+        "schedule "
+        "made with that very DummyOptim");
+  const auto& optimizer = made->second;
+  // It is written for steps of the optimizer, not for batches of one process.
+  AcceleratedScheduler prepared(impl_->engine->make_scheduler(dummy, optimizer.optimizer()), {optimizer},
+                                impl_->options.step_scheduler_with_optimizer, /*split_batches=*/true);
+  impl_->run.schedulers.push_back(prepared);
+  return prepared;
+}
+
+}  // namespace accelerate

@@ -1,0 +1,218 @@
+#include <c10/util/Type.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <typeinfo>
+
+#include "accelerate/model/hidden_size.hpp"
+#include "accelerate/optim/grad_scaler.hpp"
+#include "accelerate/parallel/deepspeed_plugin.hpp"
+#include "accelerate/parallel/prepare_facts.hpp"
+#include "comm/group.hpp"
+#include "comm/mesh.hpp"
+#include "parallel/engines.hpp"
+#include "parallel/sharding/ddp_settings.hpp"
+#include "parallel/sharding/sharding.hpp"
+#include "parallel/zero/auto_values.hpp"
+#include "parallel/zero/document.hpp"
+#include "parallel/zero/objects.hpp"
+#include "parallel/zero/translate.hpp"
+#include "utils/environment.hpp"
+#include "utils/log.hpp"
+#include "utils/raise.hpp"
+
+namespace accelerate::parallel {
+namespace {
+
+bool is_rank0() { return environment::integer({"RANK"}).value_or(0) == 0; }
+int64_t ranks_of_environment() { return environment::integer({"WORLD_SIZE"}).value_or(1); }
+
+/// Of the widest module that says so.
+std::optional<int64_t> hidden_size_of(const std::vector<ModelRef>& models) {
+  std::optional<int64_t> widest;
+  for (const auto& model : models)
+    for (const auto& module : model.submodules())
+      if (const auto* told = dynamic_cast<const HasHiddenSize*>(module.module))
+        widest = std::max(widest.value_or(0), told->hidden_size());
+  return widest;
+}
+
+/// Without its namespaces.
+std::string class_name_of(const torch::optim::Optimizer& optimizer) {
+  const std::string whole = c10::demangle(typeid(optimizer).name());
+  const size_t at = whole.rfind(':');
+  return at == std::string::npos ? whole : whole.substr(at + 1);
+}
+
+/// What is left open, before prepare() is given anything, has its default or any value that is fine.
+void leave_open(nlohmann::ordered_json& section) {
+  for (auto at = section.begin(); at != section.end();) {
+    if (at->is_object()) leave_open(*at);
+    if (*at != "auto") ++at;
+    else if (at.key() == "total_num_steps") *at++ = 1'000'000;
+    else at = section.erase(at);
+  }
+}
+void leave_open(DeepSpeedConfig& config) {
+  leave_open(config.document().json);
+  constexpr const char* kBatch = "train_micro_batch_size_per_gpu";
+  if (!config.contains(kBatch) && !config.contains("train_batch_size")) config.set_value(kBatch, int64_t{1});
+}
+
+class ChosenZero final : public ChosenLayer {
+ public:
+  ChosenZero(DeepSpeedPlugin plugin, int64_t compare_parameters_every)
+      : plugin_(std::move(plugin)), compare_parameters_every_(compare_parameters_every) {}
+
+  bool joins_data() const override { return true; }
+  std::optional<DistributedType> distributed_type() const override { return DistributedType::DEEPSPEED; }
+  JobFacts job(int64_t num_processes) const override { return {.num_processes = num_processes, .is_deepspeed = true}; }
+  std::vector<comm::AxisSize> axes(const comm::Group& all) const override {
+    return axes_of(settings_, all.world_size());
+  }
+  bool places_models() const override { return true; }
+
+  std::optional<RunRules> rules(PrecisionType asked) override {
+    plugin_.set_mixed_precision(to_string(asked));
+    mixed_precision_ = asked;
+    settings_ = read(/*filled=*/false);
+    RunRules rules{.decided_by = "the DeepSpeed configuration (fp16, bf16)"};
+    rules.mixed_precision = settings_.fp16.enabled   ? PrecisionType::FP16
+                            : settings_.bf16.enabled ? PrecisionType::BF16
+                                                     : PrecisionType::NO;
+    rules.autocasts = false;
+    rules.scaler = zero::make_scaler(settings_);
+    rules.max_norm = settings_.gradient_clipping;
+    rules.gradient_accumulation_steps = settings_.gradient_accumulation_steps;
+    if (settings_.zero_optimization.stage == 3 && !settings_.zero_optimization.gather_16bit_weights_on_model_save)
+      rules.no_whole_state =
+          "the model is split by ZeRO's stage 3, whose whole 16-bit weights are gathered only if the DeepSpeed "
+          "configuration has stage3_gather_16bit_weights_on_model_save (DeepSpeedPlugin::zero3_save_16bit_model, "
+          "--zero3_save_16bit_model), expected that to be true";
+    return rules;
+  }
+
+  /// The effective configuration: every key that DeepSpeed has.
+  std::vector<Receipt> receipts() const override {
+    std::vector<Receipt> all;
+    for (const auto& entry : settings_.effective) {
+      const bool acts = entry.verdict == zero::Verdict::acts;
+      all.push_back({.setting = "deepspeed_plugin." + entry.key,
+                     .value = entry.value,
+                     .source = entry.given ? "DeepSpeed configuration" : "default",
+                     .expected = "in training",
+                     .state = acts ? ReceiptState::acted : ReceiptState::without_effect,
+                     .effect = acts ? "holds" : entry.reason});
+    }
+    return all;
+  }
+
+  void hear(const PrepareFacts& facts) override {
+    if (facts.models.empty() && facts.dummy_optimizers.empty() && facts.dummy_schedulers.empty()) return;
+    const auto filled = zero::fill_auto(plugin_, facts_of(facts));
+    if (is_rank0())
+      for (const auto& warning : filled.warnings)
+        logs::warn("accelerate.parallel", "DeepSpeed configuration: {}", warning);
+    settings_ = read(/*filled=*/true);
+    say_what_has_no_meaning();
+  }
+  std::shared_ptr<torch::optim::Optimizer> make_optimizer(const DummyOptim& dummy) const override {
+    return zero::make_optimizer(settings_, dummy);
+  }
+  optim::Scheduler make_scheduler(const DummyScheduler& dummy, torch::optim::Optimizer& optimizer) const override {
+    return zero::make_scheduler(settings_, dummy, optimizer);
+  }
+
+  std::unique_ptr<Layer> make(const ModelRef& model, const at::Device& device, bool,
+                              const std::vector<Held>& given) const override {
+    const auto group = comm::mesh().along(comm::kTokens);
+    auto settings = settings_of(settings_, group ? group->world_size() : 1);
+    settings.compare_parameters_every = compare_parameters_every_;
+    return std::make_unique<Sharding>(model, device, std::move(settings), given);
+  }
+
+ private:
+  zero::AutoFacts facts_of(const PrepareFacts& facts) const {
+    const auto widest = hidden_size_of(facts.models);
+    zero::AutoFacts result{.ranks = PartialState().num_processes(),
+                           .hidden_size = widest,
+                           .has_model_config = widest.has_value(),
+                           .loader_batch_sizes = facts.batch_sizes,
+                           .split_batches = facts.split_batches,
+                           .is_train_batch_min = plugin_.is_train_batch_min,
+                           .gradient_accumulation_steps = settings_.gradient_accumulation_steps,
+                           .mixed_precision = to_string(mixed_precision_)};
+    if (!facts.dummy_optimizers.empty() && !facts.optimizers.empty())
+      throw ConfigError(
+          "prepare: found a DummyOptim and an optimizer of the program's own, expected one kind: the first stands for "
+          "that of the DeepSpeed configuration");
+    if (!facts.dummy_optimizers.empty()) {
+      const auto& dummy = facts.dummy_optimizers.front();
+      result.optimizer = zero::DummyOptimizerFacts{.lr = dummy.lr, .weight_decay = dummy.weight_decay};
+    } else if (!facts.optimizers.empty()) {
+      const auto& optimizer = *facts.optimizers.front();
+      const auto& groups = optimizer.param_groups();
+      result.optimizer = zero::ProgramOptimizerFacts{.class_name = class_name_of(optimizer),
+                                                     .lr = groups.empty() ? 0 : groups.front().options().get_lr()};
+    }
+    if (!facts.dummy_schedulers.empty()) {
+      const auto& dummy = facts.dummy_schedulers.front();
+      result.scheduler = zero::DummySchedulerFacts{.total_num_steps = dummy.total_num_steps,
+                                                   .warmup_num_steps = dummy.warmup_num_steps,
+                                                   .has_callable = static_cast<bool>(dummy.lr_scheduler_callable)};
+    } else if (facts.schedulers > 0) {
+      result.scheduler = zero::ProgramSchedulerFacts{};
+    }
+    return result;
+  }
+
+  /// @param filled  what prepare() is given has been heard; else what is left open has its default for now
+  zero::ZeroSettings read(bool filled) const {
+    DeepSpeedConfig config = plugin_.deepspeed_config();
+    if (!filled) leave_open(config);
+    return zero::read_settings(
+        config,
+        {.ranks = ranks_of_environment(), .as_of_version = *plugin_.as_of_version, .has_program_optimizer = true});
+  }
+
+  /// In one line, once.
+  void say_what_has_no_meaning() {
+    if (std::exchange(spoke_, true) || !is_rank0()) return;
+    std::vector<std::string> lines = settings_.warnings;
+    std::vector<std::string> keys;
+    for (const auto& entry : settings_.without_meaning()) keys.push_back(entry.key);
+    if (!keys.empty())
+      lines.push_back(
+          fmt::format("these keys have no meaning here: {}; docs/deepspeed.md says why", fmt::join(keys, ", ")));
+    for (const auto& line : lines) logs::warn("accelerate.parallel", "DeepSpeed configuration: {}", line);
+    if (!settings_.dump_state) return;
+    std::string text = "DeepSpeed configuration, as it holds (dump_state):\n";
+    for (const auto& entry : settings_.effective)
+      text += fmt::format("  {} = {}{}\n", entry.key, entry.value,
+                          entry.reason.empty() ? "" : fmt::format("  (without effect: {})", entry.reason));
+    std::fputs(text.c_str(), stdout);
+  }
+
+  DeepSpeedPlugin plugin_;
+  int64_t compare_parameters_every_;
+  zero::ZeroSettings settings_;
+  PrecisionType mixed_precision_ = PrecisionType::NO;
+  bool spoke_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<ChosenLayer> choose_zero(const EngineRequest& request) {
+  if (!request.deepspeed && !deepspeed_requested()) return nullptr;
+  if (request.fsdp || fsdp_requested())
+    throw ConfigError(
+        "Accelerator: found deepspeed_plugin (ACCELERATE_USE_DEEPSPEED) and fsdp_plugin (ACCELERATE_USE_FSDP), "
+        "expected "
+        "one of them: both say how models are split");
+  refuse_settings_of_ddp(request.ddp, "DeepSpeed");
+  return std::make_unique<ChosenZero>(resolve(request.deepspeed.value_or(DeepSpeedPlugin{})),
+                                      request.ddp.compare_parameters_every);
+}
+
+}  // namespace accelerate::parallel

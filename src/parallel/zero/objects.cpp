@@ -1,0 +1,162 @@
+#include "parallel/zero/objects.hpp"
+
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <cmath>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "accelerate/optim/deepspeed_adam.hpp"
+#include "accelerate/optim/deepspeed_schedules.hpp"
+#include "accelerate/optim/grad_scaler.hpp"
+#include "accelerate/optim/lion.hpp"
+#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
+
+namespace accelerate::zero {
+
+std::shared_ptr<torch::optim::Optimizer> make_optimizer(const ZeroSettings& settings, const DummyOptim& dummy) {
+  if (!settings.optimizer)
+    throw ConfigError(
+        "prepare: found a DummyOptim, but the DeepSpeed configuration has no section optimizer that it could stand "
+        "for, "
+        "expected an optimizer of the program's own; or write the section");
+  namespace to = torch::optim;
+  const auto& [type, p] = *settings.optimizer;
+  const std::tuple<double, double> betas(p.betas[0], p.betas[1]);
+  if ((type == "AdamW" || type == "Adam") && !p.bias_correction)
+    return std::make_shared<optim::DeepSpeedAdam>(dummy.param_groups, optim::DeepSpeedAdamOptions(p.lr)
+                                                                          .betas(betas)
+                                                                          .eps(p.eps)
+                                                                          .weight_decay(p.weight_decay)
+                                                                          .adam_w_mode(type == "AdamW" || p.adam_w_mode)
+                                                                          .bias_correction(false));
+  if (type == "AdamW" || (type == "Adam" && p.adam_w_mode))
+    return std::make_shared<to::AdamW>(dummy.param_groups,
+                                       to::AdamWOptions(p.lr).betas(betas).eps(p.eps).weight_decay(p.weight_decay));
+  if (type == "Adam")
+    return std::make_shared<to::Adam>(dummy.param_groups,
+                                      to::AdamOptions(p.lr).betas(betas).eps(p.eps).weight_decay(p.weight_decay));
+  if (type == "Adagrad")
+    return std::make_shared<to::Adagrad>(dummy.param_groups,
+                                         to::AdagradOptions(p.lr)
+                                             .lr_decay(p.lr_decay)
+                                             .eps(p.eps)
+                                             .weight_decay(p.weight_decay)
+                                             .initial_accumulator_value(p.initial_accumulator_value));
+  if (type == "Lion")
+    return std::make_shared<optim::Lion>(dummy.param_groups,
+                                         optim::LionOptions(p.lr).betas(betas).weight_decay(p.weight_decay));
+  if (type == "SGD")
+    return std::make_shared<to::SGD>(dummy.param_groups, to::SGDOptions(p.lr)
+                                                             .momentum(p.momentum)
+                                                             .dampening(p.dampening)
+                                                             .weight_decay(p.weight_decay)
+                                                             .nesterov(p.nesterov));
+  if (type == "RMSprop")
+    return std::make_shared<to::RMSprop>(dummy.param_groups, to::RMSpropOptions(p.lr)
+                                                                 .alpha(p.alpha)
+                                                                 .eps(p.eps)
+                                                                 .weight_decay(p.weight_decay)
+                                                                 .momentum(p.momentum)
+                                                                 .centered(p.centered));
+  throw InternalError("DeepSpeed configuration: no optimizer is made of type '" + type +
+                      "', expected one for each that "
+                      "is read");
+}
+
+namespace {
+
+/// A list of one rate is that of all groups.
+optim::PerGroup rates(const std::vector<double>& values) {
+  return values.size() == 1 ? optim::PerGroup(values.front()) : optim::PerGroup(values);
+}
+
+optim::Scheduler scheduler_of_file(const Scheduler& scheduler, const std::string& as_of_version,
+                                   torch::optim::Optimizer& optimizer) {
+  const auto& [type, p] = std::tie(scheduler.type, scheduler.params);
+  if (type == "WarmupLR")
+    return optim::warmup_lr(
+        optimizer, {.warmup_min_lr = rates(p.warmup_min_lr),
+                    .warmup_max_lr = p.warmup_max_lr.empty() ? std::nullopt : std::optional(rates(p.warmup_max_lr)),
+                    .warmup_num_steps = p.warmup_num_steps,
+                    .warmup_type = p.warmup_type,
+                    .last_batch_iteration = p.last_batch_iteration,
+                    .as_of_version = as_of_version});
+  if (type == "WarmupDecayLR")
+    return optim::warmup_decay_lr(
+        optimizer, {.total_num_steps = p.total_num_steps,
+                    .warmup_min_lr = rates(p.warmup_min_lr),
+                    .warmup_max_lr = p.warmup_max_lr.empty() ? optim::PerGroup(0.001) : rates(p.warmup_max_lr),
+                    .warmup_num_steps = p.warmup_num_steps,
+                    .warmup_type = p.warmup_type,
+                    .last_batch_iteration = p.last_batch_iteration,
+                    .as_of_version = as_of_version});
+  if (type == "WarmupCosineLR")
+    return optim::warmup_cosine_lr(optimizer, {.total_num_steps = p.total_num_steps,
+                                               .warmup_min_ratio = p.warmup_min_ratio,
+                                               .warmup_num_steps = p.warmup_num_steps,
+                                               .cos_min_ratio = p.cos_min_ratio,
+                                               .warmup_type = p.warmup_type,
+                                               .last_batch_iteration = p.last_batch_iteration,
+                                               .as_of_version = as_of_version});
+  if (type == "OneCycle") {
+    optim::DeepSpeedOneCycleOptions options{.cycle_min_lr = rates(p.cycle_min_lr),
+                                            .cycle_max_lr = rates(p.cycle_max_lr),
+                                            .decay_lr_rate = p.decay_lr_rate,
+                                            .cycle_first_step_size = static_cast<double>(p.cycle_first_step_size),
+                                            .cycle_first_stair_count = p.cycle_first_stair_count,
+                                            .cycle_second_stair_count = p.cycle_second_stair_count,
+                                            .decay_step_size = static_cast<double>(p.decay_step_size),
+                                            .cycle_momentum = p.cycle_momentum,
+                                            .cycle_min_mom = p.cycle_min_mom,
+                                            .cycle_max_mom = p.cycle_max_mom,
+                                            .decay_mom_rate = p.decay_mom_rate,
+                                            .last_batch_iteration = p.last_batch_iteration,
+                                            .as_of_version = as_of_version};
+    if (p.cycle_second_step_size) options.cycle_second_step_size = static_cast<double>(*p.cycle_second_step_size);
+    return optim::deepspeed_one_cycle(optimizer, options);
+  }
+  if (type == "LRRangeTest")
+    return optim::lr_range_test(optimizer, {.lr_range_test_min_lr = rates(p.lr_range_test_min_lr),
+                                            .lr_range_test_step_size = p.lr_range_test_step_size,
+                                            .lr_range_test_step_rate = p.lr_range_test_step_rate,
+                                            .lr_range_test_staircase = p.lr_range_test_staircase,
+                                            .last_batch_iteration = p.last_batch_iteration});
+  throw InternalError("DeepSpeed configuration: no schedule is made of type '" + type +
+                      "', expected one for each that "
+                      "is read");
+}
+
+}  // namespace
+
+optim::Scheduler make_scheduler(const ZeroSettings& settings, const DummyScheduler& dummy,
+                                torch::optim::Optimizer& optimizer) {
+  if (settings.scheduler) return scheduler_of_file(*settings.scheduler, settings.as_of_version, optimizer);
+  if (dummy.lr_scheduler_callable) return dummy.lr_scheduler_callable(optimizer);
+  throw ConfigError(
+      "prepare: found a DummyScheduler, but the DeepSpeed configuration has no section scheduler that it could stand "
+      "for, expected one, DummyScheduler::lr_scheduler_callable, or a schedule of the program's own");
+}
+
+std::shared_ptr<optim::GradScaler> make_scaler(const ZeroSettings& settings) {
+  const auto& fp16 = settings.fp16;
+  if (fp16.enabled && fp16.loss_scale == 0)
+    return std::make_shared<optim::GradScaler>(
+        optim::DynamicLossScale{.initial_scale = std::ldexp(1.0, static_cast<int>(fp16.initial_scale_power)),
+                                .window = fp16.loss_scale_window,
+                                .hysteresis = fp16.hysteresis,
+                                .consecutive_hysteresis = fp16.consecutive_hysteresis,
+                                .min_scale = static_cast<double>(fp16.min_loss_scale)});
+  if (fp16.enabled) return std::make_shared<optim::GradScaler>(optim::FixedLossScale{fp16.loss_scale});
+  if (settings.bf16.enabled && settings.bf16.check_grad_overflow)
+    return std::make_shared<optim::GradScaler>(optim::FixedLossScale{1});
+  return nullptr;
+}
+
+}  // namespace accelerate::zero

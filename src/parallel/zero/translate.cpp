@@ -1,0 +1,108 @@
+#include "parallel/zero/translate.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "parallel/zero/units.hpp"
+#include "utils/log.hpp"
+#include "utils/raise.hpp"
+
+namespace accelerate::parallel {
+namespace {
+
+using zero::ZeroSettings;
+
+constexpr int64_t kMostBytes = std::numeric_limits<int64_t>::max();
+
+/// Numbers of elements are bytes here, in the type that moves; more than there can be is no limit.
+int64_t bytes_of(int64_t elements, const ZeroSettings& zero) {
+  const auto size = static_cast<int64_t>(c10::elementSize(compute_dtype(zero).value_or(at::kFloat)));
+  return elements > kMostBytes / size ? kMostBytes : elements * size;
+}
+
+std::optional<at::ScalarType> dtype_named(const std::optional<std::string>& name) {
+  if (!name) return std::nullopt;
+  return name == "fp16" ? at::kHalf : name == "bf16" ? at::kBFloat16 : at::kFloat;
+}
+
+/// Stages 0 to 2: all stay whole; what is reduced together is gathered together.
+void hold_whole(const ZeroSettings& zero, ShardingSettings& settings) {
+  const auto& given = zero.zero_optimization;
+  const int64_t most =
+      given.stage == 0 ? given.reduce_bucket_size : std::min(given.reduce_bucket_size, given.allgather_bucket_size);
+  settings.units = [most](const ModelRef& model) { return units_by_size(model, most); };
+  settings.forward = {.prefetch = 1, .outstanding = 2, .evict_after_use = false};
+  settings.backward = settings.forward;
+}
+
+/// Stage 3: modules come and go.
+void hold_in_pieces(const ZeroSettings& zero, ShardingSettings& settings) {
+  const auto& given = zero.zero_optimization;
+  const ModuleUnits how{.stays_up_to = given.param_persistence_threshold,
+                        .all_that_stays = given.model_persistence_threshold,
+                        .smallest_average = given.module_granularity_threshold,
+                        .classes = given.leaf_module.classes,
+                        .names = given.leaf_module.names,
+                        .name_suffixes = given.leaf_module.name_suffixes};
+  settings.units = [how](const ModelRef& model) {
+    return units_by_module(model, how, [](const std::string& entry) {
+      const auto defaults = zero::LeafModule().classes;
+      if (std::find(defaults.begin(), defaults.end(), entry) == defaults.end())
+        logs::warn("accelerate.parallel",
+                   "DeepSpeed configuration: leaf_module has '{}', which no module of the model is: it has no effect.",
+                   entry);
+    });
+  };
+  const bool ahead = given.overlap_comm.value() && given.prefetch_bucket_size > 0 && !given.allgather_sequential;
+  settings.forward = {.prefetch = ahead ? residency::Policy::kWholePass : 0,
+                      .prefetch_bytes = bytes_of(given.prefetch_bucket_size, zero),
+                      .outstanding = 2,
+                      .budget_bytes = bytes_of(given.max_live_parameters, zero),
+                      .evict_after_use = true,
+                      .reuse_bytes = bytes_of(given.max_reuse_distance, zero)};
+  settings.backward = settings.forward;
+}
+
+}  // namespace
+
+std::vector<comm::AxisSize> axes_of(const ZeroSettings& zero, int64_t ranks) {
+  const int64_t pieces = zero.zero_optimization.stage == 0 ? 1 : ranks;
+  return {{comm::Axis::dp_replicate, ranks / pieces}, {comm::Axis::dp_shard, pieces}};
+}
+
+std::optional<at::ScalarType> compute_dtype(const ZeroSettings& zero) {
+  if (zero.fp16.enabled) return at::kHalf;
+  if (zero.bf16.enabled) return at::kBFloat16;
+  return std::nullopt;
+}
+
+ShardingSettings settings_of(const ZeroSettings& zero, int64_t ranks) {
+  const int64_t stage = zero.zero_optimization.stage;
+  ShardingSettings settings;
+  if (ranks > 1) settings.axes = axes_of(zero, ranks);  // alone nothing is laid out
+  if (stage == 3) hold_in_pieces(zero, settings);
+  else hold_whole(zero, settings);
+  settings.keep_until_step = true;
+  settings.all_have_gradients = !zero.zero_optimization.ignore_unused_parameters;
+  if (stage == 2)
+    settings.always_reduces =
+        "DeepSpeed's stage 2 keeps only this rank's piece of a gradient, expected stage 0 or 1; leave no_sync out "
+        "(accumulate() goes on working)";
+  if (stage == 3)
+    settings.always_reduces =
+        "DeepSpeed's stage 3 keeps only this rank's piece of a gradient, expected stage 0 or 1; leave no_sync out "
+        "(accumulate() goes on working)";
+  settings.param_dtype = settings.buffer_dtype = compute_dtype(zero);
+  settings.first_values_in_param_dtype = true;
+  if (zero.fp16.enabled && zero.fp16.auto_cast) settings.input_dtype = at::kHalf;
+  settings.overlap_reduction = stage == 0 || zero.zero_optimization.overlap_comm.value();
+  settings.reduce_dtype = dtype_named(zero.communication_data_type);
+  const auto& offload = zero.zero_optimization;
+  settings.offload = offload.offload_optimizer.device == "cpu" || offload.offload_param.device == "cpu";
+  settings.pin_memory = offload.offload_optimizer.pin_memory || offload.offload_param.pin_memory;
+  settings.from_rank0 = true;
+  return settings;
+}
+
+}  // namespace accelerate::parallel

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "accelerate/model/model_ref.hpp"
+#include "parallel/sharding/settings.hpp"
+
+namespace accelerate::parallel {
+
+/// Stages 0 to 2: parameters in the order of registration, of at most so many elements together. One that is larger is
+/// alone. What is reduced, and gathered after a step, together.
+std::vector<ShardedUnit> units_by_size(const ModelRef& model, int64_t most_elements);
+
+/// What decides about the units of stage 3.
+struct ModuleUnits {
+  int64_t stays_up_to = 0;       ///< parameters of at most so many elements stay whole …
+  int64_t all_that_stays = 0;    ///< … of at most so many together, in the order of registration
+  int64_t smallest_average = 0;  ///< modules with fewer elements a module, below and including it, come as a whole
+  /// Modules that come as a whole: classes, by the last part of their names, dotted names, and ends of these.
+  std::vector<std::string> classes = {}, names = {}, name_suffixes = {};
+};
+/// Stage 3: the parameters of one module, as DeepSpeed fetches them, each once, in the module that registers it first;
+/// before them those that stay. @param unmatched  is told which of the lists' entries no module is
+std::vector<ShardedUnit> units_by_module(const ModelRef& model, const ModuleUnits& how,
+                                         const std::function<void(const std::string& entry)>& unmatched);
+
+}  // namespace accelerate::parallel

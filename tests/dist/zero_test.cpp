@@ -1,0 +1,352 @@
+/// DeepSpeed's stages: what each keeps, gathers and refuses, against one plain process.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "accelerate/accelerate.hpp"
+#include "accelerate/model/hidden_size.hpp"
+#include "accelerate/parallel/deepspeed_plugin.hpp"
+#include "accelerate/residency.hpp"
+#include "both_stores.hpp"
+#include "message_of.hpp"
+#include "ranks.hpp"
+#include "warnings_of.hpp"
+
+namespace {
+
+using namespace accelerate;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr int64_t kMicroSteps = 2, kSteps = 4;
+
+struct ThreeLayersImpl : torch::nn::Module, HasHiddenSize {
+  ThreeLayersImpl() {
+    namespace nn = torch::nn;
+    torch::manual_seed(5);
+    first = register_module("first", nn::Linear(5, 8));
+    second = register_module("second", nn::Linear(8, 8));
+    third = register_module("third", nn::Linear(8, 3));
+  }
+  at::Tensor forward(const at::Tensor& x) { return third(torch::tanh(second(torch::tanh(first(x))))); }
+  int64_t hidden_size() const override { return 8; }
+  torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
+};
+TORCH_MODULE(ThreeLayers);
+
+/// Another one for each micro-step of each rank.
+at::Tensor batch_of(int64_t step, int64_t micro, int64_t rank) {
+  torch::manual_seed(1000 + 100 * step + 10 * micro + rank);
+  return torch::randn({4, 5});
+}
+at::Tensor loss_of(const at::Tensor& output) { return output.square().mean(); }
+
+torch::optim::SGD with_momentum(const std::vector<at::Tensor>& parameters) {
+  return torch::optim::SGD(parameters, torch::optim::SGDOptions(0.2).momentum(0.9));
+}
+
+/// The weights that one process has which sees all ranks' batches. @param limit  of the norm of gradients; 0: none
+std::vector<at::Tensor> trained_alone(int64_t ranks, double limit) {
+  ThreeLayers model;
+  auto optimizer = with_momentum(model->parameters());
+  for (int64_t step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    for (int64_t micro = 0; micro < kMicroSteps; ++micro)
+      for (int64_t rank = 0; rank < ranks; ++rank)
+        (loss_of(model(batch_of(step, micro, rank))) / static_cast<double>(ranks * kMicroSteps)).backward();
+    if (limit > 0) torch::nn::utils::clip_grad_norm_(model->parameters(), limit);
+    optimizer.step();
+  }
+  return model->parameters();
+}
+
+DeepSpeedPlugin stage(int64_t number, const std::string& more = "") {
+  return {
+      .hf_ds_config =
+          R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": )" +
+          std::to_string(number) + "}" + more + "}"};
+}
+const std::string kUnclipped = R"(, "gradient_clipping": 0)";
+
+template <class Model, class Optimizer>
+void train(Accelerator& accelerator, Model& m, Optimizer& opt, int64_t steps = kSteps) {
+  for (int64_t step = 0; step < steps; ++step)
+    for (int64_t micro = 0; micro < kMicroSteps; ++micro) {
+      const auto scope = accelerator.accumulate(m);
+      accelerator.backward(loss_of(m(batch_of(step, micro, accelerator.process_index()))));
+      opt.step();
+      opt.zero_grad();
+    }
+}
+
+void expect_equal(const std::vector<at::Tensor>& ours, const std::vector<at::Tensor>& expected, double tolerance) {
+  ASSERT_EQ(ours.size(), expected.size());
+  for (size_t i = 0; i < ours.size(); ++i)
+    EXPECT_TRUE(torch::allclose(ours[i].to(at::kFloat), expected[i], tolerance, tolerance))
+        << "parameter " << i << ": " << (ours[i].to(at::kFloat) - expected[i]).abs().max();
+}
+
+}  // namespace
+
+// SGD, which shows wrong scales that Adam hides.
+RANKS_TEST(Zero, EveryStageTrainsAsOneProcess, 1, 2, 3, 5) {
+  for (const double limit : {0.0, 0.05}) {
+    const auto expected = trained_alone(support::world_size(), limit);
+    support::on_both_stores([&](const std::string& store) {
+      for (int64_t number = 0; number <= 3; ++number) {
+        SCOPED_TRACE(store + ", stage " + std::to_string(number));
+        support::reset_states();
+        Accelerator accelerator(
+            {.cpu = true, .deepspeed_plugin = stage(number, R"(, "gradient_clipping": )" + std::to_string(limit))});
+        ThreeLayers model;
+        auto [m, opt] = accelerator.prepare(model, with_momentum(model->parameters()));
+        EXPECT_EQ(accelerator.distributed_type(), DistributedType::DEEPSPEED);
+        EXPECT_EQ(accelerator.gradient_accumulation_steps(), kMicroSteps) << "the file's";
+        train(accelerator, m, opt);
+        // Sums over ranks come in another order.
+        expect_equal(m->parameters(), expected, 1e-5);
+      }
+    });
+  }
+}
+
+// DeepSpeed makes its fp32 masters of 16-bit parameters.
+RANKS_TEST(Zero, MastersBeginAsTheRoundedParameters, 1, 2) {
+  support::on_both_stores([](const std::string& store) {
+    for (int64_t number = 0; number <= 3; ++number) {
+      SCOPED_TRACE(store + ", stage " + std::to_string(number));
+      support::reset_states();
+      Accelerator accelerator({.mixed_precision = "bf16", .cpu = true, .deepspeed_plugin = stage(number, kUnclipped)});
+      ThreeLayers model;
+      const auto exact = model->first->weight.detach().clone();
+      auto optimizer = torch::optim::SGD(model->parameters(), 0.0);  // moves nothing
+      auto [m, opt] = accelerator.prepare(model, optimizer);
+      EXPECT_EQ(m->first->weight.scalar_type(), at::kBFloat16);
+      const auto output = m(batch_of(0, 0, 0).to(at::kBFloat16));
+      EXPECT_EQ(output.scalar_type(), at::kBFloat16) << "nothing is converted but parameters";
+      int64_t elements = 0;
+      for (const auto& group : opt.param_groups())
+        for (const auto& piece : group.params()) {
+          EXPECT_EQ(piece.scalar_type(), at::kFloat) << "what is stepped on";
+          EXPECT_TRUE(piece.equal(piece.to(at::kBFloat16).to(at::kFloat)));
+          elements += piece.numel();
+        }
+      EXPECT_GT(elements, 0);
+      EXPECT_TRUE(m->first->weight.to(at::kFloat).equal(exact.to(at::kBFloat16).to(at::kFloat)));
+    }
+  });
+}
+
+RANKS_TEST(Zero, StagesOneAndTwoGatherOncePerStep, 2, 3) {
+  ::setenv("ACCELERATE_SHARED_MEMORY", "0", 1);
+  const auto fetched = [](int64_t number, const std::string& more) {
+    support::reset_states();
+    Accelerator accelerator(
+        {.cpu = true,
+         .deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = R"({
+      "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": )" +
+                                                             std::to_string(number) + more + "}}"}});
+    ThreeLayers model;
+    auto [m, opt] = accelerator.prepare(model, with_momentum(model->parameters()));
+    train(accelerator, m, opt, 2);
+    residency::reset_stats();
+    train(accelerator, m, opt, 1);
+    const auto stats = residency::stats();
+    return stats.faults + stats.prefetch_hits;
+  };
+  // Of at most 70 elements: the first layer, the second one's weight, and its bias with the third layer.
+  for (const int64_t number : {1, 2}) {
+    EXPECT_EQ(fetched(number, R"(, "allgather_bucket_size": 70)"), 3) << "stage " << number;
+    EXPECT_EQ(fetched(number, R"(, "reduce_bucket_size": 70)"), 3) << "stage " << number;
+    EXPECT_EQ(fetched(number, ""), 1) << "stage " << number;
+  }
+  // Weights come for each forward, and again where backward needs them; biases come once.
+  const std::string go = R"(, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": )";
+  const int64_t gone = fetched(3, go + "10");
+  EXPECT_GE(gone, 1 + 4 * kMicroSteps);
+  EXPECT_GE(fetched(3, go + "0"), 3 * kMicroSteps) << "biases come with their weights";
+  EXPECT_EQ(fetched(3, go + "64"), 1) << "all are small";
+  EXPECT_LT(fetched(3, go + R"(64, "stage3_model_persistence_threshold": 100)"), gone);
+  EXPECT_LT(fetched(3, R"(, "stage3_param_persistence_threshold": 10)"), gone) << "kept from forward to backward";
+  ::unsetenv("ACCELERATE_SHARED_MEMORY");
+}
+
+// Weights of the second and third layers come with one fetch where they are one unit.
+RANKS_TEST(Zero, LeafModulesAndSmallOnesComeAsAWhole, 2) {
+  struct PairImpl : torch::nn::Module {
+    PairImpl() {
+      a = register_module("a", torch::nn::Linear(torch::nn::LinearOptions(6, 6).bias(false)));
+      b = register_module("b", torch::nn::Linear(torch::nn::LinearOptions(6, 6).bias(false)));
+    }
+    at::Tensor forward(const at::Tensor& x) { return b(torch::tanh(a(x))); }
+    torch::nn::Linear a{nullptr}, b{nullptr};
+  };
+  struct TwoPairsImpl : torch::nn::Module {
+    TwoPairsImpl() {
+      first = register_module("first", std::make_shared<PairImpl>());
+      second = register_module("second", std::make_shared<PairImpl>());
+    }
+    at::Tensor forward(const at::Tensor& x) { return second->forward(first->forward(x)); }
+    std::shared_ptr<PairImpl> first, second;
+  };
+  const auto fetched = [](const std::string& more) {
+    support::reset_states();
+    Accelerator accelerator({.cpu = true,
+                             .deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = R"({
+      "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0)" +
+                                                                                 more + "}}"}});
+    auto model = std::make_shared<TwoPairsImpl>();
+    auto [m, opt] = accelerator.prepare(model, torch::optim::SGD(model->parameters(), 0.1));
+    residency::reset_stats();
+    const at::NoGradGuard no_grad;
+    m(torch::ones({2, 6}));
+    const auto stats = residency::stats();
+    return stats.faults + stats.prefetch_hits;
+  };
+  ::setenv("ACCELERATE_SHARED_MEMORY", "0", 1);
+  EXPECT_EQ(fetched(""), 4);
+  EXPECT_EQ(fetched(R"(, "leaf_module": {"classes": ["my_package.layers.Pair"]})"), 2);
+  EXPECT_EQ(fetched(R"(, "leaf_module": {"names": ["second"]})"), 3);
+  EXPECT_EQ(fetched(R"(, "leaf_module": {"name_suffixes": ["rst"]})"), 3);
+  // 72 elements in three modules, and 144 in all seven.
+  EXPECT_EQ(fetched(R"(, "stage3_module_granularity_threshold": 25)"), 1);
+  EXPECT_EQ(fetched(R"(, "stage3_module_granularity_threshold": 24)"), 1);
+  EXPECT_EQ(fetched(R"(, "stage3_module_granularity_threshold": 20)"), 4);
+  ::unsetenv("ACCELERATE_SHARED_MEMORY");
+}
+
+RANKS_TEST(Zero, NoSyncIsRefusedWhereGradientsAreSplit, 2) {
+  for (int64_t number = 0; number <= 3; ++number) {
+    SCOPED_TRACE(number);
+    support::reset_states();
+    Accelerator accelerator({.cpu = true, .deepspeed_plugin = stage(number)});
+    ThreeLayers model;
+    auto [m, opt] = accelerator.prepare(model, with_momentum(model->parameters()));
+    auto& prepared = m;
+    if (number < 2) EXPECT_NO_THROW((void)accelerator.no_sync(prepared));
+    else
+      EXPECT_THAT(support::message_of<ConfigError>([&] { (void)accelerator.no_sync(prepared); }),
+                  AllOf(HasSubstr("no_sync"), HasSubstr("stage " + std::to_string(number)), HasSubstr("accumulate()")));
+  }
+}
+
+// The file's limit holds, whatever the program says; without one it is 1, as DeepSpeed's since 0.19.3.
+RANKS_TEST(Zero, TheFilesLimitClips, 1, 2) {
+  const auto norm_of_step = [](const std::string& more, double asked, std::string& warnings) {
+    support::reset_states();
+    Accelerator accelerator({.cpu = true, .deepspeed_plugin = stage(2, more)});
+    ThreeLayers model;
+    auto [m, opt] = accelerator.prepare(model, torch::optim::SGD(model->parameters(), 1.0));
+    const auto before = torch::nn::utils::parameters_to_vector(m->parameters()).clone();
+    for (int64_t micro = 0; micro < kMicroSteps; ++micro) {
+      const auto scope = accelerator.accumulate(m);
+      accelerator.backward(1000 * loss_of(m(batch_of(0, micro, accelerator.process_index()))));
+      if (accelerator.sync_gradients())
+        warnings = support::warnings_of(
+            [&] { EXPECT_GT(accelerator.clip_grad_norm_(m->parameters(), asked).template item<double>(), 100); });
+      opt.step();
+    }
+    // A rate of 1: the way that was gone is the gradient.
+    return (torch::nn::utils::parameters_to_vector(m->parameters()) - before).norm().item<double>();
+  };
+  std::string warnings;
+  EXPECT_NEAR(norm_of_step(R"(, "gradient_clipping": 0.25)", 0.25, warnings), 0.25, 1e-4);
+  EXPECT_THAT(warnings, Not(HasSubstr("max_norm")));
+  EXPECT_NEAR(norm_of_step(R"(, "gradient_clipping": 0.25)", 5.0, warnings), 0.25, 1e-4);
+  EXPECT_THAT(warnings, AllOf(HasSubstr("max_norm is 5"), HasSubstr("gradient_clipping is 0.25")));
+  EXPECT_NEAR(norm_of_step("", 1.0, warnings), 1, 1e-4);
+  EXPECT_GT(norm_of_step(kUnclipped, 1.0, warnings), 100);
+  EXPECT_THAT(warnings, HasSubstr("(off)"));
+}
+
+RANKS_TEST(Zero, TheFilesOptimizerAndScheduleComeForTheDummies, 1, 2) {
+  support::reset_states();
+  Accelerator accelerator({.cpu = true, .deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = R"({
+    "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 3,
+      "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto", "betas": [0.8, 0.9]}},
+    "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto",
+                  "warmup_num_steps": "auto", "total_num_steps": "auto", "warmup_type": "linear"}}})"}});
+  ThreeLayers model;
+  const DummyOptim dummy(model->parameters(), 0.01, 0.1);
+  auto [m, opt, schedule] = accelerator.prepare(
+      model, dummy,
+      DummyScheduler{.optimizer = dummy, .total_num_steps = 8 * support::world_size(), .warmup_num_steps = 4});
+  const auto& options = static_cast<const torch::optim::AdamWOptions&>(opt.param_groups()[0].options());
+  EXPECT_EQ(options.betas(), std::make_tuple(0.8, 0.9));
+  EXPECT_EQ(options.weight_decay(), 0.1);
+  std::vector<double> rates;
+  for (int64_t step = 0; step < 8; ++step)
+    for (int64_t micro = 0; micro < kMicroSteps; ++micro) {
+      const auto scope = accelerator.accumulate(m);
+      accelerator.backward(loss_of(m(batch_of(step, micro, accelerator.process_index()))));
+      if (accelerator.sync_gradients()) rates.push_back(opt.param_groups()[0].options().get_lr());
+      opt.step();
+      schedule.step();
+      opt.zero_grad();
+    }
+  // One step of the schedule for each of the optimizer, on any number of ranks. DeepSpeed's first two steps are taken
+  // with the first rate.
+  EXPECT_THAT(rates,
+              testing::Pointwise(testing::DoubleNear(1e-12), {0.0, 0.0, 0.0025, 0.005, 0.0075, 0.01, 0.0075, 0.005}));
+}
+
+TEST(Zero, StandInsWithoutAConfigurationAreNamed) {
+  support::reset_states();
+  Accelerator accelerator({.cpu = true});
+  ThreeLayers model;
+  EXPECT_THAT(support::message_of<ConfigError>([&] { accelerator.prepare(model, DummyOptim(model->parameters())); }),
+              AllOf(HasSubstr("DummyOptim"), HasSubstr("deepspeed_plugin")));
+}
+
+TEST(Zero, WhatDecidesTwiceIsRefused) {
+  const auto refusal = [](AcceleratorOptions options) {
+    support::reset_states();
+    options.cpu = true;
+    options.deepspeed_plugin = stage(2);
+    return support::message_of<ConfigError>([&] { Accelerator accelerator(options); });
+  };
+  EXPECT_THAT(refusal({.fsdp_plugin = FullyShardedDataParallelPlugin{}}),
+              AllOf(HasSubstr("deepspeed_plugin"), HasSubstr("fsdp_plugin")));
+  EXPECT_THAT(refusal({.kwargs_handlers = {GradScalerKwargs{.init_scale = 8}}}),
+              AllOf(HasSubstr("GradScalerKwargs"), HasSubstr("fp16")));
+  EXPECT_THAT(refusal({.kwargs_handlers = {AutocastKwargs{}}}), HasSubstr("AutocastKwargs"));
+  EXPECT_THAT(refusal({.kwargs_handlers = {DistributedDataParallelKwargs{.static_graph = true}}}),
+              HasSubstr("static_graph"));
+}
+
+RANKS_TEST(Zero, WholeWeightsOfStageThreeMustBeAskedFor, 2) {
+  for (const bool asked : {false, true}) {
+    support::reset_states();
+    Accelerator accelerator(
+        {.cpu = true, .deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 3, .zero3_save_16bit_model = asked}});
+    ThreeLayers model;
+    auto m = accelerator.prepare(model, data::DataLoader(std::vector<float>(8), {.batch_size = 2}));
+    const auto& prepared = std::get<0>(m);
+    if (asked) EXPECT_EQ(accelerator.get_state_dict(prepared).size(), accelerator.is_main_process() ? 6 : 0);
+    else
+      EXPECT_THAT(support::message_of<ConfigError>([&] { accelerator.get_state_dict(prepared); }),
+                  HasSubstr("zero3_save_16bit_model"));
+  }
+}
+
+RANKS_TEST(Zero, UnusedParametersAreNamedWhereAskedFor, 1, 2) {
+  for (int64_t number = 0; number <= 3; ++number) {
+    SCOPED_TRACE(number);
+    support::reset_states();
+    Accelerator accelerator({.cpu = true,
+                             .deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = R"({
+      "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"ignore_unused_parameters": false, "stage": )" +
+                                                                                 std::to_string(number) + "}}"}});
+    ThreeLayers model;
+    auto [m, opt] = accelerator.prepare(model, with_momentum(model->parameters()));
+    accelerator.backward(loss_of(m(batch_of(0, 0, accelerator.process_index()))));
+    opt.step();
+    opt.zero_grad();
+    accelerator.backward(m->first->weight.square().sum());
+    EXPECT_THAT(support::message_of<ConfigError>([&, &opt = opt] { opt.step(); }),
+                AllOf(HasSubstr("second.weight"), HasSubstr("third.bias"), Not(HasSubstr("first.weight")),
+                      HasSubstr("ignore_unused_parameters")));
+  }
+}
