@@ -202,16 +202,6 @@ std::string refusal(AcceleratorOptions options) {
   return message_of<ConfigError>([&] { Accelerator accelerator(options); });
 }
 
-TEST(MissingEngines, DeepSpeedIsAnsweredWithTheNearestSharding) {
-  EXPECT_THAT(refusal({.deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 3}}),
-              AllOf(HasSubstr("deepspeed_plugin is set with zero_stage 3"), HasSubstr("reshard_after_forward true"),
-                    HasSubstr("--use_fsdp")));
-  EXPECT_THAT(refusal({.deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 5}}), HasSubstr("zero_stage is 5"));
-  const Variable use("ACCELERATE_USE_DEEPSPEED", "true"), stage("ACCELERATE_DEEPSPEED_ZERO_STAGE", "1");
-  EXPECT_THAT(refusal({}), AllOf(HasSubstr("ACCELERATE_USE_DEEPSPEED is true with zero_stage 1"),
-                                 HasSubstr("reshard_after_forward false")));
-}
-
 TEST(MissingEngines, MegatronAndAxes) {
   EXPECT_THAT(refusal({.megatron_lm_plugin = MegatronLMPlugin{}}), HasSubstr("Megatron-LM is a Python program"));
   EXPECT_THAT(refusal({.parallelism_config = ParallelismConfig{.tp_size = 2}}),

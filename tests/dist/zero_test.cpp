@@ -10,6 +10,7 @@
 #include "both_stores.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
+#include "variable.hpp"
 #include "warnings_of.hpp"
 
 namespace {
@@ -349,4 +350,21 @@ RANKS_TEST(Zero, UnusedParametersAreNamedWhereAskedFor, 1, 2) {
                 AllOf(HasSubstr("second.weight"), HasSubstr("third.bias"), Not(HasSubstr("first.weight")),
                       HasSubstr("ignore_unused_parameters")));
   }
+}
+
+TEST(Zero, TheLaunchersVariablesAskForIt) {
+  support::reset_states();
+  const support::Variable use("ACCELERATE_USE_DEEPSPEED", "true"), stage_asked("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3");
+  {
+    Accelerator accelerator({.cpu = true});
+    EXPECT_EQ(accelerator.distributed_type(), DistributedType::DEEPSPEED);
+    EXPECT_EQ(std::string(to_string(accelerator.distributed_type())), "DEEPSPEED");
+    EXPECT_EQ(accelerator.receipts()["deepspeed_plugin.zero_optimization.stage"].value, "3");
+    Accelerator second({.cpu = true});
+    EXPECT_EQ(second.distributed_type(), DistributedType::DEEPSPEED);
+  }
+  support::reset_states();
+  EXPECT_THAT(support::message_of<ConfigError>(
+                  [] { Accelerator accelerator({.cpu = true, .deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 5}}); }),
+              HasSubstr("zero_stage is 5"));
 }

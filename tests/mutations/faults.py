@@ -76,7 +76,7 @@ F("AcceleratorOptions::gradient_accumulation_plugin", file, "«return *options.g
 F("AcceleratorOptions::fsdp_plugin", file, "{.fsdp = «options.fsdp_plugin»,",
   "std::optional<FullyShardedDataParallelPlugin>()", r + "ALaterAcceleratorShardsAsTheFirst")
 F("AcceleratorOptions::deepspeed_plugin", file, ".deepspeed = «options.deepspeed_plugin»", "Given<DeepSpeedPlugin>()",
-  "parallelism_tests MissingEngines.DeepSpeedIsAnsweredWithTheNearestSharding")
+  "zero_tests Zero.EveryStageTrainsAsOneProcess")
 F("AcceleratorOptions::megatron_lm_plugin", file, ".megatron_lm = «options.megatron_lm_plugin»",
   "Given<MegatronLMPlugin>()", "parallelism_tests MissingEngines.MegatronAndAxes")
 F("AcceleratorOptions::parallelism_config", file, "requested_parallelism(«options.parallelism_config»)",
