@@ -733,6 +733,7 @@ class Reference final : public Machine {
     average();
     for (auto& replica : replicas_)
       for (auto& optimizer : replica.optimizers) {
+        if (prepares_optimizers()) clip_to_own_limit(*optimizer);
         optimizer->step();
         zero_grad(replica, *optimizer, true);
       }
@@ -759,6 +760,7 @@ class Reference final : public Machine {
       average();
       for (auto& replica : replicas_)
         for (auto& optimizer : replica.optimizers) {
+          if (prepares_optimizers()) clip_to_own_limit(*optimizer);
           optimizer->step();
           zero_grad(replica, *optimizer, true);
         }
