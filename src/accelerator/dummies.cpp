@@ -9,7 +9,7 @@ namespace accelerate {
 
 void Accelerator::hear(parallel::PrepareFacts facts) {
   facts.split_batches = split_batches();
-  impl_->engine->hear(facts);
+  impl_->engine->hear(facts, gradient_accumulation_steps());
 }
 
 AcceleratedOptimizer Accelerator::prepare_dummy(const DummyOptim& dummy, std::optional<bool> device_placement) {

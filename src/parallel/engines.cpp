@@ -79,7 +79,7 @@ namespace {
 
 }  // namespace
 
-void ChosenLayer::hear(const PrepareFacts&) {}
+void ChosenLayer::hear(const PrepareFacts&, int64_t) {}
 std::shared_ptr<torch::optim::Optimizer> ChosenLayer::make_optimizer(const DummyOptim&) const {
   nothing_to_stand_for("DummyOptim");
 }

@@ -115,8 +115,9 @@ class ChosenLayer {
     static_cast<void>(asked);
     return std::nullopt;
   }
-  /// Before prepare() makes anything: what it is given. Not collective. @throws ConfigError
-  virtual void hear(const PrepareFacts& facts);
+  /// Before prepare() makes anything: what it is given. @param num_steps  of an accumulation group. Not collective.
+  /// @throws ConfigError
+  virtual void hear(const PrepareFacts& facts, int64_t num_steps);
   /// What the settings have an optimizer or a schedule for, where prepare() is given a stand-in.
   /// @throws ConfigError: the default, as there is nothing that it stands for
   virtual std::shared_ptr<torch::optim::Optimizer> make_optimizer(const DummyOptim& dummy) const;
@@ -146,7 +147,7 @@ class ChosenEngine {
   JobFacts job(int64_t num_processes) const { return data_->job(num_processes); }
   /// Of the layer that joins the data, as are the two that make something.
   std::optional<RunRules> rules(PrecisionType asked) { return data_->rules(asked); }
-  void hear(const PrepareFacts& facts) { data_->hear(facts); }
+  void hear(const PrepareFacts& facts, int64_t num_steps) { data_->hear(facts, num_steps); }
   std::shared_ptr<torch::optim::Optimizer> make_optimizer(const DummyOptim& dummy) const {
     return data_->make_optimizer(dummy);
   }

@@ -293,6 +293,27 @@ RANKS_TEST(Zero, TheFilesOptimizerAndScheduleComeForTheDummies, 1, 2) {
               testing::Pointwise(testing::DoubleNear(1e-12), {0.0, 0.0, 0.0025, 0.005, 0.0075, 0.01, 0.0075, 0.005}));
 }
 
+TEST(Zero, AccumulationIsTheProgramsUnlessTheFileSays) {
+  const auto steps = [](DeepSpeedPlugin plugin) {
+    support::reset_states();
+    Accelerator accelerator({.gradient_accumulation_steps = 3, .cpu = true, .deepspeed_plugin = std::move(plugin)});
+    ThreeLayers model;
+    const data::DataLoader loader(std::vector<float>(8), {.batch_size = 2});
+    accelerator.prepare(model, with_momentum(model->parameters()), loader);
+    const auto effective = accelerator.receipts()["deepspeed_plugin.gradient_accumulation_steps"].value;
+    EXPECT_EQ(effective, std::to_string(accelerator.gradient_accumulation_steps()));
+    return accelerator.gradient_accumulation_steps();
+  };
+  EXPECT_EQ(steps({}), 3);
+  EXPECT_EQ(steps({.hf_ds_config = R"({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": "auto",
+                                       "zero_optimization": {}})"}),
+            3);
+  EXPECT_EQ(steps(stage(2)), 2);
+  EXPECT_EQ(steps({.gradient_accumulation_steps = int64_t{4}}), 4);
+  EXPECT_EQ(steps({.hf_ds_config = R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {}})"}), 1)
+      << "the reference writes 1 into a file that lacks it";
+}
+
 TEST(Zero, StandInsWithoutAConfigurationAreNamed) {
   support::reset_states();
   Accelerator accelerator({.cpu = true});

@@ -4,6 +4,7 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -98,7 +99,8 @@ class GatheredStore final : public ShardStore {
     const at::NoGradGuard no_grad;
     std::vector<Digest> all;
     for (const auto& part : parts_) {
-      const at::Tensor values = part.master.detach();
+      const at::Tensor values =
+          part.master.is_complex() ? at::view_as_real(part.master.detach()) : part.master.detach();
       if (!part.trainable || values.numel() == 0) {
         all.emplace_back();
         continue;

@@ -84,7 +84,8 @@ class ChosenZero final : public ChosenLayer {
     rules.autocasts = false;
     rules.scaler = zero::make_scaler(settings_);
     rules.max_norm = settings_.gradient_clipping;
-    rules.gradient_accumulation_steps = settings_.gradient_accumulation_steps;
+    if (!plugin_.is_auto("gradient_accumulation_steps"))
+      rules.gradient_accumulation_steps = settings_.gradient_accumulation_steps;
     if (settings_.zero_optimization.stage == 3 && !settings_.zero_optimization.gather_16bit_weights_on_model_save)
       rules.no_whole_state =
           "the model is split by ZeRO's stage 3, whose whole 16-bit weights are gathered only if the DeepSpeed "
@@ -108,9 +109,9 @@ class ChosenZero final : public ChosenLayer {
     return all;
   }
 
-  void hear(const PrepareFacts& facts) override {
+  void hear(const PrepareFacts& facts, int64_t num_steps) override {
     if (facts.models.empty() && facts.dummy_optimizers.empty() && facts.dummy_schedulers.empty()) return;
-    const auto filled = zero::fill_auto(plugin_, facts_of(facts));
+    const auto filled = zero::fill_auto(plugin_, facts_of(facts, num_steps));
     if (is_rank0())
       for (const auto& warning : filled.warnings)
         logs::warn("accelerate.parallel", "DeepSpeed configuration: {}", warning);
@@ -133,7 +134,7 @@ class ChosenZero final : public ChosenLayer {
   }
 
  private:
-  zero::AutoFacts facts_of(const PrepareFacts& facts) const {
+  zero::AutoFacts facts_of(const PrepareFacts& facts, int64_t num_steps) const {
     const auto widest = hidden_size_of(facts.models);
     zero::AutoFacts result{.ranks = PartialState().num_processes(),
                            .hidden_size = widest,
@@ -141,7 +142,7 @@ class ChosenZero final : public ChosenLayer {
                            .loader_batch_sizes = facts.batch_sizes,
                            .split_batches = facts.split_batches,
                            .is_train_batch_min = plugin_.is_train_batch_min,
-                           .gradient_accumulation_steps = settings_.gradient_accumulation_steps,
+                           .gradient_accumulation_steps = num_steps,
                            .mixed_precision = to_string(mixed_precision_)};
     if (!facts.dummy_optimizers.empty() && !facts.optimizers.empty())
       throw ConfigError(
