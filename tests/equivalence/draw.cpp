@@ -268,6 +268,7 @@ class Author {
         std::vector<std::string> others;
         for (const auto& layout : layouts())
           if (std::find(layout.ranks.begin(), layout.ranks.end(), what_.integer("ranks")) != layout.ranks.end() &&
+              (!layout.own_precision || what_["precision"] == "no") &&
               layout.param_dtype + layout.reduce_dtype + layout.wire_dtype == "" &&
               layout.finds_unused == layout_.finds_unused)
             others.push_back(layout.name);

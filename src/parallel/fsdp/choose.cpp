@@ -113,7 +113,9 @@ std::unique_ptr<ChosenLayer> choose_fsdp(const EngineRequest& request) {
   const auto& plugin = requested_sharding(request);
   if (!plugin) return nullptr;
   check_hook_settings(request.ddp);
-  refuse_settings_of_ddp(request.ddp, "FSDP");
+  refuse_settings_of_ddp(request.ddp, {.engine = "FSDP",
+                                       .sizes = "auto_wrap_policy and min_num_params decide how large they are",
+                                       .types = "mixed_precision_policy.reduce_dtype says how gradients travel"});
   return std::make_unique<ChosenFsdp>(*plugin, request.ddp.compare_parameters_every);
 }
 

@@ -211,7 +211,9 @@ std::unique_ptr<ChosenLayer> choose_zero(const EngineRequest& request) {
         "Accelerator: found deepspeed_plugin (ACCELERATE_USE_DEEPSPEED) and fsdp_plugin (ACCELERATE_USE_FSDP), "
         "expected "
         "one of them: both say how models are split");
-  refuse_settings_of_ddp(request.ddp, "DeepSpeed");
+  refuse_settings_of_ddp(request.ddp, {.engine = "DeepSpeed",
+                                       .sizes = "reduce_bucket_size decides how large they are",
+                                       .types = "communication_data_type says how gradients travel"});
   return std::make_unique<ChosenZero>(resolve(request.deepspeed.value_or(DeepSpeedPlugin{})),
                                       request.ddp.compare_parameters_every);
 }
