@@ -154,8 +154,9 @@ int64_t memory_of(pid_t pid, const std::string& key) {
 }
 
 // Of SmolLM2 in 4 bits: 96 MB of codes, 57 MB of LibTorch's operators, 42 MB of keys and values; some 30 MB of
-// LibTorch's code. Before things were given back it had 80 MB of files (code that only registers operators, pages of
-// the model beside what is read), 270 MB of the rest, and a peak of 570 MB (activations, by the C library's allocator).
+// LibTorch's code, more or less by the processor's instructions. Before things were given back it had 80 MB of files
+// (code that only registers operators, pages of the model beside what is read), 270 MB of the rest, and a peak of 570
+// MB (activations, by the C library's allocator).
 TEST(Generate, KeepsLittleBesideTheWeightsAfterALongPrompt) {
   SKIP_WITHOUT_DATA();
   std::string text;
@@ -163,7 +164,7 @@ TEST(Generate, KeepsLittleBesideTheWeightsAfterALongPrompt) {
     text += "Day " + std::to_string(day) + " was long, and nobody knew what came next. ";
   Program program({accelerate(), "generate", model(), "--raw", "--prompt", text, "--max_new_tokens", "1000"});
   ASSERT_TRUE(program.wait_for("ay", kDeadline)) << "the first tokens";
-  EXPECT_LT(memory_of(program.pid(), "RssFile"), 50'000'000);
+  EXPECT_LT(memory_of(program.pid(), "RssFile"), 60'000'000);
   EXPECT_LT(memory_of(program.pid(), "RssAnon"), 225'000'000);
   EXPECT_LT(memory_of(program.pid(), "VmHWM"), 400'000'000);
   ::kill(program.pid(), SIGKILL);

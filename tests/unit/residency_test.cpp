@@ -230,8 +230,8 @@ TEST(ResidencyPolicy, AUnitStaysThatComesBackAfterFewBytes) {
     return t.units[0]->state() == State::resident;
   };
   EXPECT_FALSE(is_kept(0));
-  EXPECT_FALSE(is_kept(127));
-  EXPECT_TRUE(is_kept(128)) << "two units of 64 bytes are in between";
+  EXPECT_FALSE(is_kept(63));
+  EXPECT_TRUE(is_kept(64)) << "a unit of 64 bytes is in between";
 }
 
 TEST(ResidencyPolicy, AKeptUnitStaysUntilAllAreReleased) {
