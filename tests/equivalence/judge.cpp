@@ -84,7 +84,7 @@ class Sensitivity {
   }
 
  private:
-  static constexpr size_t kRuns = 8;
+  static constexpr size_t kRuns = 24;
   const Case& what_;
   const size_t ranks_;
   std::vector<Expected> runs_;
