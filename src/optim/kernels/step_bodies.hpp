@@ -15,13 +15,24 @@ namespace {
 float square_root(float x) { return __builtin_sqrtf(x); }
 double square_root(double x) { return __builtin_sqrt(x); }
 
-/// Elements `i` to `end` of all arrays, a line of the cache after the other, and asks for those that come later:
-/// divisions and roots fill the processor's window, so that it would see too little of what is next.
+/// Whether the processor is to be told what is read later. Divisions and roots fill the window of some, which then see
+/// too little of what is next; AMD's see it by themselves, and asking costs them a seventh of the time.
+bool asks_ahead() {
+#if defined(__x86_64__)
+  static const bool asks = !__builtin_cpu_is("amd");
+  return asks;
+#else
+  return true;
+#endif
+}
+
+/// Elements `i` to `end` of all arrays, a line of the cache after the other.
 template <auto kEach, class T, class Rates, class... Pointers>
 void by_lines(int64_t count, const Rates& given, Pointers*... arrays) {
   constexpr int64_t kLine = 64 / sizeof(T), kAhead = 16 * kLine;
   const Rates rates = given;
   int64_t i = 0;
+  if (!asks_ahead()) return kEach(i, count, rates, arrays...);
   for (; i + kLine <= count; i += kLine) {
     (__builtin_prefetch(arrays + i + kAhead, std::is_const_v<Pointers> ? 0 : 1), ...);
     kEach(i, i + kLine, rates, arrays...);
