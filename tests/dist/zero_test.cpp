@@ -334,6 +334,9 @@ TEST(Zero, WhatDecidesTwiceIsRefused) {
   EXPECT_THAT(refusal({.kwargs_handlers = {GradScalerKwargs{.init_scale = 8}}}),
               AllOf(HasSubstr("GradScalerKwargs"), HasSubstr("fp16")));
   EXPECT_THAT(refusal({.kwargs_handlers = {AutocastKwargs{}}}), HasSubstr("AutocastKwargs"));
+  EXPECT_THAT(refusal({.mixed_precision = "fp8"}), HasSubstr("mixed_precision is fp8"));
+  EXPECT_THAT(refusal({.parallelism_config = ParallelismConfig{.dp_replicate_size = 2}}),
+              AllOf(HasSubstr("dp_replicate_size"), HasSubstr("HYBRID_SHARD")));
   EXPECT_THAT(refusal({.kwargs_handlers = {DistributedDataParallelKwargs{.static_graph = true}}}),
               HasSubstr("static_graph"));
 }

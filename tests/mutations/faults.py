@@ -2560,7 +2560,7 @@ F("stage3_max_reuse_distance", file, ".reuse_bytes = «bytes_of(given.max_reuse_
 F("allgather_bucket_size", file, "std::min(given.reduce_bucket_size, «given.allgather_bucket_size»)",
   "given.reduce_bucket_size", z + "StagesOneAndTwoGatherOncePerStep")
 file = "src/parallel/zero/choose.cpp"
-F("gradient_clipping of DeepSpeed's file", file, "rules.max_norm = «settings_.gradient_clipping»;",
+F("gradient_clipping of DeepSpeed's file", file, "rules.max_norm = «std::max(0.0, settings_.gradient_clipping)»;",
   "std::optional<double>()", z + "TheFilesLimitClips")
 F("gradient_accumulation_steps of DeepSpeed's file", file,
   "rules.gradient_accumulation_steps = «settings_.gradient_accumulation_steps»;", "std::optional<int64_t>()",

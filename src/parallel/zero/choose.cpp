@@ -74,6 +74,10 @@ class ChosenZero final : public ChosenLayer {
   bool places_models() const override { return true; }
 
   std::optional<RunRules> rules(PrecisionType asked) override {
+    if (asked == PrecisionType::FP8)
+      throw ConfigError(
+          "Accelerator: mixed_precision is fp8, which does not go with DeepSpeed's configuration in this version, "
+          "expected bf16, fp16 or no; or shard with fsdp_plugin, which takes fp8");
     plugin_.set_mixed_precision(to_string(asked));
     mixed_precision_ = asked;
     settings_ = read(/*filled=*/false);
@@ -83,7 +87,7 @@ class ChosenZero final : public ChosenLayer {
                                                      : PrecisionType::NO;
     rules.autocasts = false;
     rules.scaler = zero::make_scaler(settings_);
-    rules.max_norm = settings_.gradient_clipping;
+    rules.max_norm = std::max(0.0, settings_.gradient_clipping);
     if (!plugin_.is_auto("gradient_accumulation_steps"))
       rules.gradient_accumulation_steps = settings_.gradient_accumulation_steps;
     if (settings_.zero_optimization.stage == 3 && !settings_.zero_optimization.gather_16bit_weights_on_model_save)
@@ -211,6 +215,11 @@ std::unique_ptr<ChosenLayer> choose_zero(const EngineRequest& request) {
         "Accelerator: found deepspeed_plugin (ACCELERATE_USE_DEEPSPEED) and fsdp_plugin (ACCELERATE_USE_FSDP), "
         "expected "
         "one of them: both say how models are split");
+  const auto& axes = request.parallelism;
+  if (axes && (axes->dp_replicate_enabled() || axes->dp_shard_enabled()))
+    throw ConfigError(
+        "Accelerator: found dp_replicate_size or dp_shard_size of a parallelism_config beside deepspeed_plugin, whose "
+        "stages split over all ranks; leave one out: fsdp_plugin with HYBRID_SHARD splits within groups of ranks");
   refuse_settings_of_ddp(request.ddp, {.engine = "DeepSpeed",
                                        .sizes = "reduce_bucket_size decides how large they are",
                                        .types = "communication_data_type says how gradients travel"});
