@@ -180,10 +180,6 @@ std::shared_ptr<detail::PreparedModel> model_in_pieces(const run_state::RunState
   return known && known->engine && known->engine->holds_pieces() ? known : nullptr;
 }
 
-}  // namespace
-
-namespace {
-
 /// Whole weights are wanted.
 void allow_whole_state(const std::optional<parallel::RunRules>& rules, const char* operation) {
   if (rules && !rules->no_whole_state.empty()) raise<ConfigError>("{}: {}", operation, rules->no_whole_state);

@@ -173,6 +173,33 @@ RANKS_TEST(Zero, StagesOneAndTwoGatherOncePerStep, 2, 3) {
   ::unsetenv("ACCELERATE_SHARED_MEMORY");
 }
 
+// By sockets, of three layers that all come and go.
+RANKS_TEST(Zero, StageThreesNumbersDecideWhatIsFetchedAhead, 2) {
+  ::setenv("ACCELERATE_SHARED_MEMORY", "0", 1);
+  const auto after = [](const std::string& more) {
+    support::reset_states();
+    Accelerator accelerator({.cpu = true, .deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = R"({
+      "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 3,
+      "stage3_param_persistence_threshold": 0)" + more + "}}"}});
+    ThreeLayers model;
+    auto [m, opt] = accelerator.prepare(model, with_momentum(model->parameters()));
+    train(accelerator, m, opt, 2);
+    residency::reset_stats();
+    train(accelerator, m, opt, 1);
+    return residency::stats();
+  };
+  EXPECT_GT(after("").prefetch_hits, 0);
+  for (const char* off : {R"(, "overlap_comm": false)", R"(, "stage3_prefetch_bucket_size": 0)",
+                          R"(, "stage3_allgather_sequential": true)"})
+    EXPECT_EQ(after(off).prefetch_hits, 0) << off;
+  const auto fetched = [&](const std::string& more) {
+    const auto stats = after(more);
+    return stats.faults + stats.prefetch_hits;
+  };
+  EXPECT_GT(fetched(R"(, "stage3_max_live_parameters": 0)"), fetched("")) << "nothing has room beside what is used";
+  ::unsetenv("ACCELERATE_SHARED_MEMORY");
+}
+
 // Weights of the second and third layers come with one fetch where they are one unit.
 RANKS_TEST(Zero, LeafModulesAndSmallOnesComeAsAWhole, 2) {
   struct PairImpl : torch::nn::Module {

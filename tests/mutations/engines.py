@@ -193,7 +193,7 @@ NOT_DRAWN = {name: why for why, names in {
         "*max_pending_bytes", "ActivationOffloadOptions::*", "memory() counts*", "waiting for the last bucket",
         "CheckpointOptions::early_stop", "*reshard_after_forward", "*activation_checkpointing",
         "AcceleratedOptimizerOptions::fused", "grad() of sharded parameters, kept by the program",
-        "ZeRO keeps what it gathered from step to step", "stage3_*", "allgather_bucket_size",
+        "ZeRO keeps what it gathered from step to step", "stage3_*", "overlap_comm at stage 3", "allgather_bucket_size",
         "fetches ahead are limited by their bytes", "units that come back after few bytes stay",
         "*auto_wrap_policy", "*transformer_cls_names_to_wrap", "*min_num_params",
         "DistributedDataParallelKwargs::static_graph", "*cpu_ram_efficient_loading*", "InitEmptyWeightsOptions::*",

@@ -2557,6 +2557,12 @@ F("stage3_param_persistence_threshold", file, ".stays_up_to = «given.param_pers
   z + "StagesOneAndTwoGatherOncePerStep")
 F("stage3_max_reuse_distance", file, ".reuse_bytes = «bytes_of(given.max_reuse_distance, zero)»", "kMostBytes",
   z + "StagesOneAndTwoGatherOncePerStep")
+F("overlap_comm at stage 3", file, "const bool ahead = «given.overlap_comm.value()» &&", "true",
+  z + "StageThreesNumbersDecideWhatIsFetchedAhead")
+F("stage3_allgather_sequential", file, "&& «!given.allgather_sequential»;", "true",
+  z + "StageThreesNumbersDecideWhatIsFetchedAhead")
+F("stage3_max_live_parameters", file, ".budget_bytes = «bytes_of(given.max_live_parameters, zero)»", "kMostBytes",
+  z + "StageThreesNumbersDecideWhatIsFetchedAhead")
 F("allgather_bucket_size", file, "std::min(given.reduce_bucket_size, «given.allgather_bucket_size»)",
   "given.reduce_bucket_size", z + "StagesOneAndTwoGatherOncePerStep")
 file = "src/parallel/zero/choose.cpp"
