@@ -1,39 +1,78 @@
 // `accelerate merge-weights`, which starts this with FOLDER OUTPUT and words for its options.
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "accelerate/checkpoint.hpp"
+#include "accelerate/checkpoint/zero_to_fp32.hpp"
 #include "accelerate/utils/error.hpp"
 #include "utils/error_text.hpp"
 #include "utils/plain_text.hpp"
 #include "utils/program_help.hpp"
 
+namespace {
+
+struct Asked {
+  std::vector<std::string> folders;
+  accelerate::MergeFsdpWeightsOptions fsdp;
+  std::string tag;
+  bool exclude_frozen_parameters = false;
+};
+
+void merge(const Asked& asked) {
+  const std::filesystem::path from = asked.folders[0], to = asked.folders[1];
+  if (accelerate::is_zero_checkpoint(from) || !asked.tag.empty()) {
+    if (asked.fsdp.remove_checkpoint_dir)
+      throw accelerate::ConfigError(
+          "--remove_checkpoint_dir was given for a checkpoint of DeepSpeed's, whose folder holds other tags, too; "
+          "remove "
+          "it by hand");
+    accelerate::ZeroToFp32Options options{.safe_serialization = asked.fsdp.safe_serialization,
+                                          .tag = asked.tag,
+                                          .exclude_frozen_parameters = asked.exclude_frozen_parameters};
+    if (asked.fsdp.max_shard_size) options.max_shard_size = *asked.fsdp.max_shard_size;
+    return accelerate::convert_zero_checkpoint_to_fp32_state_dict(from, to, options);
+  }
+  if (asked.exclude_frozen_parameters)
+    throw accelerate::ConfigError(
+        "--exclude_frozen_parameters was given, expected the folder of a checkpoint of DeepSpeed's, which alone says "
+        "which weights were trained");
+  accelerate::merge_fsdp_weights(from, to, asked.fsdp);
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   command::show_help_if_asked(argc, argv, "merge-weights");
-  const std::vector<std::string> words(argv + 1, argv + argc);
-  accelerate::MergeFsdpWeightsOptions options;
-  std::vector<std::string> folders;
-  for (const auto& word : words) {
-    if (word == "--unsafe_serialization" || word == "--unsafe-serialization") options.safe_serialization = false;
-    else if (word == "--remove_checkpoint_dir" || word == "--remove-checkpoint-dir")
-      options.remove_checkpoint_dir = true;
-    else if (word.starts_with("--"))
+  Asked asked;
+  for (int i = 1; i < argc; ++i) {
+    std::string word = argv[i];
+    if (!word.starts_with("--")) {
+      asked.folders.push_back(word);
+      continue;
+    }
+    std::string value;
+    if (const size_t at = word.find('='); at != std::string::npos) value = word.substr(at + 1), word.resize(at);
+    for (char& c : word)
+      if (c == '_') c = '-';
+    if (word == "--unsafe-serialization") asked.fsdp.safe_serialization = false;
+    else if (word == "--remove-checkpoint-dir") asked.fsdp.remove_checkpoint_dir = true;
+    else if (word == "--exclude-frozen-parameters") asked.exclude_frozen_parameters = true;
+    else if (word == "--max-shard-size" && !value.empty()) asked.fsdp.max_shard_size = value;
+    else if (word == "--tag" && !value.empty()) asked.tag = value;
+    else
       return std::fprintf(stderr,
                           "accelerate-merge-weights: there is no option '%s'. See `accelerate merge-weights --help`\n",
-                          word.c_str()),
+                          argv[i]),
              64;
-    else folders.push_back(word);
   }
-  if (folders.size() != 2)
-    return std::fprintf(
-               stderr,
-               "usage: accelerate merge-weights [--unsafe_serialization] [--remove_checkpoint_dir] FOLDER OUTPUT\n"),
-           64;
+  if (asked.folders.size() != 2)
+    return std::fprintf(stderr, "usage: accelerate merge-weights [options] FOLDER OUTPUT\n"), 64;
   try {
-    accelerate::merge_fsdp_weights(folders[0], folders[1], options);
-    std::printf("The weights of the checkpoint are in %s\n", folders[1].c_str());
+    merge(asked);
+    std::printf("The weights of the checkpoint are in %s\n", asked.folders[1].c_str());
     return 0;
   } catch (const accelerate::Error& error) {
     std::fprintf(stderr, "accelerate merge-weights: %s\n", accelerate::plain_lines(error.what()).c_str());

@@ -94,6 +94,10 @@ struct AcceleratorOptions {
   /// optimizers and schedules. Also on when `accelerate launch --use_deepspeed` started this process. Shared as
   /// fsdp_plugin is, beside which it is an error.
   Given<DeepSpeedPlugin> deepspeed_plugin;
+  /// Several by name, for models that are trained (or asked) by settings of their own, such as student and teacher: the
+  /// first one holds until AcceleratorState::select_deepspeed_plugin() chooses another for what is prepared next. Give
+  /// each model that is trained an Accelerator of its own. Instead of deepspeed_plugin.
+  std::vector<std::pair<std::string, Given<DeepSpeedPlugin>>> deepspeed_plugins;
   /// Refused, as ACCELERATE_USE_MEGATRON_LM is: Megatron-LM is a Python program.
   Given<MegatronLMPlugin> megatron_lm_plugin;
   /// Schedules step only when their optimizers did, num_processes times.

@@ -122,6 +122,11 @@ class ACCELERATE_API PartialState {
 
 ACCELERATE_API std::ostream& operator<<(std::ostream& out, const PartialState& state);
 
+struct DeepSpeedPlugin;  // accelerate/parallel/deepspeed_plugin.hpp
+namespace detail {
+class DeepSpeedPlugins;  // src/state/deepspeed_plugins.hpp
+}
+
 struct AcceleratorStateOptions {
   /// "no", "fp16", "bf16", "fp8"; unset: ACCELERATE_MIXED_PRECISION, else "no".
   std::optional<std::string> mixed_precision;
@@ -136,6 +141,19 @@ class ACCELERATE_API AcceleratorState : public PartialState {
   PrecisionType mixed_precision() const;
   /// That of PartialState, and the precision.
   std::string text() const;
+
+  // DeepSpeed's settings (accelerate/parallel/deepspeed_plugin.hpp), where models are trained by them.
+
+  /// The plugin that holds for what is prepared next, with every field decided. @throws ConfigError without any, as the
+  /// following
+  const DeepSpeedPlugin& deepspeed_plugin() const;
+  /// One of AcceleratorOptions::deepspeed_plugins.
+  const DeepSpeedPlugin& get_deepspeed_plugin(const std::string& name) const;
+  /// What is prepared from now on goes by this one of AcceleratorOptions::deepspeed_plugins; what is prepared already
+  /// stays as it is. Not collective, but on all ranks alike.
+  void select_deepspeed_plugin(const std::string& name) const;
+  static std::shared_ptr<detail::DeepSpeedPlugins>& deepspeed_plugins();  ///< for the library's own files
+
   /// How models are split, as the first Accelerator was told; of a type that only Accelerators know. Later ones that
   /// are told nothing do the same. Null before, and after reset().
   static std::shared_ptr<void>& shared_engine();

@@ -59,6 +59,7 @@ void refuse_handlers(const parallel::RunRules& rules, const std::vector<KwargsHa
 struct SharedEngine {
   std::optional<FullyShardedDataParallelPlugin> fsdp_plugin;
   Given<DeepSpeedPlugin> deepspeed_plugin;
+  std::vector<std::pair<std::string, Given<DeepSpeedPlugin>>> deepspeed_plugins;
   std::optional<ParallelismConfig> parallelism_config;
   std::vector<std::any> layer_plugins;
 };
@@ -68,7 +69,10 @@ void take_shared(AcceleratorOptions& options) {
   const auto first = std::static_pointer_cast<SharedEngine>(AcceleratorState::shared_engine());
   if (!first) return;
   if (!options.fsdp_plugin) options.fsdp_plugin = first->fsdp_plugin;
-  if (!options.deepspeed_plugin) options.deepspeed_plugin = first->deepspeed_plugin;
+  if (!options.deepspeed_plugin && options.deepspeed_plugins.empty()) {
+    options.deepspeed_plugin = first->deepspeed_plugin;
+    options.deepspeed_plugins = first->deepspeed_plugins;
+  }
   if (!options.parallelism_config) options.parallelism_config = first->parallelism_config;
   if (options.layer_plugins.empty()) options.layer_plugins = first->layer_plugins;
 }
@@ -76,8 +80,9 @@ void take_shared(AcceleratorOptions& options) {
 void share(const AcceleratorOptions& options) {
   auto& first = AcceleratorState::shared_engine();
   if (!first)
-    first = std::make_shared<SharedEngine>(
-        SharedEngine{options.fsdp_plugin, options.deepspeed_plugin, options.parallelism_config, options.layer_plugins});
+    first = std::make_shared<SharedEngine>(SharedEngine{options.fsdp_plugin, options.deepspeed_plugin,
+                                                        options.deepspeed_plugins, options.parallelism_config,
+                                                        options.layer_plugins});
 }
 
 /// MS-AMP's part beside the products. @throws ConfigError where the program says itself how gradients travel.
@@ -135,6 +140,7 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
   if (fp8.backend == FP8BackendType::MSAMP) ddp = with_fp8_gradients(std::move(ddp));
   engine = parallel::choose_engine({.fsdp = options.fsdp_plugin,
                                     .deepspeed = options.deepspeed_plugin,
+                                    .deepspeed_plugins = options.deepspeed_plugins,
                                     .megatron_lm = options.megatron_lm_plugin,
                                     .parallelism = parallelism,
                                     .ddp = ddp,
@@ -257,6 +263,7 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(const ModelRef&
   auto core = std::make_shared<detail::PreparedModel>(
       detail::PreparedModel{.model = model, .device_type = computing_device(device()), .autocast = {}});
   core->engine = chosen.make(model, device(), evaluation_mode);
+  core->deepspeed = chosen.deepspeed_files();
   if (fp8 && !device().is_meta()) core->fp8 = fp8;
   // Activations are of this weight on each of these ranks.
   const auto group = comm::mesh().along(comm::kTokens | comm::Axes{comm::Axis::tp});

@@ -64,6 +64,7 @@ namespace {
 /// files have the reference's names for it; else as in plain training.
 run_state::StateForm form_of_state(const parallel::ChosenEngine& engine, bool safe_serialization) {
   if (const auto type = engine.state_dict_type()) return run_state::form_of(*type);
+  if (engine.deepspeed_files()) return run_state::StateForm::deepspeed;
   return safe_serialization ? run_state::StateForm::safetensors : run_state::StateForm::archive;
 }
 

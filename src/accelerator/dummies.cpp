@@ -9,7 +9,26 @@ namespace accelerate {
 
 void Accelerator::hear(parallel::PrepareFacts facts) {
   facts.split_batches = split_batches();
-  impl_->engine->hear(facts, gradient_accumulation_steps());
+  const bool trains = !facts.optimizers.empty() || !facts.dummy_optimizers.empty();
+  const auto rules = impl_->engine->hear(facts, gradient_accumulation_steps());
+  if (!rules) return;
+  // Other settings than those that this Accelerator was made with.
+  if (rules->mixed_precision != state().mixed_precision())
+    raise<ConfigError>(
+        "prepare: the DeepSpeedPlugin that was selected computes in {}, the process in {}, expected the same in all of "
+        "deepspeed_plugins: set fp16 and bf16 alike",
+        to_string(rules->mixed_precision), to_string(state().mixed_precision()));
+  if (!impl_->run.optimizers.empty()) {
+    if (trains)
+      throw ConfigError(
+          "prepare: this Accelerator trains a model by another DeepSpeedPlugin already, expected an Accelerator for "
+          "each "
+          "model that is trained: their scales, limits of norms and schedules are their own");
+    return;  // a model that is only asked leaves the training's rules as they are
+  }
+  impl_->rules = rules;
+  impl_->run.scaler = rules->scaler;
+  if (rules->gradient_accumulation_steps) set_gradient_accumulation_steps(*rules->gradient_accumulation_steps);
 }
 
 AcceleratedOptimizer Accelerator::prepare_dummy(const DummyOptim& dummy, std::optional<bool> device_placement) {
@@ -30,6 +49,7 @@ AcceleratedScheduler Accelerator::prepare_dummy(const DummyScheduler& dummy) {
   // It is written for steps of the optimizer, not for batches of one process.
   AcceleratedScheduler prepared(impl_->engine->make_scheduler(dummy, optimizer.optimizer()), {optimizer},
                                 impl_->options.step_scheduler_with_optimizer, /*split_batches=*/true);
+  impl_->run.engine_schedulers.insert(impl_->run.schedulers.size());
   impl_->run.schedulers.push_back(prepared);
   return prepared;
 }

@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "accelerate/formats/safetensors.hpp"
+#include "checkpoint/archive.hpp"
 #include "formats/dcp.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/torch_archive.hpp"
@@ -47,60 +48,6 @@ void split(const std::vector<int64_t>& sizes, size_t dim, int64_t from, int64_t 
   }
   if (to % row) within(last, 0, to % row);
 }
-
-/// A torch.save archive whose tensors are stand-ins without data until they are read.
-struct Archive {
-  explicit Archive(const std::filesystem::path& path)
-      : file(std::make_shared<formats::InputFile>(path)), name(path.string()) {
-    value = formats::TorchArchive(file, 0, file->size(), "load '" + name + "'")
-                .value([this](const formats::SavedTensor& saved) {
-                  const at::Tensor stand_in =
-                      at::empty(saved.sizes, at::TensorOptions().dtype(saved.dtype).device(at::kMeta));
-                  places.emplace(stand_in.unsafeGetTensorImpl(), saved);
-                  stand_ins.push_back(stand_in);
-                  return stand_in;
-                });
-  }
-
-  StoredTensor stored(const at::Tensor& stand_in) const {
-    const auto& saved = places.at(stand_in.unsafeGetTensorImpl());
-    int64_t next = 1;
-    bool gaps = false;
-    for (size_t dim = saved.sizes.size(); dim-- > 0; next *= saved.sizes[dim])
-      gaps = gaps || (saved.sizes[dim] != 1 && saved.strides[dim] != next);
-    std::optional<StoredBytes> bytes;
-    if (!gaps)
-      bytes = StoredBytes{.file = file->path(),
-                          .begin = saved.begin,
-                          .bytes = next * static_cast<int64_t>(c10::elementSize(saved.dtype)),
-                          .decode = {}};
-    return {.dtype = saved.dtype,
-            .sizes = saved.sizes,
-            .bytes = std::move(bytes),
-            .read = [file = file, saved](
-                        const DcpBox& box,
-                        const at::Tensor& destination) { formats::read_part(*file, saved, box.offsets, destination); },
-            .read_whole =
-                [file = file, saved] {
-                  at::Tensor whole = at::empty(saved.sizes, at::TensorOptions().dtype(saved.dtype));
-                  formats::read_part(*file, saved, std::vector<int64_t>(saved.sizes.size(), 0), whole);
-                  return whole;
-                }};
-  }
-  template <class... Args> [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
-    raise<CheckpointError>("load '{}': {}", name, fmt::format(what, std::forward<Args>(args)...));
-  }
-  Dict dict(const c10::IValue& item, const char* what) const {
-    if (!item.isGenericDict()) fail("found {}, expected {}", item.tagKind(), what);
-    return item.toGenericDict();
-  }
-
-  std::shared_ptr<formats::InputFile> file;
-  std::string name;
-  c10::IValue value;
-  std::vector<at::Tensor> stand_ins;  ///< alive, so that no two have one address
-  std::unordered_map<const at::TensorImpl*, formats::SavedTensor> places;
-};
 
 StoredTensor stored(const std::shared_ptr<const formats::DcpCheckpoint>& checkpoint, const formats::DcpEntry& entry) {
   const auto& info = std::get<formats::DcpTensorInfo>(entry.content);

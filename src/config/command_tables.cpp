@@ -290,6 +290,12 @@ constexpr Option kMergeOptions[] = {
      .kind = flag,
      .fallback = false,
      .help = "Remove the sharded weights after merging"},
+    {.name = "max_shard_size", .kind = text, .value = "SIZE", .help = "Several files of at most this size, as 5GB"},
+    {.name = "tag", .kind = text, .value = "TAG", .help = "Of DeepSpeed's checkpoints, instead of the latest one"},
+    {.name = "exclude_frozen_parameters",
+     .kind = flag,
+     .fallback = false,
+     .help = "Of DeepSpeed's checkpoints only what was trained"},
 };
 constexpr Option kQuantize[] = {
     {.name = "in",

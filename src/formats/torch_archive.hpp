@@ -31,12 +31,19 @@ struct SavedTensor {
   int64_t storage_bytes = 0;
 };
 
+/// What to make of objects of Python classes that are no plain data. Nothing of them is executed in any case.
+enum class PickledObjects {
+  refused,
+  as_data,  ///< the dict of its attributes; of a call of an unknown function its arguments, of a name its text
+};
+
 /// An archive within a file, opened for reading. Nothing in it is executed.
 class TorchArchive {
  public:
   /// @param source  Begins the messages, e.g. "item 'model.weight' in '/run/__0_0.distcp'".
   /// @throws CheckpointError if these bytes of the file are no such archive.
-  TorchArchive(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length, std::string source);
+  TorchArchive(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length, std::string source,
+               PickledObjects objects = PickledObjects::refused);
   ~TorchArchive();
 
   /// The tensor that was saved, not yet read. @throws CheckpointError if it is something else.

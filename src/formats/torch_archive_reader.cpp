@@ -20,24 +20,28 @@ namespace {
 
 using Kind = PickleNode::Kind;
 
-constexpr std::string_view kEncode = "_codecs.encode";   // how protocol 2 writes bytes
+constexpr std::string_view kEncode = "_codecs.encode";                               // how protocol 2 writes bytes
+constexpr std::string_view kWithAttributes = "torch._tensor._rebuild_from_type_v2";  // a tensor, and what hangs on it
 constexpr int64_t kMostSharedBytes = int64_t{64} << 20;  // of a tensor whose elements share bytes: room for a mask
 
 /// Beside those of tensors.
-std::vector<std::string_view> globals_of_objects() {
+std::vector<std::string_view> globals_of_objects(PickledObjects objects) {
   std::vector<std::string_view> names{kTorchSize, kEncode, kTypeTag, kComplex, kDevice};
   for (const auto& list : kScriptLists) names.push_back(list.function);
   for (const auto& dtype : kTorchDtypes) names.push_back(dtype.name);
+  if (objects == PickledObjects::as_data) names.insert(names.end(), {kWithAttributes, "*"});
   return names;
 }
 
 }  // namespace
 
 struct TorchArchive::Impl {
-  Impl(std::shared_ptr<const InputFile> input, int64_t offset, int64_t archive_bytes, std::string source)
+  Impl(std::shared_ptr<const InputFile> input, int64_t offset, int64_t archive_bytes, std::string source,
+       PickledObjects how)
       : file(std::move(input)),
         length(archive_bytes),
-        container(file, offset, archive_bytes, std::move(source), globals_of_objects()),
+        objects(how),
+        container(file, offset, archive_bytes, std::move(source), globals_of_objects(how)),
         pickle(container.pickle()) {}
 
   std::optional<SavedTensor> tensor_of(const PickleNode& node) const {
@@ -99,7 +103,12 @@ struct TorchArchive::Impl {
       case Kind::call:
         return call(node, depth, budget, read_tensor);
       case Kind::object:
+        if (objects == PickledObjects::refused) break;
+        if (node.items.size() > 1) return value(pickle[node.items[1]], depth + 1, budget, read_tensor);
+        return c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get());
       case Kind::global:
+        if (objects == PickledObjects::refused) break;
+        return std::string(node.text);
       case Kind::persistent:
         break;
     }
@@ -139,6 +148,11 @@ struct TorchArchive::Impl {
       const auto device = parse_device(pickle.text(pickle[arguments->front()], "a device"));
       if (device) return *device;
     }
+    if (const auto* arguments = pickle.call_of(node, kWithAttributes); arguments && arguments->size() == 4)
+      return call({.kind = Kind::call, .at = node.at, .items = {(*arguments)[0], (*arguments)[2]}}, depth + 1, budget,
+                  read_tensor);
+    if (objects == PickledObjects::as_data && node.items.size() > 1)
+      return value(pickle[node.items[1]], depth + 1, budget, read_tensor);
     pickle.fail(node.at, "found a call that makes no plain data.");
   }
 
@@ -185,11 +199,13 @@ struct TorchArchive::Impl {
 
   std::shared_ptr<const InputFile> file;
   int64_t length;
+  PickledObjects objects;
   TorchContainer container;
   const Pickle& pickle;
 };
 
-TorchArchive::TorchArchive(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length, std::string source) {
+TorchArchive::TorchArchive(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length, std::string source,
+                           PickledObjects objects) {
   if (length == 0)
     raise<CheckpointError>("{}: it is empty, expected an archive of torch.save. Copy it again, or save again.", source);
   if (offset < 0 || length < 0 || length > file->size() || offset > file->size() - length)
@@ -197,7 +213,7 @@ TorchArchive::TorchArchive(std::shared_ptr<const InputFile> file, int64_t offset
         "{}: its {} bytes from byte {} reach beyond the file, which has {}. The file is truncated or of another save: "
         "copy it again, or save again.",
         source, length, offset, file->size());
-  impl_ = std::make_unique<Impl>(std::move(file), offset, length, std::move(source));
+  impl_ = std::make_unique<Impl>(std::move(file), offset, length, std::move(source), objects);
 }
 
 TorchArchive::~TorchArchive() = default;

@@ -37,6 +37,7 @@ struct AcceleratedOptimizer::Impl {
   bool step_was_fused = false;
   int64_t steps = 0;    ///< that changed the parameters
   int64_t skipped = 0;  ///< the last ones, in a row
+  StepCounts counts = {};
   std::vector<std::pair<const void*, StepHooks>>
       hooks;  ///< in the order of their coming, which is the same on all ranks: they are collective
 
@@ -212,6 +213,7 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
   if (!self.step_was_skipped) report_optimizer_step(++self.steps, self.optimizer.get());
   if (self.step_was_skipped) warn_of_skipped_steps(++self.skipped, *self.scaler);
   else self.skipped = 0;
+  ++(self.step_was_skipped ? self.counts.skipped : self.counts.taken);
   return loss;
 }
 
@@ -345,6 +347,8 @@ void AcceleratedOptimizer::zero_grad(bool set_to_none) const {
 }
 
 bool AcceleratedOptimizer::step_was_skipped() const { return impl_->step_was_skipped; }
+AcceleratedOptimizer::StepCounts AcceleratedOptimizer::step_counts() const { return impl_->counts; }
+void AcceleratedOptimizer::set_step_counts(const StepCounts& counts) const { impl_->counts = counts; }
 bool AcceleratedOptimizer::step_was_fused() const { return impl_->step_was_fused; }
 torch::optim::Optimizer& AcceleratedOptimizer::optimizer() const { return *impl_->optimizer; }
 void AcceleratedOptimizer::add_param_group(const torch::optim::OptimizerParamGroup& group) const {

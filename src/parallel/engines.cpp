@@ -79,7 +79,7 @@ namespace {
 
 }  // namespace
 
-void ChosenLayer::hear(const PrepareFacts&, int64_t) {}
+std::optional<RunRules> ChosenLayer::hear(const PrepareFacts&, int64_t) { return std::nullopt; }
 std::shared_ptr<torch::optim::Optimizer> ChosenLayer::make_optimizer(const DummyOptim&) const {
   nothing_to_stand_for("DummyOptim");
 }

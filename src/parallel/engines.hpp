@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "accelerate/model/model_ref.hpp"
@@ -41,6 +42,7 @@ namespace accelerate::parallel {
 struct EngineRequest {
   std::optional<FullyShardedDataParallelPlugin> fsdp = {};
   Given<DeepSpeedPlugin> deepspeed = {};
+  std::vector<std::pair<std::string, Given<DeepSpeedPlugin>>> deepspeed_plugins = {};  ///< instead, several by name
   Given<MegatronLMPlugin> megatron_lm = {};
   std::optional<ParallelismConfig> parallelism = {};  ///< resolved
   DistributedDataParallelKwargs ddp = {};
@@ -58,6 +60,7 @@ struct EngineRequest {
 };
 
 struct PrepareFacts;
+struct DeepSpeedFiles;
 
 /// What the settings of a layer decide of a run besides how its model is split, where they do (DeepSpeed's file does).
 struct RunRules {
@@ -108,6 +111,8 @@ class ChosenLayer {
   virtual std::vector<Receipt> receipts() const { return {}; }
   /// Whether make() gives the model its memory and its place.
   virtual bool places_models() const { return false; }
+  /// How checkpoints of the models that are made now are written, if as DeepSpeed does; null: in other forms.
+  virtual std::shared_ptr<const DeepSpeedFiles> deepspeed_files() const { return nullptr; }
 
   /// What this layer's settings say of the run, once for the run. @param asked  by the program. Not collective; before
   /// this process joins a group
@@ -116,8 +121,9 @@ class ChosenLayer {
     return std::nullopt;
   }
   /// Before prepare() makes anything: what it is given. @param num_steps  of an accumulation group. Not collective.
+  /// @return rules that hold from now on, where other settings were chosen meanwhile (select_deepspeed_plugin)
   /// @throws ConfigError
-  virtual void hear(const PrepareFacts& facts, int64_t num_steps);
+  virtual std::optional<RunRules> hear(const PrepareFacts& facts, int64_t num_steps);
   /// What the settings have an optimizer or a schedule for, where prepare() is given a stand-in.
   /// @throws ConfigError: the default, as there is nothing that it stands for
   virtual std::shared_ptr<torch::optim::Optimizer> make_optimizer(const DummyOptim& dummy) const;
@@ -147,7 +153,7 @@ class ChosenEngine {
   JobFacts job(int64_t num_processes) const { return data_->job(num_processes); }
   /// Of the layer that joins the data, as are the two that make something.
   std::optional<RunRules> rules(PrecisionType asked) { return data_->rules(asked); }
-  void hear(const PrepareFacts& facts, int64_t num_steps) { data_->hear(facts, num_steps); }
+  std::optional<RunRules> hear(const PrepareFacts& facts, int64_t num_steps) { return data_->hear(facts, num_steps); }
   std::shared_ptr<torch::optim::Optimizer> make_optimizer(const DummyOptim& dummy) const {
     return data_->make_optimizer(dummy);
   }
@@ -159,6 +165,7 @@ class ChosenEngine {
   std::vector<Receipt> receipts() const;
   /// Otherwise prepare() has moved the model to the device before make().
   bool places_models() const;
+  std::shared_ptr<const DeepSpeedFiles> deepspeed_files() const { return data_->deepspeed_files(); }
   /// The engine of one model; null where no layer is needed. Collective.
   std::shared_ptr<Engine> make(const ModelRef& model, const at::Device& device, bool evaluation_mode) const;
 

@@ -22,7 +22,8 @@ void RawAccess::add(const Member& member) {
   const bool readable = member.tensor().is_cpu();
   if (std::find(units_.begin(), units_.end(), &unit) == units_.end()) {
     if (writes_ == Writes::found) unit.owner().pin(unit, /*writes=*/compares && !readable);
-    else unit.owner().begin_raw_access(unit, writes_ == Writes::stored);
+    else unit.owner().begin_raw_access(unit, writes_ != Writes::lost);
+    if (writes_ == Writes::alone) unit.note_alone(1);
     units_.push_back(&unit);
   }
   if (compares && readable) watched_.emplace_back(&member, hash_of_bytes(member.tensor()));
@@ -36,8 +37,9 @@ RawAccess::~RawAccess() {
     unit.owner().unpin(unit);
   }
   for (Unit* unit : units_) {
+    if (writes_ == Writes::alone) unit->note_alone(-1);
     if (writes_ == Writes::found) unit->owner().unpin(*unit);
-    else unit->owner().end_raw_access(*unit, writes_ == Writes::stored);
+    else unit->owner().end_raw_access(*unit, writes_ != Writes::lost);
   }
 }
 

@@ -17,6 +17,8 @@ class RawAccess {
   enum class Writes {
     lost,    ///< The unit is absent afterwards and has the values that it had.
     stored,  ///< Everything counts as written. The unit is absent afterwards.
+    alone,   ///< The same; and operators meanwhile work on the bytes as on plain tensors, so that one rank may do what
+             ///< others don't.
     found  ///< The bytes of the tensors that were added are compared with those at the start; on other devices than the
            ///< CPU reading them would cost more than storing, so there everything counts as written. The unit stays.
   };

@@ -21,6 +21,7 @@ struct Touch final : Handler {
       }
       const bool writes = call.writes(i);
       Unit& unit = member->unit();
+      if (unit.is_alone()) return;  // there, and everything counts as written afterwards
       if (!call.unit_device && unit.owner().across_devices()) call.unit_device = tensor.device();
       if (!member->is_stretch()) unit.owner().look_at_homes(unit);
       if ((unit.fixed() || member->is_behind()) && !member->is_stretch()) unit.owner().bring_up_to_date(unit, *member);

@@ -77,6 +77,9 @@ class Unit {
   bool fixed() const { return fixed_; }
   /// Of bytes that other processes compute with, this one has a copy, because it has written to it.
   bool is_private() const { return private_; }
+  /// Operators work on its bytes as on plain tensors, see RawAccess::Writes::alone. Of the thread that trains.
+  bool is_alone() const { return alone_ > 0; }
+  void note_alone(int64_t more) { alone_ += more; }
   const std::vector<Part>& parts() const { return parts_; }
   State state() const { return state_; }
   int64_t bytes() const;
@@ -90,6 +93,7 @@ class Unit {
   bool fixed_ = false;  ///< its bytes are always there
   bool private_ = false;
   int64_t open_ = 0;                         ///< scopes in which its bytes are there for anybody
+  int64_t alone_ = 0;                        ///< scopes that ask for this
   int64_t discards_ = 0;                     ///< those in which what is written is lost at their end
   std::atomic<bool> pieces_written_{false};  ///< by ranks, each its own: nobody has seen the others' yet
   bool has_image_ = false;                   ///< of masters in another dtype, whose bytes are always there

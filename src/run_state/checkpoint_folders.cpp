@@ -104,12 +104,15 @@ constexpr const char* kStale = ".stale";            ///< in it: names of an olde
 
 /// Whether a checkpoint of this kind gives files or folders this name.
 bool is_ours(const std::string& name, CheckpointKind kind) {
-  static const std::regex of_distributed("__\\d+_\\d+\\.distcp|\\.metadata"), of_run([] {
-    std::string names;
-    for (const auto& part : state_parts()) names.append(names.empty() ? "" : "|").append(part.names);
-    return names;
-  }());
-  return std::regex_match(name, kind == CheckpointKind::run ? of_run : of_distributed);
+  static const std::regex of_distributed("__\\d+_\\d+\\.distcp|\\.metadata"),
+      of_tag("(bf16_)?(zero_pp_rank_\\d+_)?mp_rank_\\d+_(model|optim)_states\\.pt"), of_run([] {
+        std::string names;
+        for (const auto& part : state_parts()) names.append(names.empty() ? "" : "|").append(part.names);
+        return names;
+      }());
+  return std::regex_match(name, kind == CheckpointKind::run   ? of_run
+                                : kind == CheckpointKind::tag ? of_tag
+                                                              : of_distributed);
 }
 
 void sync(const fs::path& path) {

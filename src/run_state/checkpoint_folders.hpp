@@ -29,6 +29,7 @@ void prune_checkpoints(const std::filesystem::path& all, int64_t limit, const st
 enum class CheckpointKind {
   run,          ///< what save_state() writes
   distributed,  ///< a distributed checkpoint, in the folder itself
+  tag,          ///< one of DeepSpeed's, likewise
 };
 
 /// A checkpoint that is being written: into a folder beside the one whose name it gets, by a single rename, when all of

@@ -13,8 +13,10 @@
 #include "accelerate/formats/safetensors.hpp"
 #include "checkpoint/model_state.hpp"
 #include "checkpoint/weight_files.hpp"
+#include "checkpoint/zero_checkpoint.hpp"
 #include "comm/agreement.hpp"
 #include "formats/torch_archive.hpp"
+#include "parallel/deepspeed_files.hpp"
 #include "residency/homes/encoded.hpp"
 #include "residency/member.hpp"
 #include "run_state/distributed_items.hpp"
@@ -116,6 +118,12 @@ void save_plain_model(const ModelRef& model, const std::vector<parallel::Held>& 
   });
 }
 
+checkpointing::StoredTensors zero_weights(const detail::PreparedModel& model, const std::filesystem::path& folder,
+                                          bool masters) {
+  return checkpointing::ZeroCheckpoint(folder).weights(
+      {.masters = masters && (!model.deepspeed || model.deepspeed->load_from_fp32_weights)});
+}
+
 /// Takes out what the model does not have. @return the names of which the model has more, and which may miss. Rank 0
 /// warns of both.
 std::set<std::string> leave_the_rest(const detail::PreparedModel& model, checkpointing::StoredTensors& stored,
@@ -154,6 +162,8 @@ void save_model(const detail::PreparedModel& model, const StateFile& file, const
       return DistributedItems(StateDict{{"model", distributed_state(model)}}).write(file.path);
     case StateForm::local:
       return save_own_model(holdings, file.path);
+    case StateForm::deepspeed:  // with its optimizers: save_zero()
+      throw InternalError("saving a model: DeepSpeed's files were asked for, which are not of a model alone");
   }
 }
 
@@ -161,7 +171,7 @@ void save_tensors(const std::map<std::string, at::Tensor>& tensors, const StateF
   write_tensors(file.path, tensors, file.form == StateForm::safetensors);
 }
 
-StagedModel::StagedModel(const detail::PreparedModel& model, const StateFile& file, bool strict)
+StagedModel::StagedModel(const detail::PreparedModel& model, const StateFile& file, bool strict, bool masters)
     : engine_(model.engine.get()) {
   trace::Span span(trace::Kind::checkpoint_read, file.path.filename().string());
   if (file.form == StateForm::local) {
@@ -174,6 +184,7 @@ StagedModel::StagedModel(const detail::PreparedModel& model, const StateFile& fi
   } else {
     auto stored = file.form == StateForm::safetensors ? checkpointing::open_safetensors(file.path)
                   : file.form == StateForm::sharded   ? checkpointing::open_distributed(file.path)
+                  : file.form == StateForm::deepspeed ? zero_weights(model, file.path, masters)
                                                       : checkpointing::open_archive(file.path);
     stage(model, stored, strict ? std::set<std::string>() : leave_the_rest(model, stored, file.path));
   }

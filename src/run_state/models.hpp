@@ -26,9 +26,9 @@ void save_tensors(const std::map<std::string, at::Tensor>& tensors, const StateF
 class StagedModel {
  public:
   /// @param strict  false: what only one of both has is let be, with a warning. ConfigError for pieces of this rank
-  /// alone, which fit the same run only
+  /// alone, which fit the same run only  @param masters  of DeepSpeed's files; false: weights as modules had them
   /// @throws CheckpointError listing every missing, unexpected and misshapen tensor.
-  StagedModel(const detail::PreparedModel& model, const StateFile& file, bool strict);
+  StagedModel(const detail::PreparedModel& model, const StateFile& file, bool strict, bool masters = true);
   /// @param may_miss  names that need not be there; those tensors stay as they are
   StagedModel(const detail::PreparedModel& model, const checkpointing::StoredTensors& stored,
               const std::set<std::string>& may_miss = {});

@@ -39,6 +39,7 @@ void RunState::clear() {
   models.clear();
   optimizers.clear();
   schedulers.clear();
+  engine_schedulers.clear();
   loaders.clear();
   step = 0;
   num_items = 0;

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,7 @@ struct RunState {
   std::vector<std::shared_ptr<detail::PreparedModel>> models = {};
   std::vector<AcceleratedOptimizer> optimizers = {};
   std::vector<AcceleratedScheduler> schedulers = {};
+  std::set<size_t> engine_schedulers = {};  ///< those of them that the engine's settings have made
   std::vector<std::shared_ptr<data::PreparedStatus>> loaders = {};
   std::shared_ptr<optim::GradScaler> scaler = nullptr;
   std::vector<checkpointing::CustomObject> customs = {};

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "accelerate/comm.hpp"
+#include "checkpoint/zero_checkpoint.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::run_state {
@@ -17,12 +18,21 @@ namespace {
 std::string rank_suffix() { return "_rank" + std::to_string(comm::rank()) + ".bin"; }
 }  // namespace
 
+fs::path deepspeed_folder(const fs::path& folder, size_t index) {
+  const auto own = folder / numbered("pytorch_model", index, "");
+  if (index > 0 || fs::is_directory(own)) return own;
+  // Of DeepSpeed's own save_checkpoint, whose tags have other names.
+  const auto tag = checkpointing::ZeroCheckpoint::latest(folder);
+  return tag.empty() ? own : folder / tag;
+}
+
 std::vector<StateFile> model_files(const fs::path& folder, size_t index) {
   return {{StateForm::safetensors, folder / numbered("model", index, ".safetensors")},
           {StateForm::archive, folder / numbered("pytorch_model", index, ".bin")},
           {StateForm::sharded, folder / ("pytorch_model_fsdp_" + std::to_string(index))},
           {StateForm::full, folder / numbered("pytorch_model_fsdp", index, ".bin")},
-          {StateForm::local, folder / numbered("pytorch_model_fsdp", index, rank_suffix())}};
+          {StateForm::local, folder / numbered("pytorch_model_fsdp", index, rank_suffix())},
+          {StateForm::deepspeed, deepspeed_folder(folder, index)}};
 }
 
 std::vector<StateFile> optimizer_files(const fs::path& folder, size_t index) {

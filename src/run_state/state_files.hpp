@@ -14,7 +14,14 @@ namespace accelerate::run_state {
 std::string numbered(const std::string& stem, size_t index, const std::string& extension);
 
 /// A model or an optimizer can lie in a checkpoint in one of these forms.
-enum class StateForm { safetensors, archive, full, sharded, local };
+enum class StateForm {
+  safetensors,
+  archive,
+  full,
+  sharded,
+  local,
+  deepspeed,  ///< a folder with the model and its optimizers, see zero_files
+};
 
 /// Which ranks write files that each would write alike.
 struct Writers {
@@ -24,8 +31,10 @@ struct Writers {
 
 struct StateFile {
   StateForm form;
-  std::filesystem::path path;  ///< a folder if sharded
+  std::filesystem::path path;  ///< a folder if sharded or deepspeed
 };
+/// Where DeepSpeed's files of the index-th model are.
+std::filesystem::path deepspeed_folder(const std::filesystem::path& folder, size_t index);
 /// All forms in which the index-th model may lie in the folder; of local ones this rank's.
 std::vector<StateFile> model_files(const std::filesystem::path& folder, size_t index);
 /// Whole ones have one name, whether keyed by name (FSDP) or by number.

@@ -1,5 +1,6 @@
 #include "run_state/state_parts.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <system_error>
@@ -14,6 +15,7 @@
 #include "run_state/optimizers.hpp"
 #include "run_state/own_buffers.hpp"
 #include "run_state/own_states.hpp"
+#include "run_state/zero_files.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 #include "utils/trace.hpp"
@@ -57,6 +59,17 @@ const detail::PreparedModel& prepared_of(const RunState& run, const ModelRef& mo
         "remove or to reorder models only");
   return *found;  // the run holds it, too
 }
+/// A model's folder as DeepSpeed's tag, with its optimizers and its schedule.
+void save_zero_models(const RunState& run, const fs::path& folder, const SaveOptions& options) {
+  for (size_t i = 0; i < run.models.size(); ++i) {
+    const auto tag = numbered("pytorch_model", i, "");
+    comm::on_all_ranks_or_throw<CheckpointError>([&] {
+      fs::create_directories(folder / tag);
+      if (options.writers.here && i + 1 == run.models.size()) write_latest(folder, tag), write_zero_to_fp32(folder);
+    });
+    save_zero(run, *run.models[i], folder / tag);
+  }
+}
 void save_models(const RunState& run, const fs::path& folder, const SaveOptions& options) {
   const auto file = [&](size_t i) { return in_form(model_files(folder, i), options.form); };
   if (options.weights)
@@ -64,6 +77,7 @@ void save_models(const RunState& run, const fs::path& folder, const SaveOptions&
       for (size_t i = 0; options.writers.here && i < options.weights->size(); ++i)
         save_tensors((*options.weights)[i], file(i));
     });
+  else if (options.form == StateForm::deepspeed) save_zero_models(run, folder, options);
   else
     for (size_t i = 0; i < run.models.size(); ++i) save_model(*run.models[i], file(i), options.writers);
 }
@@ -86,20 +100,49 @@ StagedPart stage_models(RunState& run, const fs::path& folder, const LoadOptions
 
 // ---- optimizers
 
+/// Where DeepSpeed's files hold an optimizer, with its model.
+std::optional<fs::path> with_its_model(const RunState& run, const fs::path& folder, size_t i) {
+  const auto model = model_of(run, i);
+  if (!model) return std::nullopt;
+  const auto files = deepspeed_folder(folder, *model);
+  return checkpointing::ZeroCheckpoint::is_one(files) ? std::optional(files) : std::nullopt;
+}
+bool has_file_of_its_own(const fs::path& folder, size_t i) {
+  const auto files = optimizer_files(folder, i);
+  return std::any_of(files.begin(), files.end(), [](const auto& file) { return fs::exists(file.path); });
+}
+
 void save_optimizers(const RunState& run, const fs::path& folder, const SaveOptions& options) {
-  for (size_t i = 0; i < run.optimizers.size(); ++i)
-    save_optimizer(run.optimizers[i], run.models,
-                   {options.form, in_form(optimizer_files(folder, i), options.form).path}, options.writers);
+  for (size_t i = 0; i < run.optimizers.size(); ++i) {
+    const bool deepspeed = options.form == StateForm::deepspeed;
+    if (deepspeed && model_of(run, i)) continue;  // saved with the model
+    const auto form = deepspeed ? StateForm::archive : options.form;
+    save_optimizer(run.optimizers[i], run.models, {form, in_form(optimizer_files(folder, i), form).path},
+                   options.writers);
+  }
 }
 Names optimizers_lacking(const RunState& run, const fs::path& folder, const LoadOptions& options) {
   Names missing;
   for (size_t i = 0; i < run.optimizers.size(); ++i)
-    need_one_of(optimizer_files(folder, i), options.preferred, missing);
+    if (!with_its_model(run, folder, i)) need_one_of(optimizer_files(folder, i), options.preferred, missing);
   return missing;
 }
 StagedPart stage_optimizers(RunState& run, const fs::path& folder, const LoadOptions& options) {
   StagedPart staged;
   for (size_t i = 0; i < run.optimizers.size(); ++i) {
+    if (const auto files = with_its_model(run, folder, i); files && !has_file_of_its_own(folder, i)) {
+      const checkpointing::ZeroCheckpoint checkpoint(*files);
+      const trace::Span span(trace::Kind::checkpoint_read, files->filename().string());
+      auto& optimizer = run.optimizers[i];
+      staged.take.push_back(
+          to_be_taken(optimizer, read_optimizer(optimizer, run.models, optimizer_in(run, checkpoint, i))));
+      staged.take.push_back(
+          [&optimizer, steps = checkpoint.global_steps(), skipped = checkpoint.skipped_steps()](Undo& undo) {
+            undo.push_back([&optimizer, before = optimizer.step_counts()] { optimizer.set_step_counts(before); });
+            optimizer.set_step_counts({.taken = steps - skipped, .skipped = skipped});
+          });
+      continue;
+    }
     const auto file =
         find_state(optimizer_files(folder, i), options.preferred, fmt::format("prepared optimizer {}", i));
     std::error_code is_folder;  // of a distributed checkpoint, of which each rank reads some parts
@@ -118,19 +161,46 @@ fs::path loader_file(const fs::path& folder, size_t i) { return folder / numbere
 fs::path custom_file(const fs::path& folder, size_t i) { return folder / fmt::format("custom_checkpoint_{}.pkl", i); }
 fs::path scaler_file(const fs::path& folder) { return folder / "scaler.pt"; }
 
-void save_schedulers(const RunState& run, const fs::path& folder, const SaveOptions&) {
-  for (size_t i = 0; i < run.schedulers.size(); ++i)
-    save_object(run.schedulers[i].state_dict(), scheduler_file(folder, i));
+/// DeepSpeed's files hold the schedule that its settings have made, with its model; files count the others only.
+/// `with_model(i, folder)` and `alone(i, file)`, for each schedule.
+template <class WithModel, class Alone>
+void for_each_scheduler(const RunState& run, const fs::path& folder, bool deepspeed, WithModel&& with_model,
+                        Alone&& alone) {
+  size_t number = 0;
+  for (size_t i = 0; i < run.schedulers.size(); ++i) {
+    const auto model = deepspeed ? model_of_scheduler(run, i) : std::nullopt;
+    if (model) with_model(i, deepspeed_folder(folder, *model));
+    else alone(i, scheduler_file(folder, number++));
+  }
+}
+bool is_deepspeed(const fs::path& folder) { return checkpointing::ZeroCheckpoint::is_one(deepspeed_folder(folder, 0)); }
+
+void save_schedulers(const RunState& run, const fs::path& folder, const SaveOptions& options) {
+  for_each_scheduler(
+      run, folder, options.form == StateForm::deepspeed, [](size_t, const fs::path&) {},
+      [&](size_t i, const fs::path& file) { save_object(run.schedulers[i].state_dict(), file); });
 }
 Names schedulers_lacking(const RunState& run, const fs::path& folder, const LoadOptions&) {
   Names missing;
-  for (size_t i = 0; i < run.schedulers.size(); ++i) need(scheduler_file(folder, i), missing);
+  for_each_scheduler(
+      run, folder, is_deepspeed(folder), [](size_t, const fs::path&) {},
+      [&](size_t, const fs::path& file) { need(file, missing); });
   return missing;
 }
 StagedPart stage_schedulers(RunState& run, const fs::path& folder, const LoadOptions&) {
   StagedPart staged;
-  for (size_t i = 0; i < run.schedulers.size(); ++i)
-    staged.take.push_back(to_be_taken(run.schedulers[i], load_object(scheduler_file(folder, i))));
+  for_each_scheduler(
+      run, folder, is_deepspeed(folder),
+      [&](size_t i, const fs::path& files) {
+        const auto state = checkpointing::ZeroCheckpoint(files).lr_scheduler();
+        if (state.isNone())
+          raise<CheckpointError>("load '{}': found no state of a schedule, expected one for prepared schedule {}",
+                                 files.string(), i);
+        staged.take.push_back(to_be_taken(run.schedulers[i], state));
+      },
+      [&](size_t i, const fs::path& file) {
+        staged.take.push_back(to_be_taken(run.schedulers[i], load_object(file)));
+      });
   return staged;
 }
 
@@ -151,17 +221,22 @@ StagedPart stage_loaders(RunState& run, const fs::path& folder, const LoadOption
   return staged;
 }
 
-void save_scaler(const RunState& run, const fs::path& folder, const SaveOptions&) {
-  if (run.scaler) save_object(run.scaler->state_dict(), scaler_file(folder));
+void save_scaler(const RunState& run, const fs::path& folder, const SaveOptions& options) {
+  if (run.scaler && options.form != StateForm::deepspeed) save_object(run.scaler->state_dict(), scaler_file(folder));
 }
 Names scaler_lacking(const RunState& run, const fs::path& folder, const LoadOptions&) {
   Names missing;
-  if (run.scaler) need(scaler_file(folder), missing);
+  if (run.scaler && !is_deepspeed(folder)) need(scaler_file(folder), missing);
   return missing;
 }
 StagedPart stage_scaler(RunState& run, const fs::path& folder, const LoadOptions&) {
   StagedPart staged;
-  if (run.scaler) staged.take.push_back(to_be_taken(*run.scaler, load_object(scaler_file(folder))));
+  if (!run.scaler) return staged;
+  std::optional<c10::IValue> state;
+  if (is_deepspeed(folder) && !fs::exists(scaler_file(folder)))
+    state = scaler_state_in(checkpointing::ZeroCheckpoint(deepspeed_folder(folder, 0)), *run.scaler);
+  else state = load_object(scaler_file(folder));
+  if (state) staged.take.push_back(to_be_taken(*run.scaler, *state));
   return staged;
 }
 
@@ -243,7 +318,7 @@ StagedPart stage_accumulation(RunState& run, const fs::path& folder, const LoadO
 
 constexpr StatePart kParts[] = {
     {R"(model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin|pytorch_model_fsdp(_\d+)?(_rank\d+)?\.bin|)"
-     R"(pytorch_model_fsdp_\d+)",
+     R"(pytorch_model_fsdp_\d+|pytorch_model(_\d+)?|latest|zero_to_fp32\.py)",
      Scope::together, save_models, models_lacking, stage_models},
     {R"(optimizer(_\d+)?\.bin|optimizer_\d+(_rank\d+\.bin)?)", Scope::together, save_optimizers, optimizers_lacking,
      stage_optimizers},

@@ -1,6 +1,7 @@
 #include <ostream>
 
 #include "accelerate/state.hpp"
+#include "state/deepspeed_plugins.hpp"
 #include "utils/environment.hpp"
 #include "utils/raise.hpp"
 
@@ -53,9 +54,41 @@ AcceleratorState::AcceleratorState(const AcceleratorStateOptions& options) : Par
 
 PrecisionType AcceleratorState::mixed_precision() const { return *shared_precision(); }
 std::string AcceleratorState::text() const {
-  return fmt::format("{}\nMixed precision type: {}\n", PartialState::text(), to_string(mixed_precision()));
+  const auto& plugins = deepspeed_plugins();
+  return fmt::format("{}\nMixed precision type: {}\n{}", PartialState::text(), to_string(mixed_precision()),
+                     plugins ? fmt::format("ds_config: {}\n", plugins->text()) : "");
 }
 std::ostream& operator<<(std::ostream& out, const AcceleratorState& state) { return out << state.text(); }
+
+std::shared_ptr<detail::DeepSpeedPlugins>& AcceleratorState::deepspeed_plugins() {
+  static std::shared_ptr<detail::DeepSpeedPlugins> plugins;
+  return plugins;
+}
+
+namespace {
+
+detail::DeepSpeedPlugins& plugins_or_throw(const char* asked) {
+  const auto& plugins = AcceleratorState::deepspeed_plugins();
+  if (!plugins)
+    raise<ConfigError>(
+        "{}: no DeepSpeedPlugin is there, expected an Accelerator that was made with deepspeed_plugin or "
+        "deepspeed_plugins, or by accelerate launch --use_deepspeed",
+        asked);
+  return *plugins;
+}
+
+}  // namespace
+
+const DeepSpeedPlugin& AcceleratorState::deepspeed_plugin() const {
+  return plugins_or_throw("deepspeed_plugin").get(std::nullopt);
+}
+const DeepSpeedPlugin& AcceleratorState::get_deepspeed_plugin(const std::string& name) const {
+  return plugins_or_throw("get_deepspeed_plugin").get(name);
+}
+void AcceleratorState::select_deepspeed_plugin(const std::string& name) const {
+  plugins_or_throw("select_deepspeed_plugin").select(name);
+}
+const DeepSpeedPlugin& get_active_deepspeed_plugin(const AcceleratorState& state) { return state.deepspeed_plugin(); }
 
 std::shared_ptr<void>& AcceleratorState::shared_engine() {
   static std::shared_ptr<void> engine;
@@ -66,6 +99,7 @@ bool AcceleratorState::initialized() { return shared_precision().has_value(); }
 void AcceleratorState::reset(bool reset_partial_state) {
   shared_precision().reset();
   shared_engine().reset();
+  deepspeed_plugins().reset();
   if (reset_partial_state) PartialState::reset();
 }
 

@@ -15,6 +15,7 @@
 #include "accelerate/parallel/deepspeed_plugin.hpp"
 #include "both_stores.hpp"
 #include "message_of.hpp"
+#include "peer_gpt.hpp"
 #include "ranks.hpp"
 
 namespace {
@@ -22,54 +23,10 @@ namespace {
 using namespace accelerate;
 using nlohmann::json;
 
-constexpr int64_t kVocabulary = 256, kWidth = 64, kLayers = 2, kHeads = 2, kTokens = 16, kBatch = 2, kSteps = 20;
+using support::PeerGpt;
+
+constexpr int64_t kVocabulary = 256, kTokens = 16, kBatch = 2, kSteps = 20;
 constexpr double kRate = 1e-3;
-
-/// As the peer's: modules are made in its order, so that they draw the same values.
-struct PeerBlockImpl : torch::nn::Module {
-  PeerBlockImpl() {
-    namespace nn = torch::nn;
-    ln_1 = register_module("ln_1", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
-    ln_2 = register_module("ln_2", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
-    qkv = register_module("qkv", nn::Linear(kWidth, 3 * kWidth));
-    proj = register_module("proj", nn::Linear(kWidth, kWidth));
-    up = register_module("up", nn::Linear(kWidth, 4 * kWidth));
-    down = register_module("down", nn::Linear(4 * kWidth, kWidth));
-  }
-  at::Tensor forward(at::Tensor x) {
-    const auto parts =
-        qkv(ln_1(x)).view({x.size(0), x.size(1), 3, kHeads, kWidth / kHeads}).permute({2, 0, 3, 1, 4}).unbind(0);
-    const auto attention = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
-    x = x + proj(attention.transpose(1, 2).reshape(x.sizes()));
-    return x + down(torch::gelu(up(ln_2(x))));
-  }
-  torch::nn::LayerNorm ln_1{nullptr}, ln_2{nullptr};
-  torch::nn::Linear qkv{nullptr}, proj{nullptr}, up{nullptr}, down{nullptr};
-};
-TORCH_MODULE(PeerBlock);
-
-struct PeerGptImpl : torch::nn::Module {
-  explicit PeerGptImpl(bool tied) {
-    namespace nn = torch::nn;
-    wte = register_module("wte", nn::Embedding(kVocabulary, kWidth));
-    wpe = register_module("wpe", nn::Embedding(kTokens, kWidth));
-    blocks = register_module("blocks", nn::ModuleList());
-    for (int64_t i = 0; i < kLayers; ++i) blocks->push_back(PeerBlock());
-    ln_f = register_module("ln_f", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
-    head = register_module("head", nn::Linear(nn::LinearOptions(kWidth, kVocabulary).bias(false)));
-    if (tied) tie(wte, "weight", head, "weight");
-  }
-  at::Tensor forward(const at::Tensor& ids) {
-    auto x = wte(ids) + wpe(torch::arange(ids.size(1)));
-    for (const auto& block : *blocks) x = block->as<PeerBlockImpl>()->forward(x);
-    return head(ln_f(x));
-  }
-  torch::nn::Embedding wte{nullptr}, wpe{nullptr};
-  torch::nn::ModuleList blocks{nullptr};
-  torch::nn::LayerNorm ln_f{nullptr};
-  torch::nn::Linear head{nullptr};
-};
-TORCH_MODULE(PeerGpt);
 
 /// A row of the file.
 struct Recorded {
@@ -124,7 +81,8 @@ Curves train(const Recorded& row) {
   if (!config.contains("gradient_clipping")) config["gradient_clipping"] = 0.0;  // as the peer, which says so
   config["train_micro_batch_size_per_gpu"] = kBatch;
   Accelerator accelerator({.cpu = true, .deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = config.dump()}});
-  PeerGpt model(row.has("--tie"));
+  PeerGpt model(support::PeerSizes{.vocabulary = kVocabulary, .width = 64, .layers = 2, .tokens = kTokens},
+                row.has("--tie"));
   for (const auto& item : model->named_parameters())
     if (row.has("--freeze") && item.key().starts_with("wte")) item.value().set_requires_grad(false);
   std::vector<at::Tensor> trained;

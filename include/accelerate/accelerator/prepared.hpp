@@ -6,12 +6,15 @@
 #include <ATen/core/Tensor.h>
 
 #include <concepts>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "accelerate/accelerator/tagged_checkpoint.hpp"
 #include "accelerate/model/callable.hpp"
 #include "accelerate/precision.hpp"
 #include "accelerate/run_state/prepared_model.hpp"
@@ -69,6 +72,19 @@ template <ModelLike Model> class Prepared : public Callable<Prepared<Model>, Mod
       after_forward(tensors);
       return output;
     }
+  }
+
+  /// Under DeepSpeed: the model, its optimizer and schedule in DeepSpeed's files, see tagged_checkpoint.hpp.
+  /// Collective.
+  /// @return the folder of the tag
+  std::filesystem::path save_checkpoint(const std::filesystem::path& save_dir, std::optional<std::string> tag = {},
+                                        const ClientState& client_state = {},
+                                        const SaveTagOptions& options = {}) const {
+    return detail::save_tag(*core_, save_dir, std::move(tag), client_state, options);
+  }
+  LoadedTag load_checkpoint(const std::filesystem::path& load_dir, std::optional<std::string> tag = {},
+                            const LoadTagOptions& options = {}) const {
+    return detail::load_tag(*core_, load_dir, std::move(tag), options);
   }
 
   const std::shared_ptr<detail::PreparedModel>& core() const { return core_; }

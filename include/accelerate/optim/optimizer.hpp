@@ -77,6 +77,12 @@ class ACCELERATE_API AcceleratedOptimizer {
   void zero_grad(bool set_to_none = true) const;
   /// The last `step` did not change the parameters because a gradient overflowed.
   bool step_was_skipped() const;
+  /// So far, also before the checkpoint that this run goes on from, if that tells.
+  struct StepCounts {
+    int64_t taken = 0, skipped = 0;
+  };
+  StepCounts step_counts() const;
+  void set_step_counts(const StepCounts& counts) const;
   /// The last `step` ran on the fused kernels.
   bool step_was_fused() const;
 

@@ -133,6 +133,10 @@ struct ACCELERATE_API DeepSpeedPlugin {
   void set_mixed_precision(std::string_view mixed_precision);
 };
 
+class AcceleratorState;
+/// AcceleratorState::deepspeed_plugin(), as the reference's function.
+ACCELERATE_API const DeepSpeedPlugin& get_active_deepspeed_plugin(const AcceleratorState& state);
+
 namespace parallel {
 
 /// Whether ACCELERATE_USE_DEEPSPEED is true. @throws ConfigError when it is no truth value.

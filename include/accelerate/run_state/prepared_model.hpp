@@ -13,6 +13,10 @@
 #include "accelerate/parallel/engine.hpp"
 #include "accelerate/utils/kwargs.hpp"
 
+namespace accelerate::parallel {
+struct DeepSpeedFiles;  // src/parallel/deepspeed_files.hpp
+}  // namespace accelerate::parallel
+
 namespace accelerate {
 class FP8Training;  // accelerate/precision/fp8.hpp
 }  // namespace accelerate
@@ -30,7 +34,9 @@ struct PreparedModel {
   std::optional<at::ScalarType> output_dtype;  ///< floating-point results are, instead of to fp32 under autocast
   std::shared_ptr<FP8Training> fp8 = {};       ///< null: no product in 8 bits
   std::shared_ptr<const void> owner = {};      ///< of the weights: what dispatching returned, if that was prepared
-  int64_t fp8_codes_of = -1;                   ///< which values of the weights the codes are of that micro-steps share
+  /// How checkpoints of a model that DeepSpeed's settings train are written; null: it is none.
+  std::shared_ptr<const parallel::DeepSpeedFiles> deepspeed = {};
+  int64_t fp8_codes_of = -1;  ///< which values of the weights the codes are of that micro-steps share
 };
 
 }  // namespace accelerate::detail

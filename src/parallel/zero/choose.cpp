@@ -11,12 +11,14 @@
 #include "accelerate/parallel/prepare_facts.hpp"
 #include "comm/group.hpp"
 #include "comm/mesh.hpp"
+#include "parallel/deepspeed_files.hpp"
 #include "parallel/engines.hpp"
 #include "parallel/sharding/ddp_settings.hpp"
 #include "parallel/sharding/sharding.hpp"
 #include "parallel/zero/auto_values.hpp"
 #include "parallel/zero/document.hpp"
 #include "parallel/zero/objects.hpp"
+#include "parallel/zero/plugins.hpp"
 #include "parallel/zero/translate.hpp"
 #include "utils/environment.hpp"
 #include "utils/log.hpp"
@@ -62,8 +64,8 @@ void leave_open(DeepSpeedConfig& config) {
 
 class ChosenZero final : public ChosenLayer {
  public:
-  ChosenZero(DeepSpeedPlugin plugin, int64_t compare_parameters_every)
-      : plugin_(std::move(plugin)), compare_parameters_every_(compare_parameters_every) {}
+  ChosenZero(std::shared_ptr<zero::Plugins> plugins, int64_t compare_parameters_every)
+      : plugins_(std::move(plugins)), compare_parameters_every_(compare_parameters_every) {}
 
   bool joins_data() const override { return true; }
   std::optional<DistributedType> distributed_type() const override { return DistributedType::DEEPSPEED; }
@@ -78,24 +80,10 @@ class ChosenZero final : public ChosenLayer {
       throw ConfigError(
           "Accelerator: mixed_precision is fp8, which does not go with DeepSpeed's configuration in this version, "
           "expected bf16, fp16 or no; or shard with fsdp_plugin, which takes fp8");
-    plugin_.set_mixed_precision(to_string(asked));
+    for (size_t i = 0; i < plugins_->size(); ++i) (*plugins_)[i].set_mixed_precision(to_string(asked));
     mixed_precision_ = asked;
-    settings_ = read(/*filled=*/false);
-    RunRules rules{.decided_by = "the DeepSpeed configuration (fp16, bf16)"};
-    rules.mixed_precision = settings_.fp16.enabled   ? PrecisionType::FP16
-                            : settings_.bf16.enabled ? PrecisionType::BF16
-                                                     : PrecisionType::NO;
-    rules.autocasts = false;
-    rules.scaler = zero::make_scaler(settings_);
-    rules.max_norm = std::max(0.0, settings_.gradient_clipping);
-    if (!plugin_.is_auto("gradient_accumulation_steps"))
-      rules.gradient_accumulation_steps = settings_.gradient_accumulation_steps;
-    if (settings_.zero_optimization.stage == 3 && !settings_.zero_optimization.gather_16bit_weights_on_model_save)
-      rules.no_whole_state =
-          "the model is split by ZeRO's stage 3, whose whole 16-bit weights are gathered only if the DeepSpeed "
-          "configuration has stage3_gather_16bit_weights_on_model_save (DeepSpeedPlugin::zero3_save_16bit_model, "
-          "--zero3_save_16bit_model), expected that to be true";
-    return rules;
+    heard_ = plugins_->active();
+    return rules_of_active();
   }
 
   /// The effective configuration: every key that DeepSpeed has.
@@ -113,14 +101,31 @@ class ChosenZero final : public ChosenLayer {
     return all;
   }
 
-  void hear(const PrepareFacts& facts, int64_t num_steps) override {
-    if (facts.models.empty() && facts.dummy_optimizers.empty() && facts.dummy_schedulers.empty()) return;
-    const auto filled = zero::fill_auto(plugin_, facts_of(facts, num_steps));
+  std::optional<RunRules> hear(const PrepareFacts& facts, int64_t num_steps) override {
+    if (facts.models.empty() && facts.dummy_optimizers.empty() && facts.dummy_schedulers.empty()) return std::nullopt;
+    std::optional<RunRules> others;
+    if (plugins_->active() != heard_) {
+      const int64_t before = settings_.zero_optimization.stage;
+      heard_ = plugins_->active();
+      others = rules_of_active();
+      if ((before == 0) != (settings_.zero_optimization.stage == 0))
+        raise<ConfigError>(
+            "prepare: the DeepSpeedPlugin '{}' has stage {}, another one of deepspeed_plugins stage {}, expected stage "
+            "0 "
+            "in all of them or in none: ranks are laid out once",
+            plugins_->name(heard_), settings_.zero_optimization.stage, before);
+      spoke_ = false;
+    }
+    const auto filled = zero::fill_auto(plugin(), facts_of(facts, num_steps));
     if (is_rank0())
       for (const auto& warning : filled.warnings)
         logs::warn("accelerate.parallel", "DeepSpeed configuration: {}", warning);
     settings_ = read(/*filled=*/true);
     say_what_has_no_meaning();
+    return others;
+  }
+  std::shared_ptr<const DeepSpeedFiles> deepspeed_files() const override {
+    return zero::make_files(settings_, plugins_->get(std::nullopt).deepspeed_config());
   }
   std::shared_ptr<torch::optim::Optimizer> make_optimizer(const DummyOptim& dummy) const override {
     return zero::make_optimizer(settings_, dummy);
@@ -138,6 +143,27 @@ class ChosenZero final : public ChosenLayer {
   }
 
  private:
+  DeepSpeedPlugin& plugin() const { return (*plugins_)[plugins_->active()]; }
+
+  RunRules rules_of_active() {
+    settings_ = read(/*filled=*/false);
+    RunRules rules{.decided_by = "the DeepSpeed configuration (fp16, bf16)"};
+    rules.mixed_precision = settings_.fp16.enabled   ? PrecisionType::FP16
+                            : settings_.bf16.enabled ? PrecisionType::BF16
+                                                     : PrecisionType::NO;
+    rules.autocasts = false;
+    rules.scaler = zero::make_scaler(settings_);
+    rules.max_norm = std::max(0.0, settings_.gradient_clipping);
+    if (!plugin().is_auto("gradient_accumulation_steps"))
+      rules.gradient_accumulation_steps = settings_.gradient_accumulation_steps;
+    if (settings_.zero_optimization.stage == 3 && !settings_.zero_optimization.gather_16bit_weights_on_model_save)
+      rules.no_whole_state =
+          "the model is split by ZeRO's stage 3, whose whole 16-bit weights are gathered only if the DeepSpeed "
+          "configuration has stage3_gather_16bit_weights_on_model_save (DeepSpeedPlugin::zero3_save_16bit_model, "
+          "--zero3_save_16bit_model), expected that to be true";
+    return rules;
+  }
+
   zero::AutoFacts facts_of(const PrepareFacts& facts, int64_t num_steps) const {
     const auto widest = hidden_size_of(facts.models);
     zero::AutoFacts result{.ranks = PartialState().num_processes(),
@@ -145,7 +171,7 @@ class ChosenZero final : public ChosenLayer {
                            .has_model_config = widest.has_value(),
                            .loader_batch_sizes = facts.batch_sizes,
                            .split_batches = facts.split_batches,
-                           .is_train_batch_min = plugin_.is_train_batch_min,
+                           .is_train_batch_min = plugin().is_train_batch_min,
                            .gradient_accumulation_steps = num_steps,
                            .mixed_precision = to_string(mixed_precision_)};
     if (!facts.dummy_optimizers.empty() && !facts.optimizers.empty())
@@ -174,11 +200,11 @@ class ChosenZero final : public ChosenLayer {
 
   /// @param filled  what prepare() is given has been heard; else what is left open has its default for now
   zero::ZeroSettings read(bool filled) const {
-    DeepSpeedConfig config = plugin_.deepspeed_config();
+    DeepSpeedConfig config = plugin().deepspeed_config();
     if (!filled) leave_open(config);
     return zero::read_settings(
         config,
-        {.ranks = ranks_of_environment(), .as_of_version = *plugin_.as_of_version, .has_program_optimizer = true});
+        {.ranks = ranks_of_environment(), .as_of_version = *plugin().as_of_version, .has_program_optimizer = true});
   }
 
   /// In one line, once.
@@ -199,7 +225,8 @@ class ChosenZero final : public ChosenLayer {
     std::fputs(text.c_str(), stdout);
   }
 
-  DeepSpeedPlugin plugin_;
+  std::shared_ptr<zero::Plugins> plugins_;
+  size_t heard_ = 0;  ///< the plugin that settings_ are of
   int64_t compare_parameters_every_;
   zero::ZeroSettings settings_;
   PrecisionType mixed_precision_ = PrecisionType::NO;
@@ -209,7 +236,7 @@ class ChosenZero final : public ChosenLayer {
 }  // namespace
 
 std::unique_ptr<ChosenLayer> choose_zero(const EngineRequest& request) {
-  if (!request.deepspeed && !deepspeed_requested()) return nullptr;
+  if (!request.deepspeed && request.deepspeed_plugins.empty() && !deepspeed_requested()) return nullptr;
   if (request.fsdp || fsdp_requested())
     throw ConfigError(
         "Accelerator: found deepspeed_plugin (ACCELERATE_USE_DEEPSPEED) and fsdp_plugin (ACCELERATE_USE_FSDP), "
@@ -223,8 +250,7 @@ std::unique_ptr<ChosenLayer> choose_zero(const EngineRequest& request) {
   refuse_settings_of_ddp(request.ddp, {.engine = "DeepSpeed",
                                        .sizes = "reduce_bucket_size decides how large they are",
                                        .types = "communication_data_type says how gradients travel"});
-  return std::make_unique<ChosenZero>(resolve(request.deepspeed.value_or(DeepSpeedPlugin{})),
-                                      request.ddp.compare_parameters_every);
+  return std::make_unique<ChosenZero>(zero::Plugins::of(request), request.ddp.compare_parameters_every);
 }
 
 }  // namespace accelerate::parallel

@@ -6,7 +6,9 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -16,6 +18,9 @@
 #include "accelerate/optim/grad_scaler.hpp"
 #include "accelerate/optim/lion.hpp"
 #include "accelerate/utils/error.hpp"
+#include "parallel/deepspeed_files.hpp"
+#include "parallel/zero/document.hpp"
+#include "parallel/zero/translate.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::zero {
@@ -142,6 +147,46 @@ optim::Scheduler make_scheduler(const ZeroSettings& settings, const DummySchedul
   throw ConfigError(
       "prepare: found a DummyScheduler, but the DeepSpeed configuration has no section scheduler that it could stand "
       "for, expected one, DummyScheduler::lr_scheduler_callable, or a schedule of the program's own");
+}
+
+namespace {
+
+c10::IValue to_ivalue(const nlohmann::ordered_json& value) {
+  if (value.is_null()) return {};
+  if (value.is_boolean()) return value.get<bool>();
+  if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
+    return value.get<double>();
+  if (value.is_number_integer()) return value.get<int64_t>();
+  if (value.is_number_float()) return value.get<double>();
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_array()) {
+    c10::impl::GenericList list(c10::AnyType::get());
+    for (const auto& child : value) list.push_back(to_ivalue(child));
+    return list;
+  }
+  c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
+  for (const auto& [key, child] : value.items()) dict.insert(key, to_ivalue(child));
+  return dict;
+}
+
+}  // namespace
+
+std::shared_ptr<const parallel::DeepSpeedFiles> make_files(const ZeroSettings& settings,
+                                                           const DeepSpeedConfig& config) {
+  const auto& zero = settings.zero_optimization;
+  return std::make_shared<parallel::DeepSpeedFiles>(
+      parallel::DeepSpeedFiles{.stage = zero.stage,
+                               .sub_group_size = zero.sub_group_size,
+                               .round_robin = zero.round_robin_gradients,
+                               .param_dtype = parallel::compute_dtype(settings),
+                               .clip_grad = std::max(0.0, settings.gradient_clipping),
+                               .dynamic_loss_scale = settings.fp16.enabled && settings.fp16.loss_scale == 0,
+                               .train_batch_size = settings.train_batch_size,
+                               .tags_must_agree = settings.checkpoint.tag_validation == "Fail",
+                               .checks_tags = settings.checkpoint.tag_validation != "Ignore",
+                               .load_from_fp32_weights = zero.load_from_fp32_weights,
+                               .ds_config = to_ivalue(config.document().json),
+                               .ds_version = settings.as_of_version});
 }
 
 std::shared_ptr<optim::GradScaler> make_scaler(const ZeroSettings& settings) {

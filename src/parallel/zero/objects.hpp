@@ -5,9 +5,15 @@
 #include "accelerate/optim/dummies.hpp"
 #include "parallel/zero/zero_settings.hpp"
 
-namespace accelerate::optim {
+namespace accelerate {
+class DeepSpeedConfig;
+namespace optim {
 class GradScaler;
-}  // namespace accelerate::optim
+}  // namespace optim
+namespace parallel {
+struct DeepSpeedFiles;
+}  // namespace parallel
+}  // namespace accelerate
 
 /// What a configuration has instead of the program: its optimizer, its schedule, its loss scale.
 namespace accelerate::zero {
@@ -18,6 +24,9 @@ std::shared_ptr<torch::optim::Optimizer> make_optimizer(const ZeroSettings& sett
 /// The program's callable's, where there is one. @throws ConfigError where neither is there
 optim::Scheduler make_scheduler(const ZeroSettings& settings, const DummyScheduler& dummy,
                                 torch::optim::Optimizer& optimizer);
+
+/// What checkpoints are written by. @param config  of which settings were read, filled
+std::shared_ptr<const parallel::DeepSpeedFiles> make_files(const ZeroSettings& settings, const DeepSpeedConfig& config);
 
 /// Null where gradients are neither scaled nor looked at.
 std::shared_ptr<optim::GradScaler> make_scaler(const ZeroSettings& settings);

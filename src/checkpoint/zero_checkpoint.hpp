@@ -1,0 +1,99 @@
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/saved_state.hpp"
+
+namespace accelerate::checkpointing {
+
+struct Archive;
+
+/// What DeepSpeed's save_checkpoint writes for one tag: a model, its optimizer and its schedule, of any ZeRO stage, cut
+/// over any number of ranks. Opened as data: nothing in it is executed, tensors are read when they are asked for.
+/// Source: DeepSpeed 0.19.8, engine and zero_to_fp32.
+class ZeroCheckpoint {
+ public:
+  /// Whether such files lie in the folder of a tag.
+  static bool is_one(const std::filesystem::path& folder);
+  /// The tag that the file `latest` of a folder names; empty without such a file.
+  static std::string latest(const std::filesystem::path& folder);
+  /// The folder of a tag in a folder of checkpoints, of the latest one where none is given. @throws CheckpointError
+  /// naming what is missing
+  static std::filesystem::path find(const std::filesystem::path& folder, const std::string& tag);
+
+  /// @param folder  of the tag. @throws CheckpointError for files that are missing, damaged, or of different saves, and
+  /// for those of tensor, pipeline or expert parallelism.
+  explicit ZeroCheckpoint(const std::filesystem::path& folder);
+
+  int64_t stage() const { return stage_; }
+  /// Over which it is cut.
+  int64_t ranks() const { return ranks_; }
+  /// Optimizer steps, skipped ones with them; skipped ones.
+  int64_t global_steps() const;
+  int64_t skipped_steps() const;
+
+  struct Which {
+    bool frozen = true;   ///< parameters that are not trained, too
+    bool masters = true;  ///< in fp32 where the optimizer has masters; false: as modules computed with them, where the
+                          ///< files have that (up to stage 2)
+  };
+  /// Parameters and buffers by name, tied ones under each of theirs.
+  StoredTensors weights(const Which& which) const;
+  StoredTensors weights() const { return weights(Which{}); }
+  /// @throws CheckpointError where it was saved without
+  StoredOptimizer optimizer() const;
+  /// The schedule's state and the loss scaler's; None without.
+  c10::IValue lr_scheduler() const;
+  c10::IValue loss_scaler() const;
+  /// What the program kept with it.
+  std::map<std::string, c10::IValue> client_state() const;
+
+ private:
+  using Dict = c10::impl::GenericDict;
+  /// One vector that is cut over files: stretches, one after the other.
+  struct Stretch {
+    const Archive* archive;
+    at::Tensor stand_in;  ///< 1-D
+    int64_t numel;        ///< without padding at its end
+  };
+  using Flat = std::vector<Stretch>;
+  struct Named {
+    std::string name;
+    std::vector<int64_t> sizes;
+    int64_t numel = 0;
+    int64_t group = 0;   ///< of those that are flat together
+    int64_t offset = 0;  ///< there; at stage 3 in each rank's vector
+  };
+
+  void open_model_files(const std::filesystem::path& folder);
+  void open_optimizer_files(const std::filesystem::path& folder);
+  void place_parameters();
+  void check_alike() const;
+  Dict model_state(size_t rank = 0) const;
+  Dict optimizer_state(size_t rank = 0) const;
+  /// Of the optimizer that steps on flat vectors: a dict as torch has it, or a list of states.
+  c10::IValue base_optimizer(size_t rank) const;
+  std::optional<Dict> state_of(size_t rank, int64_t group) const;
+  const char* masters_key() const { return stage_ == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups"; }
+  /// The masters or a state of one group, of each rank. @param kind  "": the masters. Nothing where a rank lacks it.
+  std::optional<Flat> flat(int64_t group, const std::string& kind) const;
+  std::vector<std::string> kinds(int64_t group) const;
+  StoredTensor part_of(const Flat& flat, const Named& parameter) const;
+  void add_masters_of_stage_0(StoredTensors& weights) const;
+  StoredOptimizer optimizer_of_stage_0() const;
+
+  std::string source_;  ///< for messages
+  int64_t stage_ = 0, ranks_ = 1;
+  std::vector<std::shared_ptr<const Archive>> models_, optimizers_;  ///< by rank; the second: from stage 1
+  std::vector<Named> parameters_;                                    ///< that the optimizer has, from stage 1
+};
+
+}  // namespace accelerate::checkpointing

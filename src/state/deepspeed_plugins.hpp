@@ -1,0 +1,23 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace accelerate {
+struct DeepSpeedPlugin;
+}
+
+namespace accelerate::detail {
+
+/// What AcceleratorState tells of DeepSpeed's plugins; the layer that trains by them is behind it.
+class DeepSpeedPlugins {
+ public:
+  virtual ~DeepSpeedPlugins() = default;
+  /// Unset: the active one. @throws ConfigError for a name that is not there.
+  virtual const DeepSpeedPlugin& get(const std::optional<std::string>& name) const = 0;
+  virtual void select(const std::string& name) = 0;
+  /// The active one's configuration, as it is by now, in one line.
+  virtual std::string text() const = 0;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,473 @@
+/// DeepSpeed's checkpoints: those that it wrote load here and training goes on as there; ours have its names and keys,
+/// resume to the bit, and load with any number of ranks and any stage. The files of deepspeed_checkpoints/ are
+/// DeepSpeed 0.19.8's (CPU accelerator, gloo), of the peer's GPT after three steps; expected.json says what it did with
+/// them next.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "accelerate/accelerate.hpp"
+#include "accelerate/checkpoint/zero_to_fp32.hpp"
+#include "accelerate/parallel/deepspeed_plugin.hpp"
+#include "accelerate/parallel/zero_handles.hpp"
+#include "both_stores.hpp"
+#include "formats/torch_archive.hpp"
+#include "message_of.hpp"
+#include "peer_gpt.hpp"
+#include "ranks.hpp"
+#include "scratch.hpp"
+#include "warnings_of.hpp"
+
+namespace {
+
+using namespace accelerate;
+using nlohmann::json;
+using support::PeerGpt;
+using testing::AllOf;
+using testing::HasSubstr;
+
+namespace fs = std::filesystem;
+
+const fs::path kTheirs = fs::path(__FILE__).parent_path() / "deepspeed_checkpoints";
+constexpr int64_t kVocabulary = 16, kTokens = 4, kBatch = 2;
+
+DeepSpeedPlugin plugin_of(json config) {
+  config["train_micro_batch_size_per_gpu"] = kBatch;
+  if (!config.contains("gradient_clipping")) config["gradient_clipping"] = 0.0;
+  config.erase("grad_accum_dtype");  // which DeepSpeed passes over there, too
+  return {.hf_ds_config = config.dump()};
+}
+
+/// What trains: the model, the optimizer and the schedule that a configuration asks for.
+struct Training {
+  explicit Training(const json& config, const json& arguments = json::array())
+      : accelerator(AcceleratorOptions{.cpu = true, .deepspeed_plugin = plugin_of(config)}), model(made(arguments)) {
+    const auto dummy = DummyOptim(trained(arguments));
+    auto [m, opt] = accelerator.prepare(model, dummy);
+    prepared.emplace(m), optimizer.emplace(opt);
+    if (config.contains("scheduler")) schedule.emplace(accelerator.prepare(DummyScheduler{.optimizer = dummy}));
+  }
+  static PeerGpt made(const json& arguments) {
+    torch::manual_seed(0);
+    return PeerGpt(support::PeerSizes{}, std::find(arguments.begin(), arguments.end(), "--tie") != arguments.end());
+  }
+  std::vector<at::Tensor> trained(const json& arguments) {
+    const auto freeze = std::find(arguments.begin(), arguments.end(), "--freeze");
+    std::vector<at::Tensor> result;
+    for (const auto& item : model->named_parameters()) {
+      if (freeze != arguments.end() && item.key().starts_with((freeze + 1)->get<std::string>()))
+        item.value().set_requires_grad(false);
+      if (item.value().requires_grad()) result.push_back(item.value());
+    }
+    return result;
+  }
+
+  struct Curves {
+    std::vector<double> losses, rates, scales;
+    std::vector<int64_t> skipped;
+  };
+  /// As the peer: each rank draws batches of its own, the same ones in each call.
+  Curves steps(int64_t count, int64_t seed = 1000) {
+    torch::manual_seed(seed + accelerator.process_index());
+    Curves curves;
+    for (int64_t i = 0; i < count; ++i) {
+      const auto ids = torch::randint(0, kVocabulary, {kBatch, kTokens + 1}, at::kLong);
+      const auto logits = (*prepared)(ids.narrow(1, 0, kTokens)).reshape({-1, kVocabulary}).to(at::kFloat);
+      const auto loss = torch::cross_entropy_loss(logits, ids.narrow(1, 1, kTokens).reshape(-1));
+      accelerator.backward(loss);
+      optimizer->step();
+      if (schedule) schedule->step();
+      optimizer->zero_grad();
+      curves.losses.push_back(loss.item<double>());
+      curves.rates.push_back(optimizer->param_groups()[0].options().get_lr());
+      curves.scales.push_back(accelerator.scaler() ? accelerator.scaler()->get_scale() : 1.0);
+      curves.skipped.push_back(optimizer->step_counts().skipped);
+    }
+    return curves;
+  }
+  /// Whole masters by name.
+  std::map<std::string, at::Tensor> weights() {
+    std::map<std::string, at::Tensor> result;
+    for (const auto& item : model->named_parameters()) result[item.key()] = safe_get_full_fp32_param(item.value());
+    return result;
+  }
+  std::map<std::string, at::Tensor> moments(const char* kind = "exp_avg") {
+    std::map<std::string, at::Tensor> result;
+    for (const auto& item : model->named_parameters())
+      if (item.value().requires_grad()) result[item.key()] = safe_get_full_optimizer_state(item.value(), kind);
+    return result;
+  }
+
+  Accelerator accelerator;
+  PeerGpt model;
+  std::optional<Prepared<PeerGpt>> prepared;
+  std::optional<AcceleratedOptimizer> optimizer;
+  std::optional<AcceleratedScheduler> schedule;
+};
+
+void expect_same(const std::map<std::string, at::Tensor>& ours, const std::map<std::string, at::Tensor>& expected) {
+  for (const auto& [name, value] : ours) {
+    ASSERT_TRUE(expected.contains(name)) << name;
+    ASSERT_EQ(value.defined(), expected.at(name).defined()) << name;
+    if (!value.defined()) continue;  // all steps were skipped
+    EXPECT_TRUE(at::equal(value, expected.at(name).to(value.scalar_type())))
+        << name << ": " << (value - expected.at(name)).abs().max();
+  }
+}
+
+json read_json(const fs::path& file) {
+  std::ifstream in(file);
+  return json::parse(in);
+}
+
+std::vector<std::string> names_of_theirs(int64_t ranks) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(kTheirs))
+    if (read_json(entry.path() / "expected.json")["ranks"] == ranks) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+json config_of(int64_t stage, const std::string& precision = "") {
+  json config = {
+      {"zero_optimization", {{"stage", stage}, {"stage3_param_persistence_threshold", 10}}},
+      {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}, {"weight_decay", 0.1}}}}},
+      {"scheduler", {{"type", "WarmupLR"}, {"params", {{"warmup_max_lr", 0.01}, {"warmup_num_steps", 10}}}}}};
+  if (!precision.empty()) config[precision] = {{"enabled", true}};
+  if (precision == "fp16") config["fp16"]["initial_scale_power"] = 18, config["fp16"]["hysteresis"] = 1;
+  return config;
+}
+
+/// The tree of an archive as text: keys, kinds, dtypes and sizes.
+void describe(const c10::IValue& value, const std::string& path, std::map<std::string, std::string>& into) {
+  if (value.isTensor())
+    into[path] = fmt::format("{} {}", c10::toString(value.toTensor().scalar_type()), value.toTensor().sizes());
+  else if (value.isGenericDict()) {
+    into[path] = "dict";
+    for (const auto& entry : value.toGenericDict())
+      describe(entry.value(),
+               path + "/" + (entry.key().isString() ? entry.key().toStringRef() : std::to_string(entry.key().toInt())),
+               into);
+  } else if (value.isList() || value.isTuple()) {
+    into[path] = "list";
+    int64_t i = 0;
+    const auto items = value.isList() ? value.toListRef() : at::ArrayRef<c10::IValue>(value.toTupleRef().elements());
+    for (const c10::IValue& child : items) describe(child, path + "/" + std::to_string(i++), into);
+  } else into[path] = value.tagKind();
+}
+std::map<std::string, std::string> tree_of(const fs::path& path) {
+  const auto file = std::make_shared<formats::InputFile>(path);
+  std::map<std::string, std::string> result;
+  describe(formats::TorchArchive(file, 0, file->size(), path.string(), formats::PickledObjects::as_data)
+               .value([](const formats::SavedTensor& saved) {
+                 return at::empty(saved.sizes, at::TensorOptions().dtype(saved.dtype).device(at::kMeta));
+               }),
+           "", result);
+  return result;
+}
+
+}  // namespace
+
+// Training goes on from their files as theirs did.
+RANKS_TEST(ZeroCheckpoint, TheirsGoesOnHere, 1, 2, 3) {
+  size_t seen = 0;
+  for (const auto& name : names_of_theirs(support::world_size()))
+    support::on_both_stores([&](const std::string& store) {
+      SCOPED_TRACE(name + ", " + store);
+      const json expected = read_json(kTheirs / name / "expected.json");
+      Training training(expected["config"], expected["args"]);
+      const auto loaded = training.prepared->load_checkpoint(kTheirs / name);
+      EXPECT_EQ(loaded.load_path, kTheirs / name / "global_step3");
+      EXPECT_TRUE(loaded.client_state.empty());
+      const auto counts = training.optimizer->step_counts();
+      EXPECT_EQ(counts.taken + counts.skipped, 3);
+      const auto curves = training.steps(3);
+      const bool half = expected["config"].contains("bf16") || expected["config"].contains("fp16");
+      for (size_t i = 0; i < 3; ++i) {
+        // In half precision their sums are in 16 bits, ours in 32: a few of its roundings.
+        const double loss = expected["losses"][i], allowed = half ? 4e-3 : 1e-5;
+        if (training.accelerator.is_main_process())  // whose they are
+          EXPECT_NEAR(curves.losses[i], loss, allowed * loss) << "step " << i;
+        EXPECT_NEAR(curves.rates[i], expected["lrs"][i].get<double>(), 1e-9) << "step " << i;
+        if (expected["config"]["zero_optimization"]["stage"] != 0) {  // which has a scaler of its own there
+          EXPECT_EQ(curves.scales[i], expected["scales"][i].get<double>()) << "step " << i;
+          EXPECT_EQ(curves.skipped[i], expected["skipped"][i].get<int64_t>()) << "step " << i;
+        }
+      }
+      // And it is the state that does it: a training from the beginning has other losses.
+      if (training.accelerator.is_main_process())
+        EXPECT_GT(std::abs(curves.losses[0] - expected["first"][0].get<double>()), 1e-3);
+      ++seen;
+    });
+  EXPECT_GT(seen, 0U);
+}
+
+// Whole weights and states of their files, on whatever number of ranks, in whatever stage.
+RANKS_TEST(ZeroCheckpoint, TheirsLoadsOnAnyNumberOfRanks, 1, 3, 5) {
+  for (const char* name : {"z1bf", "z2", "z3", "z3fp16"}) {
+    const json expected = read_json(kTheirs / name / "expected.json");
+    const auto weights = get_fp32_state_dict_from_zero_checkpoint(kTheirs / name);
+    const auto theirs = checkpointing::load_object(kTheirs / name / "fp32.pt").toGenericDict();
+    ASSERT_EQ(weights.size(), theirs.size()) << name;
+    for (const auto& entry : theirs)
+      EXPECT_TRUE(at::equal(weights.at(entry.key().toStringRef()), entry.value().toTensor().to(at::kFloat)))
+          << name << ": " << entry.key();
+    for (int64_t stage = 0; stage <= 3; ++stage) {
+      SCOPED_TRACE(std::string(name) + ", into stage " + std::to_string(stage));
+      support::reset_states();
+      json config = expected["config"];
+      config["zero_optimization"]["stage"] = stage;
+      Training training(config, expected["args"]);
+      training.accelerator.load_state(kTheirs / name);  // by `latest`
+      expect_same(training.weights(), weights);
+      const auto moments = training.moments();
+      for (const auto& [parameter, moment] : moments) {
+        ASSERT_TRUE(moment.defined()) << parameter;
+        EXPECT_GT(moment.abs().max().item<double>(), 0) << parameter;
+      }
+      EXPECT_EQ(training.optimizer->step_counts().taken + training.optimizer->step_counts().skipped, 3);
+    }
+  }
+}
+
+// What save_state() wrote resumes to the bit; also where parameters are frozen, tied, or have no state.
+RANKS_TEST(ZeroCheckpoint, ResumesToTheBit, 1, 2, 3, 5) {
+  support::on_both_stores([](const std::string& store) {
+    for (int64_t stage = 0; stage <= 3; ++stage)
+      for (const std::string precision : {"", "bf16", "fp16"}) {
+        SCOPED_TRACE(fmt::format("{}, stage {}, {}", store, stage, precision));
+        const auto folder =
+            support::scratch(fmt::format("resume_{}_{}_{}_{}", support::world_size(), stage, precision, store.back()));
+        const json arguments = {"--tie", "--freeze", "wpe"};
+        Training::Curves expected;
+        std::map<std::string, at::Tensor> weights, moments;
+        {
+          support::reset_states();
+          Training training(config_of(stage, precision), arguments);
+          training.steps(3);
+          training.accelerator.save_state(folder);
+          expected = training.steps(3, 77);
+          weights = training.weights(), moments = training.moments();
+        }
+        support::reset_states();
+        Training again(config_of(stage, precision), arguments);
+        again.steps(1, 5);  // other values than those that are loaded
+        again.accelerator.load_state(folder);
+        const auto curves = again.steps(3, 77);
+        EXPECT_EQ(curves.losses, expected.losses);
+        EXPECT_EQ(curves.rates, expected.rates);
+        EXPECT_EQ(curves.scales, expected.scales);
+        EXPECT_EQ(curves.skipped, expected.skipped);
+        expect_same(again.weights(), weights);
+        expect_same(again.moments(), moments);
+        EXPECT_FALSE(fs::exists(folder / "scaler.pt")) << "the scale is in DeepSpeed's files";
+        EXPECT_FALSE(fs::exists(folder / "scheduler.bin")) << "so is the schedule";
+        EXPECT_FALSE(fs::exists(folder / "optimizer.bin"));
+      }
+  });
+}
+
+// Names, keys, kinds and sizes are those of the files that DeepSpeed wrote of the same training.
+RANKS_TEST(ZeroCheckpoint, OursHasTheKeysOfTheirs, 1, 2, 3) {
+  size_t seen = 0;
+  for (const auto& name : names_of_theirs(support::world_size())) {
+    SCOPED_TRACE(name);
+    support::reset_states();
+    const json expected = read_json(kTheirs / name / "expected.json");
+    const auto folder = support::scratch("keys_" + name);
+    Training training(expected["config"], expected["args"]);
+    training.steps(3);
+    const auto written = training.prepared->save_checkpoint(folder);
+    EXPECT_EQ(written, folder / "global_step3");
+    training.accelerator.wait_for_everyone();
+    for (const auto& entry : fs::directory_iterator(kTheirs / name / "global_step3")) {
+      const auto file = entry.path().filename();
+      SCOPED_TRACE(file.string());
+      ASSERT_TRUE(fs::exists(written / file));
+      const auto ours = tree_of(written / file);
+      for (const auto& [key, what] : tree_of(entry.path())) {
+        if (key.starts_with("/ds_config")) continue;
+        // Theirs says where parameters would lie without round_robin_gradients, also with it.
+        if (name == "z1rr" && key.find("param_slice_mappings") != std::string::npos) continue;
+        // How an optimizer of their own is made, which torch's does not have here, and an enum, which is a number here.
+        if (key.ends_with("/decoupled_weight_decay") || key.find("zero_stage") != std::string::npos) continue;
+        const auto found = ours.find(key);
+        if (found == ours.end()) ADD_FAILURE() << "theirs has " << key << " (" << what << "), ours has not";
+        else if (what != "None" && found->second != "None" && !(what == "Int" && found->second == "Double")) {
+          EXPECT_EQ(found->second, what) << key;
+        }
+      }
+      ++seen;
+    }
+    std::ifstream latest(folder / "latest");
+    std::string tag;
+    latest >> tag;
+    EXPECT_EQ(tag, "global_step3");
+  }
+  EXPECT_GT(seen, 0U);
+}
+
+RANKS_TEST(ZeroCheckpoint, TagsAndClientState, 1, 2) {
+  const auto folder = support::scratch(fmt::format("tags_{}", support::world_size()));
+  Training training(config_of(2));
+  auto& m = *training.prepared;
+  training.steps(2);
+  c10::impl::GenericDict nested(c10::StringType::get(), c10::AnyType::get());
+  nested.insert("seen", at::arange(3));
+  m.save_checkpoint(folder, "first", {{"epoch", 7}, {"best", 0.5}, {"more", nested}});
+  const auto weights = training.weights();
+  training.steps(2);
+  m.save_checkpoint(folder, "second", {{"epoch", 8}});
+  m.save_checkpoint(folder, "aside", {}, {.save_latest = false});
+  EXPECT_EQ(m.load_checkpoint(folder).client_state.at("epoch").toInt(), 8) << "the latest";
+  const auto loaded = m.load_checkpoint(folder, "first");
+  EXPECT_EQ(loaded.client_state.at("epoch").toInt(), 7);
+  EXPECT_EQ(loaded.client_state.at("best").toDouble(), 0.5);
+  EXPECT_TRUE(at::equal(loaded.client_state.at("more").toGenericDict().at("seen").toTensor(), at::arange(3)));
+  expect_same(training.weights(), weights);
+  EXPECT_EQ(training.optimizer->step_counts().taken, 2);
+  // Weights alone: states and counts stay.
+  training.steps(1);
+  const auto moments = training.moments();
+  m.load_checkpoint(folder, "first", {.load_module_only = true});
+  expect_same(training.weights(), weights);
+  expect_same(training.moments(), moments);
+  EXPECT_EQ(training.optimizer->step_counts().taken, 3);
+  // A folder without `latest`: nothing is loaded, as theirs.
+  const auto none = support::scratch(fmt::format("none_{}", support::world_size()));
+  fs::create_directories(none);
+  EXPECT_TRUE(m.load_checkpoint(none).load_path.empty());
+  EXPECT_THAT(support::message_of<ConfigError>([&] {
+                m.save_checkpoint(folder, "x", {{"optimizer", 1}});
+              }),
+              HasSubstr("optimizer"));
+  EXPECT_THAT(support::message_of<CheckpointError>([&] { m.load_checkpoint(folder, "third"); }), HasSubstr("third"));
+  EXPECT_THAT(support::message_of<ConfigError>([&] { m.save_checkpoint(folder, "../out"); }), HasSubstr("../out"));
+}
+
+// Files that are missing, or of two saves, are named, and nothing is changed.
+RANKS_TEST(ZeroCheckpoint, BrokenFoldersAreNamed, 2) {
+  const auto folder = support::scratch("broken");
+  Training training(config_of(3));
+  training.steps(1);
+  training.prepared->save_checkpoint(folder, "good");
+  training.steps(1);
+  training.prepared->save_checkpoint(folder, "later");
+  const auto weights = training.weights();
+  const auto broken = [&](const std::string& name, const std::function<void(const fs::path&)>& change) {
+    if (training.accelerator.is_main_process()) {
+      fs::copy(folder / "good", folder / name, fs::copy_options::recursive);
+      change(folder / name);
+    }
+    training.accelerator.wait_for_everyone();
+    const auto message =
+        support::message_of<CheckpointError>([&] { training.prepared->load_checkpoint(folder, name); });
+    expect_same(training.weights(), weights);
+    return message;
+  };
+  EXPECT_THAT(
+      broken("no_rank", [](const fs::path& at) { fs::remove(at / "zero_pp_rank_1_mp_rank_00_optim_states.pt"); }),
+      HasSubstr("missing: rank 1"));
+  EXPECT_THAT(
+      broken("no_model", [](const fs::path& at) { fs::remove(at / "zero_pp_rank_0_mp_rank_00_model_states.pt"); }),
+      HasSubstr("model_states"));
+  EXPECT_THAT(broken("two_saves",
+                     [&](const fs::path& at) {
+                       const auto file = "zero_pp_rank_1_mp_rank_00_model_states.pt";
+                       fs::copy_file(folder / "later" / file, at / file, fs::copy_options::overwrite_existing);
+                     }),
+              AllOf(HasSubstr("global_steps"), HasSubstr("one save")));
+  EXPECT_THAT(
+      broken("cut", [](const fs::path& at) { fs::resize_file(at / "zero_pp_rank_0_mp_rank_00_optim_states.pt", 700); }),
+      HasSubstr("zero_pp_rank_0_mp_rank_00_optim_states.pt"));
+  EXPECT_THAT(
+      broken("tensor_parallel", [](const fs::path& at) { std::ofstream(at / "mp_rank_01_model_states.pt") << "x"; }),
+      HasSubstr("tensor parallelism"));
+}
+
+RANKS_TEST(ZeroHandles, GetAndSetWholeValues, 1, 2, 3) {
+  support::on_both_stores([](const std::string& store) {
+    for (int64_t stage = 0; stage <= 3; ++stage) {
+      SCOPED_TRACE(store + ", stage " + std::to_string(stage));
+      support::reset_states();
+      Training training(config_of(stage, "bf16"));
+      auto& weight = training.model->head->weight;
+      EXPECT_FALSE(safe_get_full_optimizer_state(weight, "exp_avg").defined()) << "before the first step";
+      EXPECT_FALSE(safe_get_full_grad(weight).defined());
+      EXPECT_THAT(support::message_of<ConfigError>([&] {
+                    safe_set_full_grad(weight, torch::ones({16, 8}));
+                  }),
+                  HasSubstr("head.weight"));
+      training.steps(1);
+      const auto value = at::arange(128, at::kFloat).view({16, 8}) / 1000;
+      safe_set_full_fp32_param(weight, value);
+      EXPECT_TRUE(at::equal(safe_get_full_fp32_param(weight), value)) << "more digits than bf16 has";
+      safe_set_full_optimizer_state(weight, value * 2, "exp_avg_sq");
+      EXPECT_TRUE(at::equal(safe_get_full_optimizer_state(weight, "exp_avg_sq"), value * 2));
+      const auto ids = torch::ones({2, 4}, at::kLong);
+      training.accelerator.backward((*training.prepared)(ids).to(at::kFloat).square().mean());
+      const auto gradient = safe_get_full_grad(weight);
+      EXPECT_GT(gradient.abs().sum().item<double>(), 0);
+      safe_set_full_grad(weight, torch::zeros({16, 8}));
+      EXPECT_EQ(safe_get_full_grad(weight).abs().sum().item<double>(), 0);
+      EXPECT_THAT(support::message_of<ShapeError>([&] {
+                    safe_set_full_fp32_param(weight, torch::ones({8, 16}));
+                  }),
+                  HasSubstr("[16, 8]"));
+      EXPECT_THAT(support::message_of<ConfigError>([&] { safe_get_full_fp32_param(torch::ones({3})); }),
+                  HasSubstr("no parameter"));
+      training.optimizer->zero_grad();
+      // One rank writes, all have it; without a modifier nothing stays.
+      const int64_t modifier = support::world_size() - 1;
+      {
+        GatheredParameters whole({weight}, modifier);
+        ASSERT_EQ(weight.sizes(), (std::vector<int64_t>{16, 8}));
+        torch::NoGradGuard no_grad;
+        if (training.accelerator.process_index() == modifier) weight.fill_(0.25);
+      }
+      EXPECT_TRUE(at::equal(safe_get_full_fp32_param(weight), torch::full({16, 8}, 0.25)));
+    }
+  });
+}
+
+// Student and teacher: settings by name, an Accelerator for each.
+RANKS_TEST(ZeroPlugins, SeveralByName, 1, 2) {
+  const auto plugin = [](int64_t stage, double rate) {
+    json config = config_of(stage);
+    config["optimizer"]["params"]["lr"] = rate;
+    config.erase("scheduler");
+    return plugin_of(config);
+  };
+  Accelerator student({.cpu = true, .deepspeed_plugins = {{"student", plugin(2, 0.25)}, {"teacher", plugin(3, 0.5)}}});
+  EXPECT_EQ(std::get<int64_t>(*student.state().deepspeed_plugin().get_value("zero_optimization.stage")), 2);
+  EXPECT_EQ(std::get<int64_t>(*get_active_deepspeed_plugin(student.state()).get_value("zero_optimization.stage")), 2);
+  EXPECT_THAT(student.state().text(),
+              HasSubstr("ds_config: {'gradient_clipping': 0.0, 'optimizer': {'params': {'lr': 0.25"));
+  PeerGpt one(support::PeerSizes{}, false), two(support::PeerSizes{}, false);
+  auto [m, opt] = student.prepare(one, DummyOptim(one->parameters()));
+  Accelerator teacher;
+  EXPECT_THAT(support::message_of<ConfigError>([&] { student.state().select_deepspeed_plugin("parent"); }),
+              AllOf(HasSubstr("parent"), HasSubstr("student, teacher")));
+  student.state().select_deepspeed_plugin("teacher");
+  EXPECT_EQ(std::get<int64_t>(*teacher.state().deepspeed_plugin().get_value("zero_optimization.stage")), 3);
+  EXPECT_EQ(std::get<int64_t>(*teacher.state().get_deepspeed_plugin("student").get_value("zero_optimization.stage")),
+            2);
+  auto [m2, opt2] = teacher.prepare(two, DummyOptim(two->parameters()));
+  EXPECT_EQ(opt.param_groups()[0].options().get_lr(), 0.25);
+  EXPECT_EQ(opt2.param_groups()[0].options().get_lr(), 0.5);
+  for (auto* pair : {&m, &m2}) {
+    const bool is_teacher = pair == &m2;
+    auto& accelerator = is_teacher ? teacher : student;
+    accelerator.backward((*pair)(torch::ones({2, 4}, at::kLong)).square().mean());
+    (is_teacher ? opt2 : opt).step();
+  }
+  EXPECT_NE(one->wte->weight.sizes(), std::vector<int64_t>{}) << "stage 2 keeps it";
+  EXPECT_THAT(support::message_of<ConfigError>([&] {
+                PeerGpt three(support::PeerSizes{}, false);
+                student.prepare(three, DummyOptim(three->parameters()));
+              }),
+              HasSubstr("an Accelerator for each"));
+}
