@@ -39,7 +39,7 @@ LEFT_OUT = {
     "parallelism_config": PARTS, "layer_plugins": "each has entries of its own, in its layer's folder", "fsdp_plugin.cpu_offload": PARTS, "fsdp_plugin.mixed_precision_policy": PARTS,
     "fsdp_plugin.state_dict_config": PARTS, "fsdp_plugin.optim_state_dict_config": PARTS,
     "DistributedDataParallelKwargs.dim": REFUSED, "DistributedDataParallelKwargs.check_reduction": REFUSED,
-    "dynamo_backend": REFUSED, "dynamo_plugin": "what compiles is refused; entries launch.dynamo_*", "deepspeed_plugin": REFUSED, "megatron_lm_plugin": REFUSED,
+    "dynamo_backend": REFUSED, "dynamo_plugin": "what compiles is refused; entries launch.dynamo_*", "deepspeed_plugin": "each key of the configuration has an entry, by the layer", "deepspeed_plugins": "likewise", "megatron_lm_plugin": REFUSED,
     "parallelism_config.tp_size": REFUSED, "parallelism_config.cp_size": REFUSED, "parallelism_config.sp_size": REFUSED,
     "parallelism_config.cp_backend": "of an axis that is refused", "parallelism_config.sp_backend": "of an axis that is refused",
     "parallelism_config.tp_handler": "of an axis that is refused", "parallelism_config.cp_handler": "of an axis that is refused",

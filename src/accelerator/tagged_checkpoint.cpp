@@ -39,26 +39,8 @@ std::pair<run_state::RunState*, std::shared_ptr<PreparedModel>> run_of(const Pre
 }
 
 void refuse_reserved(const ClientState& client_state) {
-  static constexpr const char* kReserved[] = {"module",
-                                              "buffer_names",
-                                              "optimizer",
-                                              "param_shapes",
-                                              "frozen_param_shapes",
-                                              "shared_params",
-                                              "lr_scheduler",
-                                              "data_sampler",
-                                              "random_ltd",
-                                              "skipped_steps",
-                                              "frozen_param_fragments",
-                                              "global_steps",
-                                              "dp_world_size",
-                                              "global_samples",
-                                              "mp_world_size",
-                                              "ds_config",
-                                              "ds_version",
-                                              "checkpoint_parallel_dimensions"};
   for (const auto& [name, value] : client_state)
-    if (std::find(std::begin(kReserved), std::end(kReserved), name) != std::end(kReserved))
+    if (checkpointing::ZeroCheckpoint::is_own_key(name))
       raise<ConfigError>(
           "save_checkpoint: client_state has the name '{}', which DeepSpeed's own files use, expected "
           "another one",

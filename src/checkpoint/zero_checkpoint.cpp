@@ -300,7 +300,7 @@ void ZeroCheckpoint::check_alike() const {
       for (const c10::IValue& one : count.toListRef())
         most = std::max(most, integer_of(archive, one, "partition_count"));
     else most = integer_of(archive, count, "partition_count");
-    if (most != ranks_)
+    if (most != ranks_ && !(count.isList() && count.toListRef().empty()))  // which says nothing: no parameters
       archive.fail(
           "found the state of one of {} ranks, expected of one of {}, as '{}' says: they are of different saves", most,
           ranks_, models_.front()->name);
@@ -659,7 +659,7 @@ c10::IValue ZeroCheckpoint::loss_scaler() const {
   return value_or_none(optimizer.toGenericDict(), "cur_scale").isNone() ? c10::IValue() : optimizer;
 }
 
-std::map<std::string, c10::IValue> ZeroCheckpoint::client_state() const {
+bool ZeroCheckpoint::is_own_key(const std::string& key) {
   static const std::set<std::string> own = {"module",
                                             "buffer_names",
                                             "optimizer",
@@ -679,9 +679,13 @@ std::map<std::string, c10::IValue> ZeroCheckpoint::client_state() const {
                                             "ds_version",
                                             "checkpoint_parallel_dimensions",
                                             "sparse_tensor_module_names"};
+  return own.contains(key);
+}
+
+std::map<std::string, c10::IValue> ZeroCheckpoint::client_state() const {
   std::map<std::string, c10::IValue> result;
   for (const auto& entry : model_state())
-    if (entry.key().isString() && !own.contains(entry.key().toStringRef()))
+    if (entry.key().isString() && !is_own_key(entry.key().toStringRef()))
       result.emplace(entry.key().toStringRef(), models_.front()->read(entry.value()));
   return result;
 }

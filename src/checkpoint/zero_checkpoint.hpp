@@ -53,6 +53,8 @@ class ZeroCheckpoint {
   /// The schedule's state and the loss scaler's; None without.
   c10::IValue lr_scheduler() const;
   c10::IValue loss_scaler() const;
+  /// Whether a key of a model's file is DeepSpeed's own.
+  static bool is_own_key(const std::string& key);
   /// What the program kept with it.
   std::map<std::string, c10::IValue> client_state() const;
 

@@ -232,11 +232,11 @@ Names scaler_lacking(const RunState& run, const fs::path& folder, const LoadOpti
 StagedPart stage_scaler(RunState& run, const fs::path& folder, const LoadOptions&) {
   StagedPart staged;
   if (!run.scaler) return staged;
-  std::optional<c10::IValue> state;
-  if (is_deepspeed(folder) && !fs::exists(scaler_file(folder)))
-    state = scaler_state_in(checkpointing::ZeroCheckpoint(deepspeed_folder(folder, 0)), *run.scaler);
-  else state = load_object(scaler_file(folder));
-  if (state) staged.take.push_back(to_be_taken(*run.scaler, *state));
+  if (!is_deepspeed(folder) || fs::exists(scaler_file(folder)))
+    staged.take.push_back(to_be_taken(*run.scaler, load_object(scaler_file(folder))));
+  else if (const auto state =
+               scaler_state_in(checkpointing::ZeroCheckpoint(deepspeed_folder(folder, 0)), *run.scaler))
+    staged.take.push_back(to_be_taken(*run.scaler, *state));
   return staged;
 }
 

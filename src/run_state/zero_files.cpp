@@ -755,15 +755,37 @@ checkpointing::StoredOptimizer optimizer_in(const RunState& run, const checkpoin
     if (one == optimizer) before = groups;
     groups += run.optimizers[one].param_groups().size();
   }
-  if (all.size() == 1) return stored;
   if (stored.groups.size() != groups)
-    raise<CheckpointError>("{}: found {} parameter groups, expected {}, of {} optimizers", stored.source,
-                           stored.groups.size(), groups, all.size());
-  checkpointing::StoredOptimizer own{.source = stored.source, .by_name = stored.by_name, .groups = {}, .state = {}};
+    raise<CheckpointError>("{}: found {} parameter groups, expected {}{}", stored.source, stored.groups.size(), groups,
+                           all.size() > 1 ? fmt::format(", of {} optimizers", all.size()) : "");
+  const auto parameters = parameters_of(run.optimizers[optimizer], run.models);
+  checkpointing::StoredOptimizer own{.source = stored.source, .by_name = true, .groups = {}, .state = {}};
+  size_t next = 0;
   for (size_t g = 0; g < run.optimizers[optimizer].param_groups().size(); ++g) {
     auto& group = stored.groups[before + g];
-    for (const auto& name : group.parameters)
-      if (const auto state = stored.state.find(name); state != stored.state.end()) own.state.insert(*state);
+    // Each once, and what has no elements is not in files of stages 1 to 3.
+    std::vector<std::string> names, filled;
+    const auto has = [](const std::vector<std::string>& list, const std::string& name) {
+      return std::find(list.begin(), list.end(), name) != list.end();
+    };
+    for (size_t i = 0; i < run.optimizers[optimizer].param_groups()[g].params().size(); ++i, ++next) {
+      const auto& name = parameters[next].names.front();
+      if (has(names, name)) continue;
+      names.push_back(name);
+      if (parameters[next].whole.numel() > 0) filled.push_back(name);
+    }
+    const auto& keys = group.parameters.size() == names.size() ? names : filled;
+    for (size_t i = 0; i < group.parameters.size(); ++i) {
+      if (!stored.by_name && keys.size() != group.parameters.size())
+        raise<CheckpointError>("{}: found {} parameters in parameter group {}, expected {}", stored.source,
+                               group.parameters.size(), g, names.size());
+      const auto& name = stored.by_name ? group.parameters[i] : keys[i];
+      if (const auto state = stored.state.find(group.parameters[i]); state != stored.state.end())
+        own.state.emplace(name, state->second);
+      group.parameters[i] = name;
+    }
+    for (const auto& name : names)
+      if (!has(filled, name) && !has(group.parameters, name)) group.parameters.push_back(name);
     own.groups.push_back(std::move(group));
   }
   return own;

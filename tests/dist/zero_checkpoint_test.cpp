@@ -336,6 +336,17 @@ RANKS_TEST(ZeroCheckpoint, TagsAndClientState, 1, 2) {
   expect_same(training.weights(), weights);
   expect_same(training.moments(), moments);
   EXPECT_EQ(training.optimizer->step_counts().taken, 3);
+  // Without states: masters begin as the weights, which are whole in the file; with the schedule, or without.
+  const double rate = training.optimizer->param_groups()[0].options().get_lr();
+  m.load_checkpoint(folder, "first", {.load_optimizer_states = false, .load_lr_scheduler_states = false});
+  expect_same(training.weights(), weights);
+  expect_same(training.moments(), moments);
+  training.steps(1);
+  const double later = training.optimizer->param_groups()[0].options().get_lr();
+  EXPECT_GT(later, rate) << "the schedule went on from where it was";
+  m.load_checkpoint(folder, "first");
+  training.steps(1);
+  EXPECT_LT(training.optimizer->param_groups()[0].options().get_lr(), later) << "and now from where it was then";
   // A folder without `latest`: nothing is loaded, as theirs.
   const auto none = support::scratch(fmt::format("none_{}", support::world_size()));
   fs::create_directories(none);
@@ -346,6 +357,48 @@ RANKS_TEST(ZeroCheckpoint, TagsAndClientState, 1, 2) {
               HasSubstr("optimizer"));
   EXPECT_THAT(support::message_of<CheckpointError>([&] { m.load_checkpoint(folder, "third"); }), HasSubstr("third"));
   EXPECT_THAT(support::message_of<ConfigError>([&] { m.save_checkpoint(folder, "../out"); }), HasSubstr("../out"));
+}
+
+// Frozen parameters may be left out; then a strict load misses them.
+RANKS_TEST(ZeroCheckpoint, FrozenParametersMayBeLeftOut, 1, 2) {
+  for (int64_t stage = 2; stage <= 3; ++stage) {
+    SCOPED_TRACE("stage " + std::to_string(stage));
+    support::reset_states();
+    const auto folder = support::scratch(fmt::format("frozen_{}_{}", support::world_size(), stage));
+    Training training(config_of(stage), {"--freeze", "wpe"});
+    auto& m = *training.prepared;
+    training.steps(1);
+    m.save_checkpoint(folder, "whole");
+    m.save_checkpoint(folder, "trained", {}, {.exclude_frozen_parameters = true});
+    const auto whole = get_fp32_state_dict_from_zero_checkpoint(folder, "whole");
+    EXPECT_TRUE(whole.contains("wpe.weight"));
+    EXPECT_FALSE(get_fp32_state_dict_from_zero_checkpoint(folder, "trained").contains("wpe.weight"));
+    EXPECT_FALSE(get_fp32_state_dict_from_zero_checkpoint(folder, "whole", /*exclude_frozen_parameters=*/true)
+                     .contains("wpe.weight"));
+    EXPECT_THAT(support::message_of<CheckpointError>([&] { m.load_checkpoint(folder, "trained"); }),
+                HasSubstr("wpe.weight"));
+    m.load_checkpoint(folder, "trained", {.load_module_strict = false});
+    // Into files: by tag, in shards, as safetensors, without what was frozen.
+    if (training.accelerator.is_main_process()) {
+      const auto out = folder / "merged";
+      convert_zero_checkpoint_to_fp32_state_dict(
+          folder, out,
+          {.max_shard_size = "2KB", .safe_serialization = true, .tag = "whole", .exclude_frozen_parameters = true});
+      EXPECT_TRUE(fs::exists(out / "model.safetensors.index.json")) << "several files";
+      const auto merged = load_checkpoint_files(out);
+      EXPECT_EQ(merged.size(), whole.size() - 1);
+      for (const auto& [name, value] : merged) EXPECT_TRUE(at::equal(value, whole.at(name))) << name;
+      convert_zero_checkpoint_to_fp32_state_dict(folder, folder / "latest_one");
+      EXPECT_TRUE(fs::exists(folder / "latest_one" / "pytorch_model.bin"));
+      EXPECT_EQ(load_checkpoint_files(folder / "latest_one").size(), whole.size() - 1) << "of the latest tag";
+      PeerGpt fresh(support::PeerSizes{}, false);
+      torch::NoGradGuard no_grad;
+      for (auto& parameter : fresh->parameters()) parameter.zero_();
+      load_state_dict_from_zero_checkpoint(fresh, folder, "whole");
+      EXPECT_TRUE(at::equal(fresh->head->weight, whole.at("head.weight")));
+    }
+    training.accelerator.wait_for_everyone();
+  }
 }
 
 // Files that are missing, or of two saves, are named, and nothing is changed.
@@ -386,6 +439,19 @@ RANKS_TEST(ZeroCheckpoint, BrokenFoldersAreNamed, 2) {
   EXPECT_THAT(
       broken("tensor_parallel", [](const fs::path& at) { std::ofstream(at / "mp_rank_01_model_states.pt") << "x"; }),
       HasSubstr("tensor parallelism"));
+}
+
+// Two ranks' state beside a file of one that ran alone.
+RANKS_TEST(ZeroCheckpoint, FilesOfAnotherNumberOfRanksAreNamed, 1) {
+  const auto folder = support::scratch("other_ranks");
+  fs::create_directories(folder);
+  fs::copy(kTheirs / "z2" / "global_step3", folder / "tag", fs::copy_options::recursive);
+  Training training(config_of(2), {"--tie", "--freeze", "wpe"});
+  training.prepared->save_checkpoint(folder, "alone");
+  fs::copy_file(folder / "alone" / "zero_pp_rank_0_mp_rank_00_optim_states.pt",
+                folder / "tag" / "zero_pp_rank_0_mp_rank_00_optim_states.pt", fs::copy_options::overwrite_existing);
+  EXPECT_THAT(support::message_of<CheckpointError>([&] { training.prepared->load_checkpoint(folder, "tag"); }),
+              HasSubstr("found the state of one of 1 ranks, expected of one of 2"));
 }
 
 RANKS_TEST(ZeroHandles, GetAndSetWholeValues, 1, 2, 3) {

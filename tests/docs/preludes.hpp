@@ -80,6 +80,13 @@ accelerate::Accelerator accelerator({.fsdp_plugin = accelerate::FullyShardedData
 auto model = torch::nn::Sequential(torch::nn::Linear(20, 64), torch::nn::ReLU(), torch::nn::Linear(64, 2));
 auto m = accelerator.prepare(model);
 
+//: deepspeed
+accelerate::Accelerator accelerator({.deepspeed_plugin = accelerate::DeepSpeedPlugin{.zero_stage = 3}});
+auto model = torch::nn::Sequential(torch::nn::Linear(20, 64), torch::nn::ReLU(), torch::nn::Linear(64, 2));
+auto [m, optimizer] = accelerator.prepare(model, torch::optim::AdamW(model->parameters()));
+accelerator.backward(m(torch::randn({4, 20})).square().mean());
+optimizer.step();
+
 //: gpt2
 namespace models = accelerate::models;
 models::GPT2Config config;

@@ -7,6 +7,7 @@
 #include <accelerate/inference.hpp>
 #include <accelerate/launch.hpp>
 #include <accelerate/models/gpt2.hpp>
+#include <accelerate/parallel/deepspeed_plugin.hpp>
 #include <accelerate/residency.hpp>
 
 #include <filesystem>

@@ -77,6 +77,8 @@ F("AcceleratorOptions::fsdp_plugin", file, "{.fsdp = «options.fsdp_plugin»,",
   "std::optional<FullyShardedDataParallelPlugin>()", r + "ALaterAcceleratorShardsAsTheFirst")
 F("AcceleratorOptions::deepspeed_plugin", file, ".deepspeed = «options.deepspeed_plugin»", "Given<DeepSpeedPlugin>()",
   "zero_tests Zero.EveryStageTrainsAsOneProcess")
+F("AcceleratorOptions::deepspeed_plugins", file, ".deepspeed_plugins = «options.deepspeed_plugins»",
+  "decltype(options.deepspeed_plugins)()", "zero_checkpoint_tests ZeroPlugins.SeveralByName")
 F("AcceleratorOptions::megatron_lm_plugin", file, ".megatron_lm = «options.megatron_lm_plugin»",
   "Given<MegatronLMPlugin>()", "parallelism_tests MissingEngines.MegatronAndAxes")
 F("AcceleratorOptions::parallelism_config", file, "requested_parallelism(«options.parallelism_config»)",
@@ -1716,7 +1718,7 @@ resumed = c + "CheckpointTest.ResumedRunIsTheUninterruptedOneBitByBit"
 for what, statement in (("optimizers", "staged.take.push_back(to_be_taken(run.optimizers[i], "
                          "read_optimizer(run.optimizers[i], run.models, file)));"),
                         ("schedules", "staged.take.push_back(to_be_taken(run.schedulers[i], "
-                         "load_object(scheduler_file(folder, i))));"),
+                         "load_object(file)));"),
                         ("loaders", "staged.take.push_back( to_be_taken(*run.loaders[i], "
                          "data::DataLoaderState::from_ivalue(load_object(loader_file(folder, i)))));"),
                         ("the scaler", "staged.take.push_back(to_be_taken(*run.scaler, "
@@ -1898,7 +1900,7 @@ F("the largest of all pieces is the infinity norm", file, "largest ? «Reduction
 file = "src/run_state/checkpoint_folders.cpp"
 F("load_state passes over what is not complete", file, "if («lacking.empty()») { if (!passed_over", "true",
   c + "CheckpointTest.ACheckpointThatLacksSomethingIsPassedOverByName")
-F("used folders lose what is not saved again", file, "kind == CheckpointKind::run ? «of_run» : of_distributed",
+F("used folders lose what is not saved again", file, "kind == CheckpointKind::run   ? «of_run»",
   "of_distributed", "communication_hooks_tests LocalSgd.ACheckpointAfterItHasNoneOfItsStates")
 F("main_process_first", "src/state/partial_state.cpp", "return first_then_others(«is_main_process()»);",
   "!is_main_process()", r + "WhoAmIAndWhoGoesFirst")
@@ -2583,6 +2585,45 @@ F("gradients are clipped before each step", "src/accelerator/clip.cpp",
   z + "EveryStageTrainsAsOneProcess")
 F("the file's schedule follows the optimizer's steps", "src/accelerator/dummies.cpp", "/*split_batches=*/«true»", "false",
   z + "TheFilesOptimizerAndScheduleComeForTheDummies")
+file = "src/accelerator/tagged_checkpoint.cpp"
+z = "zero_checkpoint_tests ZeroCheckpoint."
+F("SaveTagOptions::exclude_frozen_parameters", file, ".exclude_frozen_parameters = «options.exclude_frozen_parameters»",
+  "false", z + "FrozenParametersMayBeLeftOut")
+F("SaveTagOptions::save_latest", file, "if («options.save_latest») run_state::write_latest", "true",
+  z + "TagsAndClientState")
+F("LoadTagOptions::load_module_strict", file, "«options.load_module_strict», /*masters=*/", "true",
+  z + "FrozenParametersMayBeLeftOut")
+F("LoadTagOptions::load_module_only", file, "if («options.load_module_only») return;", "false", z + "TagsAndClientState")
+F("LoadTagOptions::load_optimizer_states", file, "if («options.load_optimizer_states») {", "true",
+  z + "TagsAndClientState")
+F("LoadTagOptions::load_lr_scheduler_states", file, "for (size_t i = 0; «options.load_lr_scheduler_states» &&", "true",
+  z + "TagsAndClientState")
+file = "src/checkpoint/zero_to_fp32.cpp"
+F("ZeroToFp32Options::max_shard_size", file, "parse_size(«options.max_shard_size»)", 'std::string("5GB")',
+  z + "FrozenParametersMayBeLeftOut")
+F("ZeroToFp32Options::tag", file, "open(checkpoint_dir, «options.tag», ", "std::string()",
+  z + "FrozenParametersMayBeLeftOut")
+F("ZeroToFp32Options::exclude_frozen_parameters", file, "options.tag, «options.exclude_frozen_parameters»)", "false",
+  z + "FrozenParametersMayBeLeftOut")
+F("ZeroToFp32Options::safe_serialization", file, "weights, most, «options.safe_serialization»,", "false",
+  z + "FrozenParametersMayBeLeftOut")
+file = "src/run_state/zero_files.cpp"
+F("DeepSpeed's files end with padding", file, "flat.length = «up_to(all, 2 * ranks)» / ranks;", "up_to(all, ranks)",
+  z + "OursHasTheKeysOfTheirs")
+F("sub_group_size cuts the vectors of stage 3", file, "how.stage == 3 && «elements >= how.sub_group_size») close();",
+  "false", z + "OursHasTheKeysOfTheirs")
+F("round_robin_gradients orders the vectors", file, "«how.round_robin» && how.stage < 3", "false",
+  z + "OursHasTheKeysOfTheirs")
+file = "src/checkpoint/zero_checkpoint.cpp"
+F("pieces of stage 3 are each rank's share of a parameter", file,
+  "begin = «static_cast<int64_t>(rank) * piece», end", "int64_t{0}", z + "TheirsGoesOnHere")
+F("files of another number of ranks are named", file, "«most != ranks_» && !(count", "false",
+  z + "FilesOfAnotherNumberOfRanksAreNamed")
+file = "src/accelerator/zero_handles.cpp"
+F("GatheredParameters takes the modifier's values", file,
+  "«if (comm::rank() != *closing->modifier_rank) at::Tensor(parameter).copy_(value);»", "",
+  "zero_checkpoint_tests ZeroHandles.GetAndSetWholeValues")
+z = "zero_tests Zero."
 file = "src/residency/residency.cpp"
 F("fetches ahead are limited by their bytes", file, "return «ahead >= *policy_.prefetch_bytes»;", "false",
   "residency_tests ResidencyPolicy.FetchesAheadAreLimitedByTheirBytes")
