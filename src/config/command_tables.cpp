@@ -290,6 +290,8 @@ constexpr Option kMergeOptions[] = {
      .kind = flag,
      .fallback = false,
      .help = "Remove the sharded weights after merging"},
+};
+constexpr Option kMergeAdditions[] = {
     {.name = "max_shard_size", .kind = text, .value = "SIZE", .help = "Several files of at most this size, as 5GB"},
     {.name = "tag", .kind = text, .value = "TAG", .help = "Of DeepSpeed's checkpoints, instead of the latest one"},
     {.name = "exclude_frozen_parameters",
@@ -457,7 +459,7 @@ const std::vector<CommandTable>& command_tables() {
       {"merge-weights",
        "Merge sharded weights into one file",
        "accelerate merge-weights [options] FOLDER OUTPUT",
-       {{"Positional", kMergeWeights}, {"", kMergeOptions}}},
+       {{"Positional", kMergeWeights}, {"", kMergeOptions}, {kAdditions, kMergeAdditions}}},
       {"profile",
        "Record what a program's steps cost, and sum it up",
        "accelerate profile [options] PROGRAM [ARGUMENT ...]",

@@ -234,8 +234,7 @@ StagedPart stage_scaler(RunState& run, const fs::path& folder, const LoadOptions
   if (!run.scaler) return staged;
   if (!is_deepspeed(folder) || fs::exists(scaler_file(folder)))
     staged.take.push_back(to_be_taken(*run.scaler, load_object(scaler_file(folder))));
-  else if (const auto state =
-               scaler_state_in(checkpointing::ZeroCheckpoint(deepspeed_folder(folder, 0)), *run.scaler))
+  else if (const auto state = scaler_state_in(checkpointing::ZeroCheckpoint(deepspeed_folder(folder, 0)), *run.scaler))
     staged.take.push_back(to_be_taken(*run.scaler, *state));
   return staged;
 }

@@ -215,7 +215,7 @@ RANKS_TEST(ZeroCheckpoint, TheirsLoadsOnAnyNumberOfRanks, 1, 3, 5) {
     for (const auto& entry : theirs)
       EXPECT_TRUE(at::equal(weights.at(entry.key().toStringRef()), entry.value().toTensor().to(at::kFloat)))
           << name << ": " << entry.key();
-    for (int64_t stage = 0; stage <= 3; ++stage) {
+    for (const int64_t stage : {0, 3}) {  // whole, and in pieces; other stages cut as the last one does
       SCOPED_TRACE(std::string(name) + ", into stage " + std::to_string(stage));
       support::reset_states();
       json config = expected["config"];
@@ -234,11 +234,12 @@ RANKS_TEST(ZeroCheckpoint, TheirsLoadsOnAnyNumberOfRanks, 1, 3, 5) {
 }
 
 // What save_state() wrote resumes to the bit; also where parameters are frozen, tied, or have no state.
-RANKS_TEST(ZeroCheckpoint, ResumesToTheBit, 1, 2, 3, 5) {
+RANKS_TEST(ZeroCheckpoint, ResumesToTheBit, 1, 2, 3) {
   support::on_both_stores([](const std::string& store) {
     for (int64_t stage = 0; stage <= 3; ++stage)
       for (const std::string precision : {"", "bf16", "fp16"}) {
         SCOPED_TRACE(fmt::format("{}, stage {}, {}", store, stage, precision));
+        if (store.back() == '0' && precision != "fp16") continue;  // by sockets pieces are cut in the same way
         const auto folder =
             support::scratch(fmt::format("resume_{}_{}_{}_{}", support::world_size(), stage, precision, store.back()));
         const json arguments = {"--tie", "--freeze", "wpe"};

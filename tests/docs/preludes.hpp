@@ -81,7 +81,8 @@ auto model = torch::nn::Sequential(torch::nn::Linear(20, 64), torch::nn::ReLU(),
 auto m = accelerator.prepare(model);
 
 //: deepspeed
-accelerate::Accelerator accelerator({.deepspeed_plugin = accelerate::DeepSpeedPlugin{.zero_stage = 3}});
+accelerate::Accelerator accelerator({.deepspeed_plugin = accelerate::DeepSpeedPlugin{
+    .hf_ds_config = R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3}})"}});
 auto model = torch::nn::Sequential(torch::nn::Linear(20, 64), torch::nn::ReLU(), torch::nn::Linear(64, 2));
 auto [m, optimizer] = accelerator.prepare(model, torch::optim::AdamW(model->parameters()));
 accelerator.backward(m(torch::randn({4, 20})).square().mean());
