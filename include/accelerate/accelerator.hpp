@@ -442,6 +442,7 @@ class ACCELERATE_API Accelerator {
   /// - sharded: the folders pytorch_model_fsdp_0 and optimizer_0, …: distributed checkpoints to which each rank writes
   ///   its own pieces
   /// - local: pytorch_model_fsdp_rank<r>.bin and optimizer_0_rank<r>.bin, …: each rank's pieces, for the same run only
+  /// Under a DeepSpeed configuration they go into DeepSpeed's own files, see accelerator/tagged_checkpoint.hpp.
   /// @throws CheckpointError, ResourceError, on all ranks; with automatic naming also where checkpoints lie that this
   /// run would not come after.
   std::filesystem::path save_state(const std::filesystem::path& output_dir = {}, bool safe_serialization = true);

@@ -112,11 +112,11 @@ LoadedTag load_tag(const PreparedModel& model, const fs::path& load_dir, std::op
   std::vector<std::pair<AcceleratedScheduler, c10::IValue>> schedulers;
   std::optional<c10::IValue> scale;
   int64_t steps = 0, skipped = 0;
-  run_state::finish_checkpoint(tag ? load_dir / *tag : load_dir / checkpointing::ZeroCheckpoint::latest(load_dir),
-                               is_first_here());
+  comm::on_all_ranks_or_throw<CheckpointError>(
+      [&] { loaded.load_path = checkpointing::ZeroCheckpoint::find(load_dir, tag.value_or("")); });
+  run_state::finish_checkpoint(loaded.load_path, is_first_here());
   // All is read before anything changes, on any rank.
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
-    loaded.load_path = checkpointing::ZeroCheckpoint::find(load_dir, tag.value_or(""));
     const checkpointing::ZeroCheckpoint checkpoint(loaded.load_path);
     weights.emplace(*prepared, run_state::StateFile{run_state::StateForm::deepspeed, loaded.load_path},
                     options.load_module_strict, /*masters=*/options.load_optimizer_states && !options.load_module_only);

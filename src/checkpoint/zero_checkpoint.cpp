@@ -120,8 +120,7 @@ std::vector<int64_t> sizes_of(const Archive& archive, const c10::IValue& value) 
 
 std::vector<fs::path> files_with(const fs::path& folder, const char* end) {
   std::vector<fs::path> files;
-  std::error_code none;
-  for (const auto& entry : fs::directory_iterator(folder, none))
+  for (const auto& entry : read_folder<CheckpointError>("load", folder))
     if (entry.path().filename().string().ends_with(end)) files.push_back(entry.path());
   std::sort(files.begin(), files.end());
   return files;
@@ -177,18 +176,19 @@ constexpr const char* kOptimizerFiles = "_mp_rank_00_optim_states.pt";
 }  // namespace
 
 bool ZeroCheckpoint::is_one(const fs::path& folder) {
-  return fs::exists(folder / kModelFile) || fs::exists(folder / (std::string("zero_pp_rank_0") + kModelFiles));
+  return is_there(folder / kModelFile) || is_there(folder / (std::string("zero_pp_rank_0") + kModelFiles));
 }
 
 std::string ZeroCheckpoint::latest(const fs::path& folder) {
   const auto file = folder / "latest";
-  if (!fs::is_regular_file(file)) return {};
+  if (!is_there(file)) return {};
   std::string tag;
   if (const auto problem = read_file(file, 4096, tag); !problem.empty())
     raise<CheckpointError>("load '{}': {}", file.string(), problem);
   const auto is_space = [](char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; };
   while (!tag.empty() && is_space(tag.back())) tag.pop_back();
   while (!tag.empty() && is_space(tag.front())) tag.erase(0, 1);
+  if (!tag.empty()) check_inside("load", folder, folder / tag);
   return tag;
 }
 
@@ -201,7 +201,7 @@ fs::path ZeroCheckpoint::find(const fs::path& folder, const std::string& tag) {
         folder.string());
   }
   check_inside("load", folder, folder / chosen);
-  if (!fs::is_directory(folder / chosen))
+  if (!is_folder(folder / chosen))
     raise<CheckpointError>("load '{}': found no folder '{}', {}", folder.string(), chosen,
                            tag.empty() ? "which the file 'latest' names; the checkpoint was moved or removed"
                                        : "the tag that was asked for");
@@ -218,9 +218,8 @@ ZeroCheckpoint::ZeroCheckpoint(const fs::path& folder) : source_(fmt::format("lo
                          : nullptr;
     if (of)
       raise<CheckpointError>(
-          "{}: found '{}', a file of {} parallelism, expected those of data parallelism alone (mp_rank_00); convert "
-          "the "
-          "checkpoint with DeepSpeed's own tools",
+          "{}: found '{}', a file of {} parallelism, expected those of data parallelism alone (mp_rank_00); convert it "
+          "with DeepSpeed's own tools",
           source_, name, of);
   }
   open_model_files(folder);
@@ -230,7 +229,7 @@ ZeroCheckpoint::ZeroCheckpoint(const fs::path& folder) : source_(fmt::format("lo
 }
 
 void ZeroCheckpoint::open_model_files(const fs::path& folder) {
-  if (fs::exists(folder / kModelFile)) {
+  if (is_there(folder / kModelFile)) {
     models_ = {std::make_shared<const Archive>(folder / kModelFile, formats::PickledObjects::as_data)};
   } else {
     stage_ = 3;
@@ -253,7 +252,6 @@ void ZeroCheckpoint::open_model_files(const fs::path& folder) {
 void ZeroCheckpoint::open_optimizer_files(const fs::path& folder) {
   auto files = files_with(folder, kOptimizerFiles);
   const Dict state = model_state();
-  const auto& first = *models_.front();
   // Stage 0 has its optimizer in the model's file, and no shapes.
   const bool sharded = !value_or_none(state, "param_shapes").isNone();
   if (!sharded) {
@@ -274,7 +272,6 @@ void ZeroCheckpoint::open_optimizer_files(const fs::path& folder) {
     rank0.fail("found stage {}, beside the files of stage {}, expected those of one save", told,
                stage_ == 3 ? "3" : "1 or 2");
   stage_ = told;
-  static_cast<void>(first);
 }
 
 ZeroCheckpoint::Dict ZeroCheckpoint::model_state(size_t rank) const {
@@ -335,25 +332,27 @@ void ZeroCheckpoint::place_parameters() {
       Named parameter{.name = entry.key().toStringRef(), .sizes = sizes_of(first, entry.value()), .group = group};
       parameter.numel = product(parameter.sizes);
       parameter.offset = offset;
-      offset += stage_ == 3 ? (parameter.numel + ranks_ - 1) / ranks_ : parameter.numel;
-      if (index < gaps.size()) offset += gaps[index];
+      const int64_t gap = index < gaps.size() ? gaps[index] : 0;
+      const int64_t taken = stage_ == 3 ? pieces_of(parameter.numel) : parameter.numel;
+      if (gap < 0 || __builtin_add_overflow(offset, taken, &offset) || __builtin_add_overflow(offset, gap, &offset))
+        first.fail("the sizes of parameters and the gaps between them, {} behind '{}', are none that memory can have",
+                   gap, parameter.name);
       ++index;
       parameters_.push_back(std::move(parameter));
     }
     const auto masters = flat(group, "");
     if (!masters)
       rank0.fail("found no '{}' of group {}, of which '{}' has the sizes", masters_key(), group, first.name);
-    int64_t available = 0;
-    for (const auto& stretch : *masters) available += stretch.numel;
     // Stage 3 cuts each parameter, and ranks hold as many elements each; else the end may be padded, or not.
-    const int64_t wanted = stage_ == 3 ? offset * ranks_ : offset, round = 2 * ranks_;
-    const bool fits =
-        stage_ == 3 ? available == wanted : available >= wanted && available <= (wanted + round - 1) / round * round;
+    int64_t available = 0;
+    bool fits = true;
+    for (const auto& stretch : *masters) available += stretch.numel, fits = fits && stretch.numel == offset;
+    if (stage_ < 3) fits = available >= offset && available - offset < 2 * ranks_;
     if (!fits)
       raise<CheckpointError>(
-          "{}: found {} elements in '{}' of group {}, expected {} for the parameters that '{}' lists; files of "
+          "{}: found {} elements in '{}' of group {}, expected {} {} for the parameters that '{}' lists; files of "
           "different saves are in the folder",
-          source_, available, masters_key(), group, wanted, first.name);
+          source_, available, masters_key(), group, offset, stage_ == 3 ? "of each rank" : "in all", first.name);
     ++group;
   }
 }
@@ -415,8 +414,9 @@ std::optional<ZeroCheckpoint::Flat> ZeroCheckpoint::flat(int64_t group, const st
 StoredTensor ZeroCheckpoint::part_of(const Flat& flat, const Named& parameter) const {
   std::vector<Segment> segments;
   at::ScalarType dtype = at::kFloat;
-  const int64_t piece = stage_ == 3 ? (parameter.numel + ranks_ - 1) / ranks_ : 0;
+  const int64_t piece = stage_ == 3 ? pieces_of(parameter.numel) : 0;
   int64_t before = 0;  // elements of stretches that were passed
+  int64_t found = 0;
   for (size_t rank = 0; rank < flat.size(); ++rank) {
     const auto& stretch = flat[rank];
     const auto& saved = stretch.archive->saved(stretch.stand_in);
@@ -436,7 +436,11 @@ StoredTensor ZeroCheckpoint::part_of(const Flat& flat, const Named& parameter) c
       before += stretch.numel;
     }
     if (begin < end) segments.push_back({begin, end - begin, stretch.archive->file, saved.begin + at * width});
+    found += std::max<int64_t>(0, end - begin);
   }
+  if (found != parameter.numel)
+    raise<CheckpointError>("{}: found {} elements of '{}', expected {}; files of different saves are in the folder",
+                           source_, found, parameter.name, parameter.numel);
   return joined(dtype, parameter.sizes, std::move(segments));
 }
 
@@ -470,7 +474,7 @@ StoredTensors ZeroCheckpoint::weights(const Which& which) const {
         const auto fragments =
             archive.dict(need(archive, model_state(rank), "frozen_param_fragments"), "pieces of frozen parameters");
         const auto found = fragments.find(name);
-        const int64_t piece = (parameter.numel + ranks_ - 1) / ranks_;
+        const int64_t piece = pieces_of(parameter.numel);
         if (found == fragments.end() || !found->value().isTensor() ||
             numel_of(archive, found->value().toTensor()) < piece)
           archive.fail("found no piece of {} elements of the frozen '{}'", piece, name);

@@ -84,6 +84,8 @@ class ZeroCheckpoint {
   /// Of the optimizer that steps on flat vectors: a dict as torch has it, or a list of states.
   c10::IValue base_optimizer(size_t rank) const;
   std::optional<Dict> state_of(size_t rank, int64_t group) const;
+  /// Elements of each rank's piece of a parameter at stage 3.
+  int64_t pieces_of(int64_t numel) const { return numel / ranks_ + (numel % ranks_ > 0 ? 1 : 0); }
   const char* masters_key() const { return stage_ == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups"; }
   /// The masters or a state of one group, of each rank. @param kind  "": the masters. Nothing where a rank lacks it.
   std::optional<Flat> flat(int64_t group, const std::string& kind) const;

@@ -5,6 +5,7 @@
 #include "accelerate/comm.hpp"
 #include "checkpoint/zero_checkpoint.hpp"
 #include "utils/raise.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate::run_state {
 
@@ -20,7 +21,7 @@ std::string rank_suffix() { return "_rank" + std::to_string(comm::rank()) + ".bi
 
 fs::path deepspeed_folder(const fs::path& folder, size_t index) {
   const auto own = folder / numbered("pytorch_model", index, "");
-  if (index > 0 || fs::is_directory(own)) return own;
+  if (index > 0 || is_folder(own)) return own;
   // Of DeepSpeed's own save_checkpoint, whose tags have other names.
   const auto tag = checkpointing::ZeroCheckpoint::latest(folder);
   return tag.empty() ? own : folder / tag;

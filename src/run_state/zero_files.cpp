@@ -73,12 +73,9 @@ struct Contents {
   std::shared_ptr<optim::GradScaler> scaler = {};
   int64_t steps = 0, skipped = 0;
 
-  bool trains(const at::Tensor& tensor) const {
-    return std::any_of(groups.begin(), groups.end(), [&](const auto& items) {
-      return std::any_of(items.begin(), items.end(),
-                         [&](const Item& item) { return item.master.tensor.is_same(tensor); });
-    });
-  }
+  std::unordered_set<const at::TensorImpl*> trained = {};
+
+  bool trains(const at::Tensor& tensor) const { return trained.contains(tensor.unsafeGetTensorImpl()); }
 };
 
 std::unordered_set<const at::TensorImpl*> tensors_of(const detail::PreparedModel& model) {
@@ -115,6 +112,7 @@ void list_items(const RunState& run, Contents& contents) {
                   .state = view.state[next]};
         if (const auto found = item.state.find(kSteps); found != item.state.end())
           item.steps = found->second.item<double>(), item.state.erase(found);
+        contents.trained.insert(master.tensor.unsafeGetTensorImpl());
         items.push_back(std::move(item));
       }
     }

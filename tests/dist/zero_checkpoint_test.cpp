@@ -8,6 +8,7 @@
 
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "accelerate/accelerate.hpp"
 #include "accelerate/checkpoint/zero_to_fp32.hpp"
@@ -455,6 +456,83 @@ RANKS_TEST(ZeroCheckpoint, FilesOfAnotherNumberOfRanksAreNamed, 1) {
               HasSubstr("found the state of one of 1 ranks, expected of one of 2"));
 }
 
+// Whatever a file says: weights, or an error that names it.
+TEST(ZeroCheckpoint, DamagedFilesAreNamed) {
+  if (support::is_rank()) return;
+  std::mt19937 draw(7);
+  size_t refused = 0, read = 0;
+  for (const char* name : {"z2", "z3", "z0bf"})
+    for (int trial = 0; trial < 150; ++trial) {
+      const auto folder = support::scratch("damaged");
+      fs::remove_all(folder);
+      fs::copy(kTheirs / name / "global_step3", folder, fs::copy_options::recursive);
+      std::vector<fs::path> files;
+      for (const auto& entry : fs::directory_iterator(folder)) files.push_back(entry.path());
+      std::sort(files.begin(), files.end());
+      const auto& file = files[draw() % files.size()];
+      std::string bytes;
+      {
+        std::ifstream in(file, std::ios::binary);
+        bytes.assign(std::istreambuf_iterator<char>(in), {});
+      }
+      // The pickle stands at the beginning.
+      for (int change = 0; change < 3; ++change)
+        bytes[draw() % std::min<size_t>(bytes.size(), 4000)] = static_cast<char>(draw());
+      std::ofstream(file, std::ios::binary | std::ios::trunc) << bytes;
+      try {
+        get_fp32_state_dict_from_zero_checkpoint(folder);
+        ++read;
+      } catch (const Error&) {
+        ++refused;
+      }  // anything else ends the test
+    }
+  EXPECT_GT(refused, 50U);
+  EXPECT_GT(read, 10U) << "of bytes that say nothing";
+}
+
+// `latest` leads to no other folder.
+RANKS_TEST(ZeroCheckpoint, LatestStaysInItsFolder, 1) {
+  const auto folder = support::scratch("inside");
+  fs::create_directories(folder / "checkpoints");
+  fs::copy(kTheirs / "z2" / "global_step3", folder / "outside", fs::copy_options::recursive);
+  std::ofstream(folder / "checkpoints" / "latest") << "../outside";
+  Training training(config_of(2), {"--tie", "--freeze", "wpe"});
+  for (const auto& load : std::vector<std::function<void()>>{
+           [&] { training.prepared->load_checkpoint(folder / "checkpoints"); },
+           [&] { training.prepared->load_checkpoint(folder / "checkpoints", "../outside"); },
+           [&] { training.accelerator.load_state(folder / "checkpoints"); }})
+    EXPECT_THAT(support::message_of<CheckpointError>(load), HasSubstr("outside"));
+}
+
+// The handles are not ZeRO's alone.
+RANKS_TEST(ZeroHandles, WorkWithOtherEngines, 1, 2, 3) {
+  for (const bool sharded : {false, true}) {
+    SCOPED_TRACE(sharded ? "FSDP" : "plain");
+    support::reset_states();
+    AcceleratorOptions options{.cpu = true};
+    if (sharded) options.fsdp_plugin = FullyShardedDataParallelPlugin{.fsdp_version = 2};
+    Accelerator accelerator(options);
+    PeerGpt model(support::PeerSizes{}, false);
+    auto [m, opt] =
+        accelerator.prepare(model, torch::optim::SGD(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)));
+    const auto ids = torch::ones({2, kTokens}, at::kLong);
+    accelerator.backward(m(ids).square().mean());
+    const auto gradient = safe_get_full_grad(model->head->weight);
+    ASSERT_TRUE(gradient.defined());
+    opt.step();
+    EXPECT_TRUE(torch::allclose(safe_get_full_optimizer_state(model->head->weight, "momentum_buffer"), gradient));
+    const auto value = at::arange(128, at::kFloat).view({16, 8});
+    safe_set_full_fp32_param(model->head->weight, value);
+    EXPECT_TRUE(at::equal(safe_get_full_fp32_param(model->head->weight), value));
+    {
+      GatheredParameters whole(model, /*modifier_rank=*/0);
+      torch::NoGradGuard no_grad;
+      if (accelerator.is_main_process()) model->head->weight.fill_(3);
+    }
+    EXPECT_TRUE(at::equal(safe_get_full_fp32_param(model->head->weight), torch::full({16, 8}, 3.0)));
+  }
+}
+
 RANKS_TEST(ZeroHandles, GetAndSetWholeValues, 1, 2, 3) {
   support::on_both_stores([](const std::string& store) {
     for (int64_t stage = 0; stage <= 3; ++stage) {
@@ -531,10 +609,23 @@ RANKS_TEST(ZeroPlugins, SeveralByName, 1, 2) {
     accelerator.backward((*pair)(torch::ones({2, 4}, at::kLong)).square().mean());
     (is_teacher ? opt2 : opt).step();
   }
-  EXPECT_NE(one->wte->weight.sizes(), std::vector<int64_t>{}) << "stage 2 keeps it";
   EXPECT_THAT(support::message_of<ConfigError>([&] {
                 PeerGpt three(support::PeerSizes{}, false);
                 student.prepare(three, DummyOptim(three->parameters()));
               }),
               HasSubstr("an Accelerator for each"));
+}
+
+// Ranks are laid out once; asked again, it is refused again.
+RANKS_TEST(ZeroPlugins, StageZeroInAllOrInNone, 2) {
+  json whole = config_of(0), split = config_of(3);
+  Accelerator accelerator(
+      {.cpu = true, .deepspeed_plugins = {{"whole", plugin_of(whole)}, {"split", plugin_of(split)}}});
+  accelerator.state().select_deepspeed_plugin("split");
+  PeerGpt model(support::PeerSizes{}, false);
+  for (int attempt = 0; attempt < 2; ++attempt)
+    EXPECT_THAT(support::message_of<ConfigError>([&] { accelerator.prepare(model); }),
+                AllOf(HasSubstr("'split' has stage 3"), HasSubstr("stage 0")));
+  accelerator.state().select_deepspeed_plugin("whole");
+  accelerator.prepare(model);
 }

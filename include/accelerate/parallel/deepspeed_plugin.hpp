@@ -78,9 +78,9 @@ struct Auto {
 };
 
 /// Fields that are unset come from the environment that `accelerate launch --use_deepspeed` sets, else the default.
-/// With a configuration file its values win over both, except where they are "auto". Read by `parallel::resolve`; this
-/// library shards with FullyShardedDataParallelPlugin, and `Accelerator` refuses this one with the nearest settings of
-/// that. Source: accelerate 1.15.0, DeepSpeedPlugin. Conformance: deepspeed_plugin.json.
+/// With a configuration file its values win over both, except where they are "auto". Read by `parallel::resolve`. What
+/// of a configuration acts: docs/deepspeed.md. Source: accelerate 1.15.0, DeepSpeedPlugin. Conformance:
+/// deepspeed_plugin.json.
 struct ACCELERATE_API DeepSpeedPlugin {
   /// DeepSpeed's own configuration. ACCELERATE_DEEPSPEED_CONFIG_FILE ("none": none), else one is made of the other
   /// fields.

@@ -105,15 +105,18 @@ class ChosenZero final : public ChosenLayer {
     if (facts.models.empty() && facts.dummy_optimizers.empty() && facts.dummy_schedulers.empty()) return std::nullopt;
     std::optional<RunRules> others;
     if (plugins_->active() != heard_) {
-      const int64_t before = settings_.zero_optimization.stage;
-      heard_ = plugins_->active();
-      others = rules_of_active();
-      if ((before == 0) != (settings_.zero_optimization.stage == 0))
+      const auto before = std::exchange(settings_, read(/*filled=*/false));
+      const int64_t one = before.zero_optimization.stage, other = settings_.zero_optimization.stage;
+      if ((one == 0) != (other == 0)) {
+        settings_ = before;
         raise<ConfigError>(
             "prepare: the DeepSpeedPlugin '{}' has stage {}, another one of deepspeed_plugins stage {}, expected stage "
             "0 "
             "in all of them or in none: ranks are laid out once",
-            plugins_->name(heard_), settings_.zero_optimization.stage, before);
+            plugins_->name(plugins_->active()), other, one);
+      }
+      heard_ = plugins_->active();
+      others = rules_of_active();
       spoke_ = false;
     }
     const auto filled = zero::fill_auto(plugin(), facts_of(facts, num_steps));
@@ -236,7 +239,10 @@ class ChosenZero final : public ChosenLayer {
 }  // namespace
 
 std::unique_ptr<ChosenLayer> choose_zero(const EngineRequest& request) {
-  if (!request.deepspeed && request.deepspeed_plugins.empty() && !deepspeed_requested()) return nullptr;
+  if (!request.deepspeed && request.deepspeed_plugins.empty() && !deepspeed_requested()) {
+    if (!AcceleratorState::shared_engine()) AcceleratorState::deepspeed_plugins().reset();  // of one that failed
+    return nullptr;
+  }
   if (request.fsdp || fsdp_requested())
     throw ConfigError(
         "Accelerator: found deepspeed_plugin (ACCELERATE_USE_DEEPSPEED) and fsdp_plugin (ACCELERATE_USE_FSDP), "

@@ -32,7 +32,7 @@ std::shared_ptr<Plugins> Plugins::of(const parallel::EngineRequest& request) {
   }
   if (request.deepspeed_plugins.empty())
     made->by_name_.emplace_back("", parallel::resolve(request.deepspeed.value_or(DeepSpeedPlugin{})));
-  if (!known) shared = made;
+  if (!known || !AcceleratorState::shared_engine()) shared = made;  // or one that failed has left its own
   return made;
 }
 
