@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Runs the contestants of each task in turns on this machine, compares their answers first, then prints and saves their times.
 
-usage: run.py --bin build/release/bin [--python PYTHON] [--data FOLDER] [--before FOLDER] [--llama_cpp FOLDER] [--rounds 3] [--only TASK] [--out FILE.md]
+usage: run.py --bin build/release/bin [--python PYTHON] [--data FOLDER] [--deepspeed PYTHON] [--before FOLDER] [--llama_cpp FOLDER] [--rounds 3] [--only TASK] [--out FILE.md]
 PYTHON needs torch, accelerate, transformers and gguf; without it only our own times are shown. The first FOLDER is what scripts/fetch_data.sh filled; without it the tasks on real weights are
-left out. --before FOLDER: the programs of another version of this project instead of the peers. The last FOLDER is where `pip install --target FOLDER llama-cpp-python` has put that (it compiles for a quarter of an hour); it computes with 4-bit weights, the others with fp32.
+left out. --deepspeed PYTHON has deepspeed 0.19.8 (`DS_BUILD_OPS=0 pip install deepspeed==0.19.8`) besides. --before FOLDER: the programs of another version of this project instead of the peers. The last FOLDER is where `pip install --target FOLDER llama-cpp-python` has put that (it compiles for a quarter of an hour); it computes with 4-bit weights, the others with fp32.
 """
 import argparse, json, os, platform, statistics, subprocess, sys, time
 
@@ -48,6 +48,14 @@ def tasks(args):
         for version in ["1", "2"]:
             contestants["FSDP" + version] = peer + [os.path.join(HERE, "fsdp_step", "torch_fsdp.py"), model, str(steps), version]
         yield f"FULL_SHARD step, {name}, 2 ranks", contestants, "steps"
+    for name, model, steps in [("GPT 33.7 M", "gpt", 8), ("BERT-base, 110 M", "bert", 5)]:
+        own = {kind: launch + ["2", binary("fsdp_step"), model, str(steps), kind] for kind in ["ddp", "2", "zero1", "zero2", "zero3"]}
+        contestants = {"ours, DDP": own["ddp"], "ours, FSDP v2": own["2"]}
+        for stage in "123":
+            contestants[f"ours, stage {stage}"] = own["zero" + stage]
+            if args.deepspeed:
+                contestants[f"DeepSpeed, stage {stage}"] = [args.deepspeed, *peer[1:], os.path.join(HERE, "fsdp_step", "deepspeed_peer.py"), model, str(steps), stage]
+        yield f"ZeRO step, {name}, 2 ranks", contestants, "steps"
     if args.data:
         weights = os.path.join(args.data, "smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
         for threads in sorted({1, os.cpu_count()}):
@@ -77,6 +85,7 @@ def main():
     parser.add_argument("--python", default=os.environ.get("ACCELERATE_TEST_PYTHON", ""))
     parser.add_argument("--data", default=os.environ.get("ACCELERATE_TEST_DATA", ""))
     parser.add_argument("--before", default="")
+    parser.add_argument("--deepspeed", default="")
     parser.add_argument("--llama_cpp", default="")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="")
@@ -91,7 +100,7 @@ def main():
         if args.before:
             contestants = versions(contestants, args)
         elif not args.python:
-            contestants = {key: command for key, command in contestants.items() if key.startswith("ours")}
+            contestants = {key: command for key, command in contestants.items() if key.startswith("ours") or key.startswith("DeepSpeed")}
         samples = {key: [] for key in contestants}
         answers, sizes = {}, {}
         for _ in range(args.rounds):  # in turns: the machine's mood hits all alike

@@ -3,6 +3,7 @@
 //   build/release/bin/train_llm --max_steps 20
 //   accelerate launch --num_processes 2 --use_fsdp build/release/bin/train_llm --max_steps 20 --save_every 10
 //   accelerate launch --num_processes 2 --use_fsdp build/release/bin/train_llm --max_steps 20 --save_every 10 --resume
+//   accelerate launch --num_processes 2 --use_deepspeed --zero_stage 2 build/release/bin/train_llm --max_steps 20
 //   build/release/bin/train_llm --model llama-2-7b --dry_run 8 --dtype bfloat16 --batch_size 10 --seq_length 1024
 #include <accelerate/accelerate.hpp>
 #include <accelerate/adapters.hpp>
@@ -107,6 +108,14 @@ at::ScalarType dtype_of(const Settings& settings) {
 /// How the model is sharded; nothing where nobody asks for it. What is left open here, `accelerate launch` decides, but
 /// for three defaults: units are layers, checkpoints are of all ranks' pieces, and rank 0 alone reads the weights.
 std::optional<accelerate::FullyShardedDataParallelPlugin> plugin_of(const Settings& settings) {
+  if (accelerate::parallel::deepspeed_requested()) {
+    if (settings.numel_to_wrap > 0 || settings.cpu_offload || settings.activation_checkpointing)
+      throw accelerate::ConfigError(
+          "--numel_to_wrap, --cpu_offload and --activation_checkpointing are settings of FSDP, and this run goes by "
+          "DeepSpeed's; say --offload_optimizer_device cpu and the like to `accelerate launch`, or launch with "
+          "--use_fsdp");
+    return std::nullopt;
+  }
   const bool launched = accelerate::parallel::fsdp_requested(),
              asked = settings.numel_to_wrap > 0 || settings.cpu_offload || settings.dry_run > 0;
   if (!launched && !asked && !settings.activation_checkpointing) return std::nullopt;
@@ -158,7 +167,9 @@ models::AutoModelForCausalLM load(const Settings& settings, const accelerate::Ac
     return models::AutoModelForCausalLM::from_pretrained(settings.model, {.quantization = nf4});
   }
   const auto& plugin = accelerator.options().fsdp_plugin;
-  const bool from_rank_0 = plugin && plugin->cpu_ram_efficient_loading.value_or(false) && settings.lora == 0;
+  const bool from_rank_0 = ((plugin && plugin->cpu_ram_efficient_loading.value_or(false)) ||
+                            accelerator.distributed_type() == accelerate::DistributedType::DEEPSPEED) &&
+                           settings.lora == 0;
   if (!settings.from_scratch && (!from_rank_0 || accelerator.is_main_process()))
     return models::AutoModelForCausalLM::from_pretrained(settings.model, {.dtype = dtype_of(settings)});
   auto model = build(settings);

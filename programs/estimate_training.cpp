@@ -30,10 +30,25 @@ struct Settings {
   std::string model, strategy, precision = "no";
   int64_t num_processes = 1, batch = 1;
   std::optional<int64_t> tokens;  ///< of a row, where rows are texts
-  bool json = false;
+  bool json = false, offload = false;
 
-  bool sharded() const { return strategy == "fsdp" || strategy == "zero2" || strategy == "zero3"; }
+  /// Of ZeRO; nothing for the others.
+  std::optional<int64_t> stage() const {
+    return strategy.starts_with("zero") ? std::optional<int64_t>(strategy.back() - '0') : std::nullopt;
+  }
 };
+
+/// The configuration that a user would write for it, the rest of it DeepSpeed's defaults.
+nlohmann::ordered_json deepspeed_config(const Settings& settings) {
+  nlohmann::ordered_json zero{{"stage", *settings.stage()}};
+  if (settings.offload) zero["offload_optimizer"] = {{"device", "cpu"}};
+  if (settings.offload && *settings.stage() == 3) zero["offload_param"] = {{"device", "cpu"}};
+  return {{"train_micro_batch_size_per_gpu", settings.batch},
+          {"gradient_clipping", 1.0},
+          {"bf16", {{"enabled", settings.precision == "bf16"}}},
+          {"fp16", {{"enabled", settings.precision == "fp16"}}},
+          {"zero_optimization", zero}};
+}
 
 /// A model for training, from the config.json of a folder, that file itself, or a built-in config.
 class TrainedModel {
@@ -156,7 +171,7 @@ struct WithLoss : torch::nn::Module {
 
 struct Outcome {
   accelerate::DryRunReport report;
-  accelerate::ZeroShape shape;
+  int64_t parameters = 0;
   std::optional<int64_t> tokens;  ///< of a row; none for images
 };
 
@@ -170,21 +185,23 @@ Outcome run(const Settings& settings) {
           auto empty = accelerate::init_empty_weights();
           return std::make_shared<WithLoss>(trained.build());
         }();
-        accelerate::FullyShardedDataParallelPlugin plugin{
-            .fsdp_version = 1,
-            .sharding_strategy = settings.strategy == "zero2" ? accelerate::ShardingStrategy::shard_grad_op
-                                                              : accelerate::ShardingStrategy::full_shard,
-            .backward_prefetch = accelerate::BackwardPrefetch::backward_pre,
-            .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
-            .transformer_cls_names_to_wrap = models::block_classes(*model)};
         accelerate::AcceleratorOptions options{
             .mixed_precision = settings.precision,
             .kwargs_handlers = {accelerate::DistributedDataParallelKwargs{.gradient_as_bucket_view = true}}};
-        if (settings.sharded()) options.fsdp_plugin = plugin;
+        if (settings.strategy == "fsdp")
+          options.fsdp_plugin = accelerate::FullyShardedDataParallelPlugin{
+              .fsdp_version = 1,
+              .sharding_strategy = accelerate::ShardingStrategy::full_shard,
+              .backward_prefetch = accelerate::BackwardPrefetch::backward_pre,
+              .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
+              .transformer_cls_names_to_wrap = models::block_classes(*model)};
+        if (settings.offload && options.fsdp_plugin) options.fsdp_plugin->cpu_offload = true;
+        if (settings.stage()) {
+          options.kwargs_handlers.clear();
+          options.deepspeed_plugin = accelerate::DeepSpeedPlugin{.hf_ds_config = deepspeed_config(settings).dump()};
+        }
         accelerate::Accelerator accelerator(options);
-        if (settings.precision != "no")
-          plugin.mixed_precision_policy = accelerate::MixedPrecision{.preset = settings.precision};
-        outcome.shape = accelerate::zero_shape(model, plugin, settings.num_processes);
+        for (const auto& parameter : model->parameters()) outcome.parameters += parameter.numel();
         torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-4));
         auto [m, opt] = accelerator.prepare(model, optimizer);
         mark("prepare");
@@ -205,30 +222,12 @@ Outcome run(const Settings& settings) {
   return outcome;
 }
 
-/// The dry run's numbers as the strategy has them, where the dry run was one of the nearest that the engine has.
-accelerate::MemoryByUse as_strategy(const Settings& settings, const accelerate::ZeroShape& shape,
-                                    accelerate::MemoryByUse memory) {
-  const int64_t n = settings.num_processes;
-  if (settings.strategy == "zero1") memory[MemoryUse::optimizer] = (memory[MemoryUse::optimizer] + n - 1) / n;
-  if (settings.strategy == "zero2") {
-    // Between steps a rank keeps all parameters in the compute dtype, where SHARD_GRAD_OP keeps its shard; in mixed
-    // precision the shard of 32-bit values besides.
-    const int64_t whole = shape.parameters * shape.compute_bytes;
-    memory[MemoryUse::parameters] =
-        shape.compute_bytes == shape.master_bytes ? whole : whole + memory[MemoryUse::parameters];
-    memory[MemoryUse::gathered] = 0;
-  }
-  return memory;
-}
-
-const char* note_of(const Settings& settings) {
-  if (settings.strategy == "zero1")
-    return "ZeRO-1: a dry run of data parallelism, the optimizer's part divided by the number of processes "
-           "(arXiv:1910.02054, section 5.1)";
-  if (settings.strategy == "zero2")
-    return "ZeRO-2: a dry run of SHARD_GRAD_OP, with the parameters whole at all times (arXiv:1910.02054, section 5.2)";
-  if (settings.strategy == "zero3") return "ZeRO-3: a dry run of FULL_SHARD, which is its counterpart";
-  return settings.strategy == "fsdp" ? "a dry run of FULL_SHARD" : "a dry run of data parallelism";
+std::string note_of(const Settings& settings) {
+  std::string note = settings.strategy == "fsdp" ? "a dry run of FULL_SHARD"
+                     : settings.stage()          ? "a dry run of ZeRO's stage " + std::to_string(*settings.stage())
+                                                 : "a dry run of data parallelism";
+  if (settings.offload) note += " with what the optimizer works on on the host";
+  return note;
 }
 
 constexpr const char* kPhases[] = {"forward", "backward", "step"};
@@ -239,14 +238,20 @@ struct Step {
   std::array<accelerate::MemoryByUse, 3> at_peak;
   accelerate::comm::Traffic traffic;
   int64_t peak = 0;
+  /// Of that what lies on the host, where training is offloaded: pieces of parameters, their gradients and states.
+  int64_t peak_on_host = 0;
 };
 
 Step step_of(const Settings& settings, const Outcome& outcome) {
   Step step;
   for (size_t i = 0; i < 3; ++i) {
     const auto& phase = outcome.report.phase(kPhases[i]);
-    step.at_peak[i] = as_strategy(settings, outcome.shape, phase.at_peak);
-    step.peak = std::max(step.peak, step.at_peak[i].total());
+    step.at_peak[i] = phase.at_peak;
+    const auto& memory = step.at_peak[i];
+    if (memory.total() > step.peak) {
+      step.peak = memory.total();
+      step.peak_on_host = settings.offload ? memory.model_states() : 0;
+    }
     step.traffic.all_gather += phase.traffic.all_gather, step.traffic.reduce_scatter += phase.traffic.reduce_scatter,
         step.traffic.all_reduce += phase.traffic.all_reduce;
     step.traffic.broadcast += phase.traffic.broadcast, step.traffic.sent += phase.traffic.sent,
@@ -265,7 +270,7 @@ void print_table(const Settings& settings, const Outcome& outcome, const Step& s
                                         : settings.batch == 1 ? " image"
                                                               : " images");
   std::printf("%lld parameters, AdamW, batch %s a process, mixed precision %s\n\n",
-              static_cast<long long>(outcome.shape.parameters), rows.c_str(), settings.precision.c_str());
+              static_cast<long long>(outcome.parameters), rows.c_str(), settings.precision.c_str());
   std::printf("%-26s%14s%14s%14s\n", "", kPhases[0], kPhases[1], kPhases[2]);
   for (size_t use = 0; use < 6; ++use) {
     std::printf("%-26s", kUses[use]);
@@ -275,10 +280,13 @@ void print_table(const Settings& settings, const Outcome& outcome, const Step& s
   std::printf("%-26s", "together");
   for (const auto& memory : step.at_peak) std::printf("%14s", text(memory.total()).c_str());
   std::printf("\n\nPeak: %s\n", text(step.peak).c_str());
+  if (settings.offload)
+    std::printf("Of that on the host (parameters, gradients, optimizer): %s; on the device: %s\n",
+                text(step.peak_on_host).c_str(), text(step.peak - step.peak_on_host).c_str());
   std::printf("Communication of a step: %s in %lld messages, of which %s leave each process\n",
               text(step.traffic.volume()).c_str(), static_cast<long long>(step.traffic.messages),
               text(step.traffic.sent).c_str());
-  std::printf("From %s. docs/dry_run.md says what is counted.\n", note_of(settings));
+  std::printf("From %s. docs/dry_run.md says what is counted.\n", note_of(settings).c_str());
 }
 
 void print_json(const Settings& settings, const Outcome& outcome, const Step& step) {
@@ -296,10 +304,12 @@ void print_json(const Settings& settings, const Outcome& outcome, const Step& st
                                       {"seq", outcome.tokens ? nlohmann::ordered_json(*outcome.tokens)
                                                              : nlohmann::ordered_json()},
                                       {"mixed_precision", settings.precision},
-                                      {"parameters", outcome.shape.parameters},
+                                      {"parameters", outcome.parameters},
                                       {"unit", "bytes"},
                                       {"phases", phases},
                                       {"peak", step.peak},
+                                      {"offload", settings.offload},
+                                      {"peak_on_host", step.peak_on_host},
                                       {"communication",
                                        {{"volume", step.traffic.volume()},
                                         {"sent", step.traffic.sent},
@@ -326,6 +336,8 @@ Settings settings_of(const std::vector<std::string>& words) {
     const std::string& word = words[i];
     if (word == "--json") {
       settings.json = true;
+    } else if (word == "--offload") {
+      settings.offload = true;
     } else if (!word.starts_with("--")) {
       settings.model = word;
     } else if (i + 1 == words.size()) {
@@ -345,6 +357,10 @@ Settings settings_of(const std::vector<std::string>& words) {
   const std::vector<std::string> strategies{"ddp", "fsdp", "zero1", "zero2", "zero3"};
   if (std::find(strategies.begin(), strategies.end(), settings.strategy) == strategies.end())
     accelerate::raise<ConfigError>("--strategy is '{}', expected ddp, fsdp, zero1, zero2 or zero3", settings.strategy);
+  if (settings.offload && settings.strategy == "ddp")
+    throw ConfigError(
+        "--offload was given with --strategy ddp, whose optimizers work where the model lies, expected fsdp, zero1, "
+        "zero2 or zero3");
   return settings;
 }
 

@@ -1,6 +1,7 @@
 // An FSDP training step of `gpt` (33.7 M parameters), `bert` (BERT-base's shape, 110 M) or `narrow` (100 units of 1 k
-// parameters, where the cost per unit rules). Same models, seeds and data as torch_fsdp.py. usage: bench_fsdp_step
-// gpt|bert|narrow STEPS 1|2     (fsdp_version: 1 prefetches in backward, 2 always)
+// parameters, where the cost per unit rules). Same models, seeds and data as torch_fsdp.py and deepspeed_peer.py.
+// usage: bench_fsdp_step gpt|bert|narrow STEPS KIND
+//   KIND: 1, 2 (fsdp_version: 1 prefetches in backward, 2 always), ddp, zero1, zero2, zero3 (DeepSpeed's stages)
 #include <accelerate/accelerate.hpp>
 #include <accelerate/residency.hpp>
 
@@ -92,14 +93,27 @@ double memory(const std::string& file, const std::string& key) {
 
 constexpr int64_t kWarmUp = 2;  // both contestants learn the order of units and fill their pools
 
+accelerate::AcceleratorOptions options_of(const std::string& kind, const std::string& unit) {
+  accelerate::AcceleratorOptions options{.cpu = true};
+  if (kind.starts_with("zero")) {
+    options.deepspeed_plugin = accelerate::DeepSpeedPlugin{
+        .hf_ds_config =
+            R"({"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0, "zero_optimization": {"stage": )" +
+            kind.substr(4) + "}}"};
+  } else if (kind != "ddp") {
+    accelerate::FullyShardedDataParallelPlugin plugin{
+        .fsdp_version = std::stoll(kind),
+        .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
+        .transformer_cls_names_to_wrap = {{unit}}};
+    if (kind == "1") plugin.backward_prefetch = accelerate::BackwardPrefetch::backward_pre;
+    options.fsdp_plugin = plugin;
+  }
+  return options;
+}
+
 template <class Model, class Loss>
-void run(std::shared_ptr<Model> model, const std::string& unit, int64_t steps, int64_t version, Loss loss_of) {
-  accelerate::FullyShardedDataParallelPlugin plugin{
-      .fsdp_version = version,
-      .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
-      .transformer_cls_names_to_wrap = {{unit}}};
-  if (version == 1) plugin.backward_prefetch = accelerate::BackwardPrefetch::backward_pre;
-  accelerate::Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin});
+void run(std::shared_ptr<Model> model, const std::string& unit, int64_t steps, const std::string& kind, Loss loss_of) {
+  accelerate::Accelerator accelerator(options_of(kind, unit));
   torch::manual_seed(0);
   int64_t parameters = 0, root = 0, largest = 0;
   {
@@ -163,20 +177,21 @@ void run(std::shared_ptr<Model> model, const std::string& unit, int64_t steps, i
 
 int main(int argc, char** argv) {
   const std::string task = argc > 1 ? argv[1] : "gpt";
-  const int64_t steps = argc > 2 ? std::stoll(argv[2]) : 10, version = argc > 3 ? std::stoll(argv[3]) : 1;
+  const int64_t steps = argc > 2 ? std::stoll(argv[2]) : 10;
+  const std::string kind = argc > 3 ? argv[3] : "1";
   return accelerate::record([&] {
     if (task == "gpt")
-      run(std::make_shared<Transformer>(8192, 512, 8, 8, 128, true), "Block", steps, version, [](auto& m) {
+      run(std::make_shared<Transformer>(8192, 512, 8, 8, 128, true), "Block", steps, kind, [](auto& m) {
         const auto ids = torch::randint(0, 8192, {4, 129});
         return torch::cross_entropy_loss(m(ids.slice(1, 0, 128)).view({-1, 8192}), ids.slice(1, 1, 129).reshape({-1}));
       });
     else if (task == "bert")
-      run(std::make_shared<Transformer>(30522, 768, 12, 12, 512, false), "Block", steps, version, [](auto& m) {
+      run(std::make_shared<Transformer>(30522, 768, 12, 12, 512, false), "Block", steps, kind, [](auto& m) {
         const auto ids = torch::randint(0, 30522, {4, 128});
         return torch::cross_entropy_loss(m(ids), torch::randint(0, 2, {4}));
       });
     else
-      run(std::make_shared<Narrow>(), "Unit", steps, version, [](auto& m) {
+      run(std::make_shared<Narrow>(), "Unit", steps, kind, [](auto& m) {
         return m(torch::randn({16, 32})).square().mean();
       });
   });

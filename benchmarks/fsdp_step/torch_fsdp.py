@@ -89,20 +89,27 @@ def narrow_loss(model):
 
 
 WARM_UP = 2
+MODELS = {
+    "gpt": (lambda: Transformer(8192, 512, 8, 8, 128, True), gpt_loss),
+    "bert": (lambda: Transformer(30522, 768, 12, 12, 512, False), bert_loss),
+    "narrow": (Narrow, narrow_loss),
+}
+
+
+def draw(model):
+    """The values that ours draws, in the order of the parameters' names."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape) * 0.02)
 
 
 def main(task, steps, version):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    model, unit, loss_of = {
-        "gpt": lambda: (Transformer(8192, 512, 8, 8, 128, True), Block, gpt_loss),
-        "bert": lambda: (Transformer(30522, 768, 12, 12, 512, False), Block, bert_loss),
-        "narrow": lambda: (Narrow(), Unit, narrow_loss),
-    }[task]()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(torch.randn(p.shape) * 0.02)
+    make, loss_of = MODELS[task]
+    model, unit = make(), Unit if task == "narrow" else Block
+    draw(model)
     if version == 1:
         policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={unit})
         model = FullyShardedDataParallel(model, auto_wrap_policy=policy, backward_prefetch=BackwardPrefetch.BACKWARD_PRE, use_orig_params=False, device_id=torch.device("cpu"))
@@ -140,4 +147,5 @@ def main(task, steps, version):
     dist.destroy_process_group()
 
 
-main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

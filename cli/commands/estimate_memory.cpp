@@ -104,7 +104,8 @@ std::string table(const std::string& name, const accelerate::ModelDescription& m
   for (const char* option : {"strategy", "num_processes", "batch", "seq", "mixed_precision"})
     if (const auto text = arguments.text(option); !text.empty())
       words.insert(words.end(), {"--" + std::string(option), text});
-  if (arguments.on("json")) words.push_back("--json");
+  for (const char* option : {"offload", "json"})
+    if (arguments.on(option)) words.push_back("--" + std::string(option));
   cli::become("accelerate-estimate-training", words);
 }
 
@@ -116,6 +117,10 @@ int run_estimate_memory(const cli::Arguments& arguments) {
           "--{} was given without --strategy, expected both; say how the job is split (ddp, fsdp, zero1, zero2 or "
           "zero3)",
           option);
+  if (arguments.on("offload"))
+    accelerate::raise<accelerate::ConfigError>(
+        "--offload was given without --strategy, expected both; say how the job is split (fsdp, zero1, zero2 or "
+        "zero3)");
   std::vector<std::string> dtypes = arguments.all("dtypes");
   if (dtypes.empty()) dtypes = {"float32", "float16", "int8", "int4"};
   const std::string& name = arguments.positional.front();

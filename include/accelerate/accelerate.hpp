@@ -51,6 +51,7 @@
 #include "accelerate/parallel/megatron_lm_plugin.hpp"
 #include "accelerate/parallel/parallelism_config.hpp"
 #include "accelerate/parallel/zero_handles.hpp"
+#include "accelerate/parallel/zero_memory.hpp"
 #include "accelerate/precision.hpp"
 #include "accelerate/precision/fp8.hpp"
 #include "accelerate/precision/fp8_kwargs.hpp"

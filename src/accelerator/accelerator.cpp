@@ -151,6 +151,7 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
     refuse_handlers(*rules, options.kwargs_handlers);
     options.mixed_precision = to_string(rules->mixed_precision);
     if (rules->gradient_accumulation_steps) plugin.num_steps = *rules->gradient_accumulation_steps;
+    if (!process_group.timeout && !PartialState::initialized()) process_group.timeout = rules->process_group_timeout;
   }
   state.emplace(AcceleratorStateOptions{.mixed_precision = options.mixed_precision,
                                         .partial = {.cpu = options.cpu, .process_group = process_group}});
@@ -317,9 +318,29 @@ AcceleratedOptimizer Accelerator::register_optimizer(AcceleratedOptimizer optimi
   if (same != optimizers.end()) *same = optimizer;
   else optimizers.push_back(optimizer);
   clip_before_steps(optimizer);
+  impl_->record_steps(optimizer);
   for (const auto& schedule : impl_->run.schedulers)
     schedule.follow(followed_by(schedule.scheduler(), optimizers));  // that were prepared before it
   return optimizer;
+}
+
+void Accelerator::Impl::record_steps(const AcceleratedOptimizer& optimizer) {
+  if (!state->is_main_process() || monitors.is_open()) return;  // the first optimizer's steps are the run's
+  monitors.open(engine->monitors());
+  if (!monitors.is_open()) return;
+  const auto record = [this, alive = std::weak_ptr(alive), &stepped = optimizer.optimizer()] {
+    if (alive.expired()) return;
+    for (const auto& one : run.optimizers) {
+      if (&one.optimizer() != &stepped) continue;
+      const auto counts = one.step_counts();  // without this step
+      std::optional<double> scale;
+      if (run.scaler && state->mixed_precision() == PrecisionType::FP16) scale = run.scaler->get_scale();
+      monitors.after_step({.samples = (counts.taken + counts.skipped + 1) * engine->samples_of_step(),
+                           .lr = stepped.param_groups().front().options().get_lr(),
+                           .loss_scale = scale});
+    }
+  };
+  optimizer.set_step_hooks(&monitors, {.before = nullptr, .after = record});
 }
 
 AcceleratedScheduler Accelerator::prepare_scheduler(const optim::Scheduler& scheduler) {
@@ -423,6 +444,7 @@ Profile Accelerator::profile(const std::optional<ProfileKwargs>& kwargs) const {
 void Accelerator::end_training() {
   if (impl_->run_profile) impl_->run_profile->end();
   impl_->trackers.finish();
+  impl_->monitors.finish();
   wait_for_everyone();
   give_receipts();
 }

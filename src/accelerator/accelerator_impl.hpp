@@ -8,6 +8,7 @@
 
 #include "accelerate/accelerator.hpp"
 #include "accelerate/utils/kwargs_dict.hpp"
+#include "accelerator/file_monitors.hpp"
 #include "accelerator/fp8.hpp"
 #include "parallel/engines.hpp"
 #include "profiler/run_profile.hpp"
@@ -79,6 +80,7 @@ struct Accelerator::Impl {
   std::list<OneSaveHook> save_hooks;
   std::list<LoadStateHook> load_hooks;
   TrackerSet trackers;
+  FileMonitors monitors;
 
   /// The one rank that writes what all have, or with save_on_each_node one on each machine.
   bool writes_for_all() const {
@@ -110,6 +112,8 @@ struct Accelerator::Impl {
   /// ones too. @param f  gets the kind, the tensor, and whether it is one of many in its storage
   void for_each_held(const std::function<void(ProfileStorage::Kind, const at::Tensor&, bool is_piece)>& f) const;
   std::vector<ProfileStorage> storages() const;
+  /// What the settings want recorded of its steps.
+  void record_steps(const AcceleratedOptimizer& optimizer);
 
   bool trigger = false;
   int exceptions_at_start = 0;

@@ -1,8 +1,10 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <utility>
 
@@ -52,19 +54,40 @@ parallel::Gradients ready_to_clip(const std::vector<at::Tensor>& parameters, con
   return parallel::gradients_of(engines, parameters);
 }
 
-/// @param max_norm  unset: gradients stay as they are
-at::Tensor norm_clipped_to(std::optional<double> max_norm, const std::vector<at::Tensor>& parameters, double norm_type,
+at::Tensor norm_clipped_to(double max_norm, const std::vector<at::Tensor>& parameters, double norm_type,
                            bool synchronising, const at::Device& device) {
   const auto engines = live_engines();
   const auto gradients = ready_to_clip(parameters, engines, synchronising);
   at::NoGradGuard no_grad;
   const at::Tensor total = parallel::norm_of(gradients, engines, norm_type, device);
-  if (!max_norm) return total;
   // No branch on the value: the host need not wait for the device. 1e-6 as in PyTorch.
-  gradients.scale((*max_norm / (total + 1e-6)).clamp_max(1.0));
+  gradients.scale((max_norm / (total + 1e-6)).clamp_max(1.0));
   each_scaled(parameters, engines,
               [&](auto& run, const auto& optimizer) { run.scaler->clipped_by(optimizer.optimizer(), total); });
   return total;
+}
+
+/// What all gradients of these parameters are too large by until they are unscaled; nothing where some are by another.
+std::optional<double> common_scale(const std::vector<at::Tensor>& parameters, const parallel::Engines& engines) {
+  std::optional<double> common;
+  bool differ = false;
+  each_scaled(parameters, engines, [&](auto& run, const auto& optimizer) {
+    const double scale = run.scaler->is_unscaled(optimizer.optimizer()) ? 1 : run.scaler->get_scale();
+    differ = differ || common.value_or(scale) != scale;
+    common = scale;
+  });
+  return differ ? std::nullopt : std::optional(common.value_or(1));
+}
+
+/// Of the gradients as the step will see them, which stay as they are where they can.
+at::Tensor norm_of_unscaled(const std::vector<at::Tensor>& parameters, double norm_type, bool synchronising,
+                            const at::Device& device) {
+  const auto engines = live_engines();
+  settle(engines, synchronising);
+  const auto scale = common_scale(parameters, engines);
+  if (!scale) each_scaled(parameters, engines, unscale);
+  const at::NoGradGuard no_grad;
+  return parallel::norm_of(parallel::gradients_of(engines, parameters), engines, norm_type, device) / scale.value_or(1);
 }
 
 }  // namespace
@@ -89,21 +112,28 @@ at::Tensor Accelerator::clip_grad_norm_(const std::vector<at::Tensor>& parameter
         "clip_grad_norm_: max_norm is {}, but the configuration's gradient_clipping is {}{}, and that holds, as in "
         "the reference: this call only tells the norm. Write the one that you want into the configuration.",
         max_norm, *own, *own == 0 ? " (off)" : "");
-  return norm_clipped_to(own ? std::nullopt : std::optional(max_norm), parameters, norm_type, sync_gradients(),
-                         device());
+  return own ? norm_of_unscaled(parameters, norm_type, sync_gradients(), device())
+             : norm_clipped_to(max_norm, parameters, norm_type, sync_gradients(), device());
 }
 
 void Accelerator::clip_before_steps(const AcceleratedOptimizer& optimizer) {
   const auto own = impl_->rules ? impl_->rules->max_norm : std::nullopt;
-  if (!own || *own == 0) return;
-  const auto clip = [this, alive = std::weak_ptr(impl_->alive), &stepped = optimizer.optimizer(), limit = *own] {
-    if (alive.expired()) return;
+  if (!own) return;
+  const auto divisor = [this, alive = std::weak_ptr(impl_->alive), &stepped = optimizer.optimizer(), limit = *own] {
+    const at::Tensor one = at::ones({}, at::TensorOptions().dtype(at::kFloat).device(device()));
+    if (alive.expired() || limit == 0) return one;
     std::vector<at::Tensor> parameters;
     for (const auto& group : stepped.param_groups())
       parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+    const at::Tensor total = norm_of_unscaled(parameters, /*norm_type=*/2, /*synchronising=*/true, device());
+    const auto& scaler = impl_->run.scaler;
+    if (!scaler || !scaler->is_enabled() || total.is_meta() || std::isfinite(total.item<double>()))
+      return ((total + 1e-6) / limit).clamp_min(1);
+    // Squares may overflow where no gradient does: that skips the step, too.
     norm_clipped_to(limit, parameters, /*norm_type=*/2, /*synchronising=*/true, device());
+    return one;
   };
-  optimizer.set_step_hooks(&impl_->rules, {.before = clip});
+  optimizer.set_step_hooks(&impl_->rules, {.before = nullptr, .after = nullptr, .divisor = divisor});
 }
 
 void Accelerator::clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value) {

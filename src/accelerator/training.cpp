@@ -77,6 +77,7 @@ void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& option
     throw ConfigError(
         "backward: gradients are averaged over tokens (GradientAverage::tokens), which needs to know how many items "
         "the loss is the mean of: call backward(loss, num_items)");
+  impl_->monitors.note_loss(loss);
   run_backward(loss, 1.0 / static_cast<double>(gradient_accumulation_steps()), options);
 }
 
@@ -87,6 +88,7 @@ void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const Back
         "to GradientAverage::tokens, or leave it out");
   if (num_items < 0) raise<ConfigError>("backward: num_items is {}, expected 0 or more", num_items);
   impl_->run.num_items += static_cast<double>(num_items);
+  impl_->monitors.note_loss(loss);
   counts::add(Count::items, num_items);
   // The mean times its count is a sum: sums of micro-steps and ranks add up, and are divided once by the count of all.
   run_backward(num_items == 0 ? loss.nan_to_num() : loss, static_cast<double>(num_items), options);

@@ -36,6 +36,7 @@ struct GroupOptions {
   /// Set: no peers, no store; this process alone pretends, and what it would send is counted here (see
   /// DryProcessGroup).
   std::shared_ptr<TrafficCounter> dry;
+  bool dry_on_host = false;  ///< it pretends to be one of ranks that compute on CPUs
 };
 
 /// The group of all ranks, or some of them: c10d moves the bytes, this class makes sure that nobody waits in silence.

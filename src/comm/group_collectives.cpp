@@ -1,9 +1,12 @@
 #include <ATen/ATen.h>
 
 #include <limits>
+#include <vector>
 
+#include "comm/average.hpp"
 #include "comm/compat.hpp"
 #include "comm/group_impl.hpp"
+#include "utils/meta_memory.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::comm {
@@ -108,9 +111,12 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::all_gather_async(at::Tensor outpu
 c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor output, at::Tensor input,
                                                                     double divisor) {
   constexpr const char* kName = "reduce_scatter of gradients";
-  if (impl_->on_streams() || dry())
+  if (impl_->on_streams() || dry()) {
+    const meta_memory::Purpose on_the_way(MemoryUse::staging);
+    const at::Tensor pieces = impl_->options.dry_on_host ? at::empty_like(input) : at::Tensor();  // as below
     return run_async(kName, input, output,
                      [&] { return compat::reduce_scatter_single(*impl_->process_group, output, input); });
+  }
   // gloo's reduce-scatter can't be waited for together with other events, and sends everything to everyone. Each rank
   // gets its pieces instead, and adds them in the order of the ranks.
   at::Tensor pieces = at::empty_like(input);
@@ -121,15 +127,19 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor o
         return compat::all_to_all_single(*impl_->process_group, to, from);
       },
       [output, pieces, input, divisor, world = world_size()]() mutable {
-        at::NoGradGuard no_grad;
+        const at::NoGradGuard no_grad;
         const auto rows = pieces.view({world, -1});
-        // As in shared memory: half precision is rounded once.
-        const bool low = output.scalar_type() == at::kHalf || output.scalar_type() == at::kBFloat16;
-        at::Tensor sum = low ? rows[0].to(at::kFloat) : output;
-        if (!low) sum.copy_(rows[0]);
-        for (int64_t rank = 1; rank < world; ++rank) sum.add_(rows[rank]);
-        if (divisor != 1) sum.div_(divisor);
-        if (low) output.copy_(sum);
+        if (can_average(output.scalar_type())) {
+          std::vector<const void*> all;
+          for (int64_t rank = 0; rank < world; ++rank) all.push_back(rows[rank].const_data_ptr());
+          average(output.scalar_type(), output.mutable_data_ptr(), all, output.numel(), divisor);
+        } else {
+          output.copy_(rows[0]);
+          for (int64_t rank = 1; rank < world; ++rank) output.add_(rows[rank]);
+          if (divisor != 1) output.div_(divisor);
+        }
+        // The transport keeps what it calls at its end until its next one.
+        pieces.reset(), input.reset(), output.reset();
       });
 }
 

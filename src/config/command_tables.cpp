@@ -54,8 +54,12 @@ constexpr Option kEstimateOurs[] = {
      .help = "With --strategy: tokens of a row (default: 128); not for models of images"},
     {.name = "mixed_precision",
      .kind = text,
-     .choices = "no|bf16",
+     .choices = "no|fp16|bf16",
      .help = "With --strategy: number format of the computation (default: no)"},
+    {.name = "offload",
+     .kind = flag,
+     .fallback = false,
+     .help = "With --strategy: what optimizers work on lies on the host, for stage 3 and fsdp parameters, too"},
 };
 constexpr Option kEnvOurs[] = {
     {.name = "json", .kind = flag, .fallback = false, .help = "Print JSON"},

@@ -327,7 +327,10 @@ template <class Kernel> class FusedStepOf : public FusedStep {
         if (dtype != at::kFloat && dtype != at::kDouble &&
             !(allow_half_ && (dtype == at::kHalf || dtype == at::kBFloat16)))
           return "a parameter is neither fp32 nor fp64 (fp16 and bf16 only with fused = true)";
-        if (grad.scalar_type() != dtype || grad.device() != param.device())
+        // Ours widen what they read.
+        const bool widened = param.is_cpu() && dtype == at::kFloat &&
+                             (grad.scalar_type() == at::kHalf || grad.scalar_type() == at::kBFloat16);
+        if ((grad.scalar_type() != dtype && !widened) || grad.device() != param.device())
           return "a gradient differs from its parameter in dtype or device";
         if (!param.is_non_overlapping_and_dense() || grad.strides() != param.strides())
           return "a gradient and its parameter differ in memory layout";

@@ -17,6 +17,7 @@
 #include "accelerate/comm.hpp"
 #include "optim/ivalue_access.hpp"
 #include "optim/scale_rule.hpp"
+#include "optim/widen_gradient.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::optim {
@@ -165,13 +166,14 @@ void GradScaler::require_scale(const char* operation) const {
 }
 
 void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, Watched& state, const at::Tensor& inverse_scale,
-                                   bool allow_fp16) {
+                                   bool allow_fp16, bool widens) {
   at::NoGradGuard no_grad;
   Alike gradients;
   for (auto& group : optimizer.param_groups()) {
     for (auto& param : group.params()) {
       auto& grad = param.mutable_grad();
       if (!grad.defined()) continue;
+      if (widens) widen_gradient(param);
       if (grad.scalar_type() == at::kHalf && !allow_fp16)
         throw ConfigError(
             "GradScaler::unscale_: found an fp16 gradient, expected fp32: dividing it in fp16 would lose what scaling "
@@ -183,6 +185,7 @@ void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, Watched& 
   }
   at::Tensor found_inf = fp32_scalar(0, scale_now().device());
   for (auto& [key, grads] : gradients) {
+    if (grads[0].is_meta()) continue;
     at::Tensor found_here = fp32_scalar(0, grads[0].device());
     // Gradients of offloaded parameters are on the host, which must not read the scale before it is there.
     at::_amp_foreach_non_finite_check_and_unscale_(grads, found_here, inverse_scale.to(grads[0].device()));
@@ -209,7 +212,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   // The reciprocal in double, because that of a large fp32 scale may be rounded; MPS has no double.
   const at::Tensor& scale = scale_now();
   const at::Tensor inverse = scale.is_mps() ? scale.reciprocal() : scale.to(at::kDouble).reciprocal().to(at::kFloat);
-  check_and_unscale(optimizer, state, inverse, fp16_gradients_);
+  check_and_unscale(optimizer, state, inverse, fp16_gradients_, widening_);
   state.stage = Stage::unscaled;
 }
 
@@ -239,13 +242,13 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer, const StepFunction& fu
   if (state.stage == Stage::ready) {
     if (fused_step) {
       // Only looks for inf and NaN: the kernel divides.
-      check_and_unscale(optimizer, state, fp32_scalar(1, scale_now().device()), /*allow_fp16=*/true);
+      check_and_unscale(optimizer, state, fp32_scalar(1, scale_now().device()), /*allow_fp16=*/true, /*widens=*/false);
       grad_scale = scale_now();
     } else {
       unscale_(optimizer);
     }
   }
-  const bool overflow = state.found_inf.item<float>() != 0;
+  const bool overflow = is_true(state.found_inf);
   if (!overflow) take(grad_scale);
   state.stage = Stage::stepped;
   state.has_stepped = true;

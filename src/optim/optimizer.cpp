@@ -18,6 +18,7 @@
 #include "accelerate/state.hpp"
 #include "optim/fused_step.hpp"
 #include "optim/optimizer_state.hpp"
+#include "optim/widen_gradient.hpp"
 #include "utils/counts.hpp"
 #include "utils/log.hpp"
 #include "utils/meta_memory.hpp"
@@ -38,6 +39,7 @@ struct AcceleratedOptimizer::Impl {
   int64_t steps = 0;    ///< that changed the parameters
   int64_t skipped = 0;  ///< the last ones, in a row
   StepCounts counts = {};
+  std::optional<at::Tensor> divisor;  ///< of the gradients of the step that begins, besides the scale
   std::vector<std::pair<const void*, StepHooks>>
       hooks;  ///< in the order of their coming, which is the same on all ranks: they are collective
 
@@ -49,6 +51,11 @@ struct AcceleratedOptimizer::Impl {
   }
 
   at::Tensor step_now(const LossClosure& closure);
+  /// What gradients are to be divided by in all.
+  std::optional<at::Tensor> divided_by(const std::optional<at::Tensor>& grad_scale) const {
+    if (!divisor || !grad_scale) return divisor ? divisor : grad_scale;
+    return *divisor * grad_scale->to(divisor->device());
+  }
 
   /// Steps on all parameters that have gradients. @param grad_scale  what these are to be divided by
   void take(const std::optional<at::Tensor>& grad_scale);
@@ -205,6 +212,9 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
   }
   for (const auto& [owner, hooks] : self.hooks)
     if (hooks.before) hooks.before();
+  self.divisor.reset();
+  for (const auto& [owner, hooks] : self.hooks)
+    if (hooks.divisor) self.divisor = hooks.divisor();
   if (first) self.step_now(nullptr);
   else loss = self.step_now(closure);
   for (const auto& [owner, hooks] : self.hooks)
@@ -254,7 +264,11 @@ void AcceleratedOptimizer::Impl::take(const std::optional<at::Tensor>& grad_scal
     at::NoGradGuard no_grad;
     for (auto& group : optimizer->param_groups())
       for (auto& parameter : group.params())
-        if (parameter.grad().defined()) parameter.mutable_grad().div_(grad_scale->to(parameter.device()));
+        if (parameter.grad().defined()) {
+          // A dry run has no kernels of ours, which would have left them as they are.
+          if (divisor && !parameter.is_meta()) optim::widen_gradient(parameter);
+          parameter.mutable_grad().div_(grad_scale->to(parameter.device()));
+        }
   }
   optimizer->step();
 }
@@ -311,18 +325,20 @@ at::Tensor AcceleratedOptimizer::Impl::step_now(const LossClosure& closure) {
     optim::GradScaler::StepFunction own_step;  // which divides
     if (const auto parts = self.parts(); !parts.empty())
       own_step = [&self, parts](const std::optional<at::Tensor>& grad_scale) {
-        self.take_part_by_part(parts, grad_scale);
+        self.take_part_by_part(parts, self.divided_by(grad_scale));
       };
     else if (self.prepare_fused())
-      own_step = [&](const std::optional<at::Tensor>& grad_scale) { self.fused->run(grad_scale); };
+      own_step = [&](const std::optional<at::Tensor>& grad_scale) { self.fused->run(self.divided_by(grad_scale)); };
+    else if (self.divisor)
+      own_step = [&](const std::optional<at::Tensor>& grad_scale) { self.take(self.divided_by(grad_scale)); };
     self.step_was_skipped = !self.scaler->step(optimizer, own_step);
     if (self.fused) self.fused->discard();
     self.scaler->update(optimizer);
     return {};
   }
-  if (const auto parts = self.parts(); !parts.empty()) return self.take_part_by_part(parts, std::nullopt), at::Tensor();
-  if (!self.fused) return optimizer.step(in_step(closure, optimizer));
-  self.take(std::nullopt);
+  if (const auto parts = self.parts(); !parts.empty()) return self.take_part_by_part(parts, self.divisor), at::Tensor();
+  if (!self.fused && (closure || !self.divisor)) return optimizer.step(in_step(closure, optimizer));
+  self.take(self.divisor);
   return {};
 }
 

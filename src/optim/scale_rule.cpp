@@ -48,14 +48,17 @@ class TorchScale : public ScaleRule {
     growth_tracker_ = at::full({}, initial_growth_tracker_, at::TensorOptions().dtype(at::kInt).device(device));
   }
   const at::Tensor& tensor() const override { return scale_; }
-  double value() const override { return scale_.defined() ? scale_.item<double>() : kwargs_.init_scale; }
+  double value() const override {
+    return scale_.defined() && !scale_.is_meta() ? scale_.item<double>() : kwargs_.init_scale;
+  }
   void set(double value) override {
     if (scale_.defined()) scale_.fill_(value);
     else kwargs_.init_scale = value;
   }
   void update(const at::Tensor& found_inf) override {
-    at::_amp_update_scale_(scale_, growth_tracker_, found_inf, kwargs_.growth_factor, kwargs_.backoff_factor,
-                           kwargs_.growth_interval);
+    if (!scale_.is_meta())
+      at::_amp_update_scale_(scale_, growth_tracker_, found_inf, kwargs_.growth_factor, kwargs_.backoff_factor,
+                             kwargs_.growth_interval);
   }
 
   double growth_factor() const override { return kwargs_.growth_factor; }
@@ -174,7 +177,7 @@ class HysteresisScale : public HostScale {
   std::shared_ptr<ScaleRule> clone() const override { return copy_of(*this); }
 
   void check(const at::Tensor& found_inf) const override {
-    if (left_ > 1 || value() != settings_.min_scale || found_inf.item<float>() == 0) return;
+    if (left_ > 1 || value() != settings_.min_scale || !is_true(found_inf)) return;
     raise<ConfigError>(
         "GradScaler::update: gradients overflowed at a loss scale of {}, which is the smallest one allowed (min_scale, "
         "DeepSpeed's min_loss_scale), expected some that are finite; there is nothing left to decrease. The training "
@@ -185,7 +188,7 @@ class HysteresisScale : public HostScale {
 
   void update(const at::Tensor& found_inf) override {
     check(found_inf);
-    if (found_inf.item<float>() != 0) {
+    if (is_true(found_inf)) {
       if (left_ > 1) --left_;
       else set(std::max(value() / kFactor, settings_.min_scale));
       last_overflow_ = updates_;

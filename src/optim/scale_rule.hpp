@@ -11,6 +11,9 @@
 
 namespace accelerate::optim {
 
+/// Of a scalar; no in a dry run, whose numbers have no values.
+inline bool is_true(const at::Tensor& flag) { return !flag.is_meta() && flag.item<float>() != 0; }
+
 /// What a loss is multiplied by, and how that follows from what has become of the gradients. Equal on all ranks if what
 /// they are told is.
 class ScaleRule {

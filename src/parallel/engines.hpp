@@ -1,13 +1,16 @@
 #pragma once
 
 #include <any>
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "accelerate/model/model_ref.hpp"
@@ -74,6 +77,17 @@ struct RunRules {
   std::optional<int64_t> gradient_accumulation_steps = {};
   /// Why whole weights of a sharded model can't be had; empty: they can.
   std::string no_whole_state;
+  /// How long ranks wait for each other, unless the program says.
+  std::optional<std::chrono::milliseconds> process_group_timeout = {};
+};
+
+/// A tracker that the settings of a run name, and not the program.
+struct FileMonitor {
+  std::string tracker;  ///< a name of AcceleratorOptions::log_with, or csv_monitor
+  std::string project_name;
+  std::string folder;  ///< empty: where it writes by itself
+  std::map<std::string, std::variant<bool, std::string>> arguments = {};
+  int64_t every = 1;  ///< samples from record to record, at least
 };
 
 /// A layer that a run has chosen: makes it for each of its models.
@@ -124,6 +138,9 @@ class ChosenLayer {
   /// @return rules that hold from now on, where other settings were chosen meanwhile (select_deepspeed_plugin)
   /// @throws ConfigError
   virtual std::optional<RunRules> hear(const PrepareFacts& facts, int64_t num_steps);
+  /// What the settings want recorded of each step, and how many samples all ranks see in one. After hear().
+  virtual std::vector<FileMonitor> monitors() const { return {}; }
+  virtual int64_t samples_of_step() const { return 0; }
   /// What the settings have an optimizer or a schedule for, where prepare() is given a stand-in.
   /// @throws ConfigError: the default, as there is nothing that it stands for
   virtual std::shared_ptr<torch::optim::Optimizer> make_optimizer(const DummyOptim& dummy) const;
@@ -166,6 +183,8 @@ class ChosenEngine {
   /// Otherwise prepare() has moved the model to the device before make().
   bool places_models() const;
   std::shared_ptr<const DeepSpeedFiles> deepspeed_files() const { return data_->deepspeed_files(); }
+  std::vector<FileMonitor> monitors() const { return data_->monitors(); }
+  int64_t samples_of_step() const { return data_->samples_of_step(); }
   /// The engine of one model; null where no layer is needed. Collective.
   std::shared_ptr<Engine> make(const ModelRef& model, const at::Device& device, bool evaluation_mode) const;
 

@@ -17,12 +17,16 @@ namespace {
 
 /// Of all elements together; in fp32 at least. 0 for none. Empty pieces have none, also for the infinity norm.
 at::Tensor norm_of_all(const std::vector<at::Tensor>& tensors, double norm_type, const at::Device& device) {
-  std::vector<at::Tensor> some;
+  std::vector<at::Tensor> some, low;
   for (const auto& tensor : tensors)
-    if (tensor.numel() > 0) some.push_back(tensor);
-  if (some.empty()) return at::zeros({}, at::TensorOptions().device(device));
-  auto norms = at::_foreach_norm(some, norm_type);
-  for (auto& norm : norms) norm = norm.to(some.front().device());  // a model may lie on several devices
+    if (tensor.numel() > 0)
+      (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16 ? low : some).push_back(tensor);
+  if (some.empty() && low.empty()) return at::zeros({}, at::TensorOptions().device(device));
+  std::vector<at::Tensor> norms;
+  if (!some.empty()) norms = at::_foreach_norm(some, norm_type);
+  if (!low.empty())
+    for (auto& norm : at::_foreach_norm(low, norm_type, at::kFloat)) norms.push_back(std::move(norm));
+  for (auto& norm : norms) norm = norm.to(norms.front().device());  // a model may lie on several devices
   return at::linalg_vector_norm(at::stack(norms), norm_type);
 }
 

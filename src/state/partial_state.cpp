@@ -229,7 +229,8 @@ PartialState::PartialState(const PartialStateOptions& options) {
                                       .world_size = id.world_size,
                                       .backend = fresh->backend,
                                       .master_addr = {},
-                                      .dry = pretence->traffic});
+                                      .dry = pretence->traffic,
+                                      .dry_on_host = fresh->cpu});
     comm::set_world_group(fresh->group);
   } else if (id.world_size > 1) {
     fresh->type = fresh->device.is_cpu()   ? DistributedType::MULTI_CPU

@@ -347,7 +347,7 @@ RANKS_TEST(FsdpOptions, AGradientThatOnlyPeersHaveIsReducedWhereItsUnitComputes,
         {.name = "weight", .tensor = weights[i], .index = i, .offset = part.layout.offsets[i], .shard = {}});
   part.master = at::empty({part.numel() / 2}, at::kMeta);  // elsewhere
   part.cut(support::rank(), 2);
-  const auto reducer = parallel::collective_reducer(parts, {.shard = comm::world_group()}, {});
+  const auto reducer = parallel::collective_reducer(parts, {.shard = comm::world_group()}, {}, nullptr);
   if (support::rank() == 0) reducer->take(part, part.members[0], torch::ones({4, 4}));
   reducer->finish();
   EXPECT_TRUE(part.members[0].shard.grad().is_meta());

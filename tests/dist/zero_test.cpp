@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+
 #include "accelerate/accelerate.hpp"
 #include "accelerate/model/hidden_size.hpp"
 #include "accelerate/parallel/deepspeed_plugin.hpp"
@@ -418,4 +421,143 @@ TEST(Zero, TheLaunchersVariablesAskForIt) {
   EXPECT_THAT(support::message_of<ConfigError>(
                   [] { Accelerator accelerator({.cpu = true, .deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 5}}); }),
               HasSubstr("zero_stage is 5"));
+}
+
+/// Not of what the program says, and not where the group is there already.
+TEST(Zero, TheGroupsTimeoutIsDeepSpeeds) {
+  const auto timeout_of = [](DeepSpeedPlugin plugin, const std::vector<KwargsHandler>& handlers = {}) {
+    AcceleratorState::reset(/*reset_partial_state=*/true);
+    GradientState::reset();
+    Accelerator accelerator({.cpu = true, .deepspeed_plugin = std::move(plugin), .kwargs_handlers = handlers});
+    return accelerator.receipts()["InitProcessGroupKwargs.timeout"].value;
+  };
+  const auto is = [](int64_t minutes) { return HasSubstr(std::to_string(minutes * 60)); };
+  EXPECT_THAT(timeout_of(stage(2)), is(10));
+  auto old = stage(2);
+  old.as_of_version = "0.19.5";
+  EXPECT_THAT(timeout_of(old), is(30));
+  ::setenv("DEEPSPEED_TIMEOUT", "7", 1);
+  EXPECT_THAT(timeout_of(stage(2)), is(7));
+  EXPECT_THAT(timeout_of(stage(2), {InitProcessGroupKwargs{.timeout = std::chrono::minutes(3)}}), is(3));
+  ::setenv("DEEPSPEED_TIMEOUT", "0", 1);
+  EXPECT_THAT(support::message_of<ConfigError>([&] { timeout_of(stage(2)); }), HasSubstr("DEEPSPEED_TIMEOUT is 0"));
+  ::unsetenv("DEEPSPEED_TIMEOUT");
+  AcceleratorState::reset(/*reset_partial_state=*/true);
+}
+
+/// Those that step on whole parameters, on each rank on all of them.
+RANKS_TEST(Zero, MuonAndLambOfTheFileStepAsAlone, 1, 2, 3) {
+  const std::pair<const char*, std::function<std::unique_ptr<torch::optim::Optimizer>(ThreeLayers&)>> kinds[] = {
+      {R"({"type": "Muon", "params": {"lr": 0.05, "momentum": 0.9, "adam_lr": 0.01, "weight_decay": 0.1}})",
+       [](ThreeLayers& model) {
+         optim::MuonOptions matrices(true), rest(false);
+         matrices.lr(0.05).momentum(0.9).weight_decay(0.1);
+         rest.lr(0.01).weight_decay(0.1);
+         std::vector<std::pair<std::string, at::Tensor>> named;
+         for (const auto& item : model->named_parameters()) named.emplace_back(item.key(), item.value());
+         return std::make_unique<optim::Muon>(optim::muon_groups(named, matrices, rest), matrices);
+       }},
+      {R"({"type": "Lamb", "params": {"lr": 0.02, "max_coeff": 0.5, "weight_decay": 0.1}})", [](ThreeLayers& model) {
+         return std::make_unique<optim::Lamb>(model->parameters(),
+                                              optim::LambOptions(0.02).max_coeff(0.5).weight_decay(0.1));
+       }}};
+  for (const auto& [section, make] : kinds) {
+    ThreeLayers alone;
+    const auto optimizer = make(alone);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      optimizer->zero_grad();
+      for (int64_t micro = 0; micro < kMicroSteps; ++micro)
+        for (int64_t rank = 0; rank < support::world_size(); ++rank)
+          (loss_of(alone(batch_of(step, micro, rank))) / static_cast<double>(support::world_size() * kMicroSteps))
+              .backward();
+      optimizer->step();
+    }
+    support::on_both_stores([&, &section = section](const std::string& store) {
+      for (const int64_t number : {0, 2, 3}) {
+        SCOPED_TRACE(std::string(section) + " at stage " + std::to_string(number) + ", " + store);
+        support::reset_states();
+        Accelerator accelerator(
+            {.cpu = true,
+             .deepspeed_plugin =
+                 stage(number, kUnclipped + R"(, "zero_allow_untested_optimizer": true, "optimizer": )" + section)});
+        ThreeLayers model;
+        auto [m, opt] = accelerator.prepare(model, DummyOptim(model->parameters()));
+        train(accelerator, m, opt);
+        std::vector<at::Tensor> ours;
+        for (const auto& parameter : m->parameters()) ours.push_back(parameter.detach().clone());
+        // Newton-Schulz computes in bf16, and turns the last bits of averages into some of its own.
+        expect_equal(ours, alone->parameters(), 2e-3);
+      }
+    });
+  }
+  EXPECT_THAT(support::message_of<ConfigError>([] {
+                Accelerator accelerator({.mixed_precision = "bf16",
+                                         .cpu = true,
+                                         .deepspeed_plugin = stage(2, R"(, "optimizer": {"type": "Muon"})")});
+                ThreeLayers model;
+                accelerator.prepare(model, DummyOptim(model->parameters()));
+              }),
+              HasSubstr("no fp32 masters"));
+}
+
+/// As an average of losses that are so many times larger.
+RANKS_TEST(Zero, GradientsMayBeSummed, 1, 2, 3) {
+  support::on_both_stores([&](const std::string& store) {
+    for (const int64_t number : {0, 1, 2}) {
+      SCOPED_TRACE("stage " + std::to_string(number) + ", " + store);
+      support::reset_states();
+      Accelerator accelerator(
+          {.cpu = true, .deepspeed_plugin = stage(number, kUnclipped + R"(, "gradient_allreduce_op": "sum")")});
+      ThreeLayers model, alone;
+      auto [m, opt] = accelerator.prepare(model, torch::optim::SGD(model->parameters(), 0.02));
+      train(accelerator, m, opt, 1);
+      torch::optim::SGD sgd(alone->parameters(), 0.02);
+      for (int64_t micro = 0; micro < kMicroSteps; ++micro)
+        for (int64_t rank = 0; rank < support::world_size(); ++rank)
+          (loss_of(alone(batch_of(0, micro, rank))) / static_cast<double>(kMicroSteps)).backward();
+      sgd.step();
+      std::vector<at::Tensor> ours;
+      for (const auto& parameter : m->parameters()) ours.push_back(parameter.detach().clone());
+      expect_equal(ours, alone->parameters(), 1e-6);
+    }
+  });
+}
+
+std::string text_of(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+/// By samples of all ranks, on the main process alone.
+RANKS_TEST(Zero, TheFilesMonitorsRecordEachStep, 1, 2) {
+  const std::filesystem::path folder =
+      std::filesystem::path(support::scratch_dir()) / ("monitors" + std::to_string(support::world_size()));
+  const std::string path = folder.string();
+  {
+    Accelerator accelerator(
+        {.cpu = true,
+         .deepspeed_plugin = stage(2, R"(, "fp16": {"enabled": true, "initial_scale_power": 4, "auto_cast": true},
+           "csv_monitor": {"enabled": true, "output_path": ")" +
+                                          path + R"(", "job_name": "csv"},
+           "tensorboard": {"enabled": true, "output_path": ")" +
+                                          path + R"(", "job_name": "events"})")});
+    ThreeLayers model;
+    auto [m, opt] = accelerator.prepare(model, torch::optim::SGD(model->parameters(), 0.25));
+    train(accelerator, m, opt, 2);
+    accelerator.end_training();
+  }
+  if (support::rank() != 0) return;
+  const int64_t samples = 4 * kMicroSteps * support::world_size();
+  const auto lines = [&](const std::string& header, const std::string& value) {
+    return "step," + header + "\r\n" + std::to_string(samples) + "," + value + "\r\n" + std::to_string(2 * samples) +
+           "," + value + "\r\n";
+  };
+  EXPECT_EQ(text_of(folder / "csv/Train_Samples_lr.csv"), lines("lr", "0.25"));
+  EXPECT_EQ(text_of(folder / "csv/Train_Samples_loss_scale.csv"), lines("loss_scale", "16"));
+  EXPECT_THAT(text_of(folder / "csv/Train_Samples_train_loss.csv"), testing::StartsWith("step,train_loss\r\n"));
+  std::string events;
+  for (const auto& file : std::filesystem::recursive_directory_iterator(folder / "events"))
+    if (file.is_regular_file()) events += text_of(file.path());
+  EXPECT_THAT(events, AllOf(HasSubstr("Train/Samples/lr"), HasSubstr("Train/Samples/loss_scale"),
+                            HasSubstr("Train/Samples/train_loss")));
 }

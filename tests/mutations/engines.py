@@ -38,11 +38,9 @@ F("sums by sockets are divided in half precision only", file,
 F("a rank without a gradient sends what was there", file, "«gradient.fill(part);»", "")
 F("parameters that no rank used get zeros", file, "used[i].push_back(«static_cast<char>(*common_flags++ != 0)»);",
   "static_cast<char>(*common_flags++ >= 0)")
-F("a rank of its own drops what came before", file,
-  "if («shard.grad().defined()») shard.mutable_grad().add_(flat);", "false")
 file = "src/parallel/sharding/sharded_part.cpp"
-F("gradients replace those that were there", file,
-  "if («member.shard.grad().defined()») member.shard.mutable_grad().add_(mine);", "false")
+F("gradients replace those that were there", file, "«gradient.add_(term);»", "gradient = term;")
+F("sums of DeepSpeed's gradients round in 16 bits", file, "if («widens») optim::widen_gradient(parameter);", "false")
 F("pieces begin one element late", file,
   "member.at = «from - first»;", "(from > first && to - from > 1 && to < last ? from - first + 1 : from - first)")
 F("what did not come is taken for come", file, "came_[member.index] = «1»;", "static_cast<char>(member.index != 1)")
@@ -162,6 +160,8 @@ F("values of whole tensors are not clipped", file,
   "for (const at::Tensor& gradient : «gradients.whole») gradient.clamp_(-clip_value, clip_value);",
   "std::vector<at::Tensor>()")
 file = "src/optim/grad_scaler.cpp"
+F("the step does not divide by the file's limit", "src/optim/optimizer.cpp",
+  "return «*divisor * grad_scale->to(divisor->device())»;", "grad_scale")
 F("an overflow of one rank is its own", file, "if («agreement_ && comm::world_size() > 1») found_inf", "false")
 F("overflows are stepped on", file, "if («!overflow») take(grad_scale);", "true")
 F("the fused kernel does not divide", file, "«grad_scale = scale_now();»", "grad_scale = at::ones_like(scale_now());")

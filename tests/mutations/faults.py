@@ -270,8 +270,9 @@ F("the scale changes once for all optimizers", file,
   l + "StepsOfOneRoundCountOnce")
 F("an overflow at the smallest scale is said by its step", file, "«rule_->check(found_inf);»", "",
   l + "AnOverflowAtTheSmallestScaleIsAnErrorThatChangesNothing")
-F("set_fp16_gradients", file, "check_and_unscale(optimizer, state, inverse, «fp16_gradients_»);", "false",
+F("set_fp16_gradients", file, "check_and_unscale(optimizer, state, inverse, «fp16_gradients_», widening_);", "false",
   l + "Fp16GradientsAreTakenWhereTheyAreAllowed")
+F("set_widening", file, "if («widens») widen_gradient(param);", "false", l + "WideningDividesInTheParametersType")
 F("a scale of 1 asks for no particular step", file, "if («rule_->scales()») check_for_foreign_steps(state);", "true",
   l + "AFixedScaleStaysAndLooksForOverflows")
 loss_cases = "conformance_tests deepspeed_loss_scaler"
@@ -596,7 +597,7 @@ F("FullyShardedDataParallelPlugin::mixed_precision_policy", file, "if («!plugin
 F("MixedPrecision::reduce_dtype", file, "settings.reduce_dtype = «precision.reduce_dtype»;",
   "std::optional<at::ScalarType>()", f + "GradientsKeepTheLowPrecisionInWhichTheyTravelled")
 F("MixedPrecision::keep_low_precision_grads", file,
-  "settings.keep_low_precision_grads = «precision.keep_low_precision_grads»;", "false",
+  "if («precision.keep_low_precision_grads») settings.kept_gradients", "false",
   f + "GradientsKeepTheLowPrecisionInWhichTheyTravelled")
 F("MixedPrecision::output_dtype", file, "settings.output_dtype = «precision.output_dtype»;",
   "std::optional<at::ScalarType>()", f + "MixedPrecisionPolicies")
@@ -1578,9 +1579,9 @@ file = "src/accelerator/clip.cpp"
 h = "ddp_habits_tests DdpHabits."
 clip = t + "ClippingEqualsLibTorch"
 F("clip_grad_norm_ norm_type", file, "parallel::norm_of(gradients, engines, «norm_type», device);", "2.0", clip)
-F("clip_grad_norm_ max_norm", file, "gradients.scale((«*max_norm» / (total + 1e-6)).clamp_max(1.0));", "0.07", clip)
+F("clip_grad_norm_ max_norm", file, "gradients.scale((«max_norm» / (total + 1e-6)).clamp_max(1.0));", "0.07", clip)
 F("clip_grad_norm_ lengthens nothing", file, "(total + 1e-6)).clamp_max(«1.0»));", "1e9", clip)
-F("clipping unscales", file, "«each_scaled(parameters, engines, unscale);»", "",
+F("clipping unscales", file, "settle(engines, synchronising); «each_scaled(parameters, engines, unscale);» return parallel", "",
   t + "ClippingSeesUnscaledGradients")
 F("clipping unscales those that hold what is clipped", file, "if (run->scaler && «holds_any(optimizer, stepped)»)", "true",
   h + "AGanClipsInFp16")
@@ -2469,7 +2470,7 @@ WITHOUT = {name: why for why, names in {
         "CPUOffload::pin_memory DataLoaderOptions::pin_memory ActivationOffloadOptions::pin_memory",
     "read in a header, which tests compile themselves": "FindBatchSizeOptions RandomSamplerOptions::num_samples",
     "compared with the reference, case by case (tests/conformance)":
-        "ParallelismConfig BalancedMemoryOptions::special_dtypes DeviceMapOptions::offload_buffers "
+        "Zero2MemoryOptions Zero3MemoryOptions ParallelismConfig BalancedMemoryOptions::special_dtypes DeviceMapOptions::offload_buffers "
         "DeviceMapOptions::no_split_module_classes "
         "IterableDatasetShardOptions::batch_size IterableDatasetShardOptions::split_batches MixedPrecision::preset",
     "filled in or printed, not acted on": "DeviceMapOptions::verbose DeviceMapOptions::report",
@@ -2581,7 +2582,8 @@ F("zero3_save_16bit_model", file,
 F("DeepSpeed and FSDP at once are refused", file, "if («request.fsdp || fsdp_requested()»)", "false",
   z + "WhatDecidesTwiceIsRefused")
 F("gradients are clipped before each step", "src/accelerator/clip.cpp",
-  "«optimizer.set_step_hooks(&impl_->rules, {.before = clip});»", "", z + "TheFilesLimitClips",
+  "«optimizer.set_step_hooks(&impl_->rules, {.before = nullptr, .after = nullptr, .divisor = divisor});»", "",
+  z + "TheFilesLimitClips",
   z + "EveryStageTrainsAsOneProcess")
 F("the file's schedule follows the optimizer's steps", "src/accelerator/dummies.cpp", "/*split_batches=*/«true»", "false",
   z + "TheFilesOptimizerAndScheduleComeForTheDummies")

@@ -264,4 +264,17 @@ TEST_F(LossScale, Fp16GradientsAreTakenWhereTheyAreAllowed) {
   }
 }
 
+/// In fp16 the quotient would have two bits.
+TEST_F(LossScale, WideningDividesInTheParametersType) {
+  const at::Tensor weight = torch::zeros({2}, torch::requires_grad());
+  torch::optim::SGD sgd({weight}, torch::optim::SGDOptions(1));
+  GradScaler scaler(DynamicLossScale{.initial_scale = 65536});
+  scaler.set_widening(true);
+  scaler.scale(weight.sum());
+  weight.mutable_grad() = torch::full({2}, 0.75, at::kHalf);
+  scaler.unscale_(sgd);
+  EXPECT_EQ(weight.grad().scalar_type(), at::kFloat);
+  EXPECT_EQ(weight.grad()[0].item<float>(), 0.75F / 65536);
+}
+
 }  // namespace

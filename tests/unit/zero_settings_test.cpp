@@ -126,16 +126,8 @@ const std::map<std::string, std::vector<std::string>>& expected_later() {
       {"seed_zeropp",
        {"zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients",
         "zero_optimization.zero_hpz_partition_size"}},
-      {"page_muon", {"optimizer.type"}},
-      {"page_bf16", {"bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states"}},
-      {"page_autocast", {"torch_autocast.enabled"}},
       {"page_offload_param", {"zero_optimization.offload_param.device"}},
       {"page_offload_optimizer", {"zero_optimization.offload_optimizer.device"}},
-      {"page_tensorboard", {"tensorboard.enabled"}},
-      {"page_wandb", {"wandb.enabled"}},
-      {"page_comet", {"comet.enabled"}},
-      {"page_comet_text", {"comet.enabled"}},
-      {"page_csv", {"csv_monitor.enabled"}},
       {"page_comms", {"comms_logger.enabled"}},
       {"page_comms_ops", {"comms_logger.enabled"}},
       {"tutorial_zeropp",
@@ -149,7 +141,6 @@ const std::map<std::string, std::vector<std::string>>& expected_later() {
       {"zero3_page_nvme", {"zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device"}},
       {"post_zero_inference", {"zero_optimization.offload_param.device"}},
       {"features_profile", {"wall_clock_breakdown", "activation_checkpointing.profile"}},
-      {"tutorial_monitor_text", {"csv_monitor.enabled"}},
   };
   return later;
 }

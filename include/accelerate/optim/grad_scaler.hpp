@@ -109,6 +109,8 @@ class ACCELERATE_API GradScaler {
   /// On: gradients may be fp16, and are divided in fp16, for who has made masters of them or means to step on them as
   /// they are.
   void set_fp16_gradients(bool on) { fp16_gradients_ = on; }
+  /// On: gradients of less precision than their parameters take the parameters' dtype before they are divided.
+  void set_widening(bool on) { widening_ = on; }
 
   /// The loss that was scaled last, on this rank, is a number. Waits for the device; true when disabled.
   bool last_loss_is_finite() const;
@@ -152,7 +154,7 @@ class ACCELERATE_API GradScaler {
   void begin_step(Optimizers::iterator at);
   void begin_steps();
   void check_and_unscale(torch::optim::Optimizer& optimizer, Watched& state, const at::Tensor& inverse_scale,
-                         bool allow_fp16);
+                         bool allow_fp16, bool widens);
   static std::shared_ptr<ScaleRule> rule_of(const DynamicLossScale& rule);
   static std::shared_ptr<ScaleRule> rule_of(const FixedLossScale& rule);
   GradScaler(bool enabled, std::shared_ptr<ScaleRule> rule) : enabled_(enabled), rule_(std::move(rule)) {}
@@ -165,7 +167,7 @@ class ACCELERATE_API GradScaler {
   std::shared_ptr<ScaleRule> rule_;
   at::Tensor pending_;    ///< whether gradients overflowed, of optimizers updated since the last scale()
   at::Tensor last_loss_;  ///< without its graph
-  bool agreement_ = true, fp16_gradients_ = false, has_checked_ = false;
+  bool agreement_ = true, fp16_gradients_ = false, widening_ = false, has_checked_ = false;
   Optimizers optimizers_;
 };
 

@@ -91,6 +91,9 @@ class ACCELERATE_API AcceleratedOptimizer {
   struct StepHooks {
     /// Around each step that really happens.
     std::function<void()> before, after;
+    /// After all of `before`: a scalar that gradients are divided by, besides their scale, in the pass of the step's
+    /// kernels where it has some; else those of less precision than their parameters take the parameters' dtype first.
+    std::function<at::Tensor()> divisor = nullptr;
     /// The groups may list other parameters than before.
     std::function<void()> look = nullptr;
     /// zero_grad() has cleared the gradient of a parameter.

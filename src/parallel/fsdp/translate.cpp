@@ -78,7 +78,7 @@ void set_precision(const FullyShardedDataParallelPlugin& plugin, ShardingSetting
   const MixedPrecision& precision = *plugin.mixed_precision_policy;
   settings.param_dtype = precision.param_dtype;
   settings.reduce_dtype = precision.reduce_dtype;
-  settings.keep_low_precision_grads = precision.keep_low_precision_grads;
+  if (precision.keep_low_precision_grads) settings.kept_gradients = KeptGradients::as_reduced;
   settings.buffer_dtype = precision.buffer_dtype;
   settings.output_dtype = precision.output_dtype;
   if (plugin.fsdp_version == 2 ? precision.cast_forward_inputs.value_or(true) : precision.cast_root_forward_inputs)

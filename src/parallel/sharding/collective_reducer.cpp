@@ -10,6 +10,7 @@
 #include "comm/group.hpp"
 #include "parallel/sharding/gradient_reducer.hpp"
 #include "parallel/sharding/replicas.hpp"
+#include "parallel/sharding/used_units.hpp"
 #include "residency/buffers.hpp"
 #include "utils/counts.hpp"
 #include "utils/meta_memory.hpp"
@@ -28,11 +29,11 @@ class LocalReducer final : public GradientReducer {
     auto& shard = member.shard;
     // In the order of the parameter's bytes, which need not be the order of its indices.
     const auto type =
-        options_.keep_low_precision ? options_.reduce_dtype.value_or(gradient.scalar_type()) : shard.scalar_type();
+        options_.keeps_low_precision() ? part.reduce_dtype.value_or(gradient.scalar_type()) : shard.scalar_type();
     const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1}).to(shard.device(), type).variable_data();
-    if (options_.keep_low_precision && type != shard.scalar_type()) counts::add(counts::Count::low_precision_gradients);
-    if (shard.grad().defined()) shard.mutable_grad().add_(flat);
-    else shard.mutable_grad() = flat;
+    if (options_.keeps_low_precision() && type != shard.scalar_type())
+      counts::add(counts::Count::low_precision_gradients);
+    add_to_gradient(shard, flat, options_.widens());
     auto& arrived = arrived_[part.index];
     arrived.resize(part.members.size());
     arrived[member.index] = 1;
@@ -53,11 +54,13 @@ class LocalReducer final : public GradientReducer {
 
 class CollectiveReducer final : public GradientReducer {
  public:
-  CollectiveReducer(std::vector<ShardedPart>& parts, const ShardGroups& groups, const ReducerOptions& options)
+  CollectiveReducer(std::vector<ShardedPart>& parts, const ShardGroups& groups, const ReducerOptions& options,
+                    UsedUnits* used)
       : parts_(parts),
         group_(groups.shard),
         replicas_(groups.replicate ? std::make_unique<Replicas>(parts, groups.replicate) : nullptr),
         options_(options),
+        used_(used),
         states_(parts.size()) {
     // Gradients come from the last unit to the first; the real order is learnt in the first backward.
     for (size_t i = parts.size(); i-- > 0;)
@@ -69,7 +72,7 @@ class CollectiveReducer final : public GradientReducer {
     State& state = states_[part.index];
     if (!state.gradient.begun()) {
       make_room();
-      begin(part, options_.reduce_dtype.value_or(gradient.scalar_type()));
+      begin(part, part.reduce_dtype.value_or(gradient.scalar_type()));
     }
     if (!state.gradient.take(member, gradient)) return false;
     if (!learnt_) seen_.push_back(static_cast<int64_t>(part.index));
@@ -89,10 +92,15 @@ class CollectiveReducer final : public GradientReducer {
       members += static_cast<int64_t>(parts_[i].members.size());
     }
     if (members == 0) return;
-    at::Tensor present = at::zeros({members}, at::kInt);
+    at::Tensor present = at::zeros({members + kDigestWords}, at::kInt);
     auto* flags = present.data_ptr<int32_t>();
     for (size_t i : trained)
       for (size_t m = 0; m < parts_[i].members.size(); ++m) *flags++ = states_[i].gradient.came(m);
+    const uint64_t digest = used_ ? used_->digest() : 0;
+    for (int word = 0; word < kDigestWords / 2; ++word) {
+      const auto bits = static_cast<int32_t>(digest >> (32 * word));
+      *flags++ = bits, *flags++ = ~bits;
+    }
     // Where a rank has no gradient it sends zeros, of whole parts too: others may have sent theirs already, and all
     // must send the same in the same order.
     for (size_t i : trained)
@@ -107,6 +115,10 @@ class CollectiveReducer final : public GradientReducer {
     std::vector<std::vector<char>> used(parts_.size());
     for (size_t i : trained)
       for (size_t m = 0; m < parts_[i].members.size(); ++m) used[i].push_back(static_cast<char>(*common_flags++ != 0));
+    // The largest number and the largest complement of all ranks are of one number.
+    bool alike = true;
+    for (int word = 0; word < kDigestWords; word += 2) alike &= common_flags[word] == ~common_flags[word + 1];
+    if (used_) used_->check("backward", alike || group_->dry());
     if (replicas_ && !apart_) replicas_->finish(used);
     for (size_t i : trained) {
       give(parts_[i], states_[i].result, used[i]);
@@ -117,6 +129,7 @@ class CollectiveReducer final : public GradientReducer {
   }
 
  private:
+  static constexpr int kDigestWords = 4;  ///< each half of a digest, and its complement
   struct State {
     FlatGradient gradient;  ///< whole
     at::Tensor result;      ///< this rank's stretch of the average
@@ -136,7 +149,7 @@ class CollectiveReducer final : public GradientReducer {
   void complete(size_t index) {
     const auto& part = parts_[index];
     FlatGradient& gradient = states_[index].gradient;
-    if (!gradient.begun()) begin(part, options_.reduce_dtype.value_or(part.compute_dtype));
+    if (!gradient.begun()) begin(part, part.reduce_dtype.value_or(part.compute_dtype));
     gradient.fill(part);
   }
 
@@ -205,13 +218,12 @@ class CollectiveReducer final : public GradientReducer {
 
   void give(ShardedPart& part, at::Tensor result, const std::vector<char>& used) {
     const meta_memory::Purpose shards(MemoryUse::gradients);
-    if (options_.keep_low_precision && result.scalar_type() != part.master_dtype)
-      counts::add(counts::Count::low_precision_gradients);
-    result =
-        result.to(part.master.device(), options_.keep_low_precision
-                                            ? result.scalar_type()
-                                            : part.master_dtype);  // offloaded masters take their gradients on the host
-    part.add_to_gradients(result, used);
+    const bool keeps = options_.keeps_low_precision();
+    if (options_.times != 1) result.mul_(options_.times);
+    if (keeps && result.scalar_type() != part.master_dtype) counts::add(counts::Count::low_precision_gradients);
+    // Offloaded masters take their gradients on the host.
+    result = result.to(part.master.device(), keeps ? result.scalar_type() : part.master_dtype);
+    part.add_to_gradients(result, used, options_.widens());
   }
 
   /// Rank 0's order of the first backward becomes everyone's.
@@ -231,6 +243,7 @@ class CollectiveReducer final : public GradientReducer {
   std::shared_ptr<comm::Group> group_;
   std::unique_ptr<Replicas> replicas_;  ///< null: there is one
   ReducerOptions options_;
+  UsedUnits* used_;
   std::vector<State> states_;
   std::vector<size_t> order_;   ///< of reductions, the same on all ranks
   size_t next_ = 0;             ///< in order_
@@ -247,8 +260,8 @@ std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts, 
 }
 
 std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, const ShardGroups& groups,
-                                                    const ReducerOptions& options) {
-  return std::make_unique<CollectiveReducer>(parts, groups, options);
+                                                    const ReducerOptions& options, UsedUnits* used) {
+  return std::make_unique<CollectiveReducer>(parts, groups, options, used);
 }
 
 }  // namespace accelerate::parallel

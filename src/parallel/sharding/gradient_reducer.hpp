@@ -7,11 +7,14 @@
 #include <optional>
 #include <vector>
 
+#include "parallel/sharding/settings.hpp"
 #include "parallel/sharding/shard_groups.hpp"
 #include "parallel/sharding/sharded_part.hpp"
 #include "utils/counts.hpp"
 
 namespace accelerate::parallel {
+
+class UsedUnits;
 
 /// Averages gradients over ranks, each rank getting its stretch. One backward at a time: take() as gradients come, each
 /// once, then finish(). Parts that are not trained (ShardedPart::trained, the same on all ranks) are left out.
@@ -34,9 +37,12 @@ class GradientReducer {
 };
 
 struct ReducerOptions {
-  std::optional<at::ScalarType> reduce_dtype;  ///< on the wire; unset: the gradients' own
-  bool keep_low_precision = false;             ///< leave the result in it
-  bool overlap = true;                         ///< else wait for each reduction as it starts, where gradients are sent
+  bool keeps_low_precision() const { return kept != KeptGradients::in_master_dtype; }
+  bool widens() const { return kept == KeptGradients::as_reduced_until_added; }
+
+  KeptGradients kept = {};  ///< what becomes of the result's dtype
+  double times = 1;         ///< averages are multiplied by this
+  bool overlap = true;      ///< else wait for each reduction as it starts, where gradients are sent
 };
 
 /// A part's gradients on their way to other ranks.
@@ -49,7 +55,8 @@ inline void count_reduced(const at::Tensor& flat) {
 /// Alone: gradients are the shards' gradients.
 std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts, const ReducerOptions& options);
 /// By c10d, asynchronously, in one order on all ranks. Collective.
+/// @param used  compared at each end; null: nothing is
 std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, const ShardGroups& groups,
-                                                    const ReducerOptions& options);
+                                                    const ReducerOptions& options, UsedUnits* used);
 
 }  // namespace accelerate::parallel

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -31,6 +32,13 @@ struct ShardedUnit {
   bool stays = false;
 };
 
+/// The dtype of averaged gradients between backward and step.
+enum class KeptGradients {
+  in_master_dtype,         ///< the optimizer's
+  as_reduced,              ///< as they travelled, sums over backwards too
+  as_reduced_until_added,  ///< as they travelled, which nothing is lost by; sums are in the optimizer's
+};
+
 /// How a model is sharded, in terms of nobody's plugin: src/parallel/fsdp translates PyTorch's and the reference's.
 struct ShardingSettings {
   /// dp_replicate and dp_shard, whose product is all ranks that train the model.
@@ -52,10 +60,15 @@ struct ShardingSettings {
   const char* always_reduces = nullptr;
 
   std::optional<at::ScalarType> param_dtype = {};   ///< that units compute in; optimizers step in fp32 then
+  bool masters_in_param_dtype = false;              ///< optimizers step in it, too
   bool first_values_in_param_dtype = false;         ///< what optimizers begin with has been rounded to it
   std::optional<at::ScalarType> reduce_dtype = {};  ///< of gradients on the wire; unset: their own
-  bool keep_low_precision_grads = false;            ///< averages stay in it
-  bool overlap_reduction = true;                    ///< else backward waits for each, and holds one whole gradient less
+  /// Parameters whose gradients travel in `their_reduce_dtype` instead.
+  std::function<bool(const at::Tensor& parameter)> travels_low = {};
+  at::ScalarType their_reduce_dtype = at::kFloat;
+  KeptGradients kept_gradients = {};
+  bool sums_gradients = false;    ///< over all ranks, in place of averages
+  bool overlap_reduction = true;  ///< else backward waits for each, and holds one whole gradient less
   std::optional<at::ScalarType> buffer_dtype = {};
   std::optional<at::ScalarType> input_dtype = {}, output_dtype = {};  ///< of the model's forward
   /// Names of parameters of two or more dimensions that travel between ranks as fp8 (E4M3, scaled by the largest value

@@ -13,6 +13,7 @@
 
 #include "accelerate/codes/float8.hpp"
 #include "comm/group.hpp"
+#include "parallel/sharding/used_units.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/homes/shard.hpp"
 #include "residency/residency.hpp"
@@ -22,9 +23,10 @@
 namespace accelerate::parallel {
 namespace {
 
-ReducerOptions reducer_options(const ShardingSettings& settings) {
-  return {.reduce_dtype = settings.reduce_dtype,
-          .keep_low_precision = settings.keep_low_precision_grads,
+ReducerOptions reducer_options(const ShardingSettings& settings, const ShardGroups& groups) {
+  const int64_t replicas = groups.replicate ? groups.replicate->world_size() : 1;
+  return {.kept = settings.kept_gradients,
+          .times = settings.sums_gradients ? static_cast<double>(groups.ranks() * replicas) : 1,
           .overlap = settings.overlap_reduction};
 }
 
@@ -39,7 +41,7 @@ class GatheredStore final : public ShardStore {
         offload_(settings.offload),
         pin_memory_(settings.pin_memory),
         keeps_(settings.keep_until_step && !device.is_meta()),
-        options_(reducer_options(settings)) {}
+        options_(reducer_options(settings, groups)) {}
 
   void allocate(ShardedPart& part) override {
     const meta_memory::Purpose shards(MemoryUse::parameters);
@@ -68,7 +70,11 @@ class GatheredStore final : public ShardStore {
     }
     return residency::shard_home(residency::in_memory(part.master), groups_.shard, groups_.near, name, std::move(wire));
   }
-  std::unique_ptr<GradientReducer> make_reducer() override { return collective_reducer(parts_, groups_, options_); }
+  std::unique_ptr<GradientReducer> make_reducer() override {
+    return collective_reducer(parts_, groups_, options_, &used_);
+  }
+  void use(const residency::Unit& unit) override { used_.add(unit); }
+  void reshard(bool kept) override { used_.reshard(kept); }
   void refresh(residency::Residency&) override {
     if (std::any_of(parts_.begin(), parts_.end(),
                     [&](const ShardedPart& part) { return part.fp8 && part.master._version() != scaled_[part.index]; }))
@@ -140,6 +146,7 @@ class GatheredStore final : public ShardStore {
   at::Device device_;
   bool offload_, pin_memory_, keeps_;
   ReducerOptions options_;
+  UsedUnits used_;
   std::vector<Digest> digests_;  ///< by part
   std::vector<int64_t> scaled_;  ///< per part: the version of its master whose scales these are
 };
@@ -154,7 +161,7 @@ class LocalStore final : public ShardStore {
         device_(device),
         offload_(settings.offload),
         pin_memory_(settings.pin_memory),
-        options_(reducer_options(settings)) {
+        options_(reducer_options(settings, groups)) {
     if (offloads()) worker_ = std::make_shared<residency::Worker>();
   }
 
@@ -184,7 +191,7 @@ class LocalStore final : public ShardStore {
                                          : residency::image_home(computed, part.master);
   }
   std::unique_ptr<GradientReducer> make_reducer() override {
-    return groups_.replicate ? collective_reducer(parts_, groups_, options_) : local_reducer(parts_, options_);
+    return groups_.replicate ? collective_reducer(parts_, groups_, options_, nullptr) : local_reducer(parts_, options_);
   }
   void refresh(residency::Residency& units) override {
     if (offloads()) return;
@@ -224,7 +231,7 @@ std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, co
                                              const at::Device& device, const ShardingSettings& settings) {
   if (groups.ranks() == 1) return std::make_unique<LocalStore>(parts, groups, device, settings);
   if (device.is_cpu())
-    if (auto store = shared_memory_store(parts, groups, reducer_options(settings))) return store;
+    if (auto store = shared_memory_store(parts, groups, reducer_options(settings, groups))) return store;
   return std::make_unique<GatheredStore>(parts, groups, device, settings);
 }
 

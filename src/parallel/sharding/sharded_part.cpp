@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "optim/widen_gradient.hpp"
+
 namespace accelerate::parallel {
 
 NamedTensors ShardedPart::named_tensors() const {
@@ -22,13 +24,22 @@ void ShardedPart::cut(int64_t rank, int64_t world) {
   }
 }
 
-void ShardedPart::add_to_gradients(const at::Tensor& stretch, const std::vector<char>& used) {
+void add_to_gradient(const at::Tensor& parameter, const at::Tensor& term, bool widens) {
+  at::Tensor& gradient = parameter.mutable_grad();
+  if (!gradient.defined()) {
+    gradient = term;
+    return;
+  }
+  if (widens) optim::widen_gradient(parameter);
+  gradient.add_(term);
+}
+
+void ShardedPart::add_to_gradients(const at::Tensor& stretch, const std::vector<char>& used, bool widens) {
   for (auto& member : members) {
     if (!used[member.index]) continue;
     // Not a view for autograd: LibTorch's zero_grad() detaches gradients in place.
     const at::Tensor mine = member.piece_in(stretch).variable_data();
-    if (member.shard.grad().defined()) member.shard.mutable_grad().add_(mine);
-    else member.shard.mutable_grad() = mine;
+    add_to_gradient(member.shard, mine, widens);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -45,11 +46,12 @@ struct ShardedPart {
   /// Some of its unit stand in: gradients go through those after its own (an adapter's) are there, so that the unit
   /// goes when the next one comes.
   bool beside_stand_ins = false;
-  at::ScalarType master_dtype = at::kFloat;   ///< of the shards, of what the optimizer sees
-  at::ScalarType compute_dtype = at::kFloat;  ///< of the flat storage
-  at::Tensor master;                          ///< [numel / world]: this rank's stretch
-  bool fp8 = false;                           ///< travels as fp8, where it travels
-  at::Tensor fp8_scales;                      ///< [members], fp32: what travels is members' values times these
+  at::ScalarType master_dtype = at::kFloat;    ///< of the shards, of what the optimizer sees
+  at::ScalarType compute_dtype = at::kFloat;   ///< of the flat storage
+  std::optional<at::ScalarType> reduce_dtype;  ///< of gradients on the wire; unset: their own
+  at::Tensor master;                           ///< [numel / world]: this rank's stretch
+  bool fp8 = false;                            ///< travels as fp8, where it travels
+  at::Tensor fp8_scales;                       ///< [members], fp32: what travels is members' values times these
 
   int64_t numel() const { return layout.numel; }
   /// Its unit's, for people; empty before it has one.
@@ -59,8 +61,11 @@ struct ShardedPart {
   /// Cuts `master` into the members' pieces.
   void cut(int64_t rank, int64_t world);
   /// Adds an averaged gradient's stretch to the shards' gradients. `used`: per member, whether any rank has one.
-  void add_to_gradients(const at::Tensor& stretch, const std::vector<char>& used);
+  void add_to_gradients(const at::Tensor& stretch, const std::vector<char>& used, bool widens);
 };
+
+/// @param widens  a sum has the parameter's dtype, whatever its terms have
+void add_to_gradient(const at::Tensor& parameter, const at::Tensor& term, bool widens);
 
 /// Where the gradients of one part gather as backward makes them, until the part is complete.
 class FlatGradient {

@@ -54,6 +54,7 @@ struct PartKind {
   bool trained;
   bool fp8;                                           ///< gathered in 8 bits
   bool stands_in;                                     ///< for parameters
+  bool travels_low;                                   ///< its gradients do
   auto operator<=>(const PartKind&) const = default;  // NOLINT(modernize-use-nullptr): version 14 sees a 0 in it
 };
 
@@ -112,7 +113,9 @@ struct Sharding::Impl {
       kinds[{.dtype = sharded.scalar_type(),
              .trained = sharded.requires_grad(),
              .fp8 = !stands_in && settings.fp8_weights.contains(name),
-             .stands_in = stands_in}]
+             .stands_in = stands_in,
+             .travels_low =
+                 settings.travels_low && at::isFloatingType(sharded.scalar_type()) && settings.travels_low(tensor)}]
           .emplace_back(name, sharded);
     }
     return kinds;
@@ -142,9 +145,11 @@ struct Sharding::Impl {
                                   .shard = {}});
         const bool converts = settings.param_dtype && at::isFloatingType(kind.dtype) && !unit.full_precision;
         part.compute_dtype = converts ? *settings.param_dtype : kind.dtype;
+        part.reduce_dtype = kind.travels_low ? std::optional(settings.their_reduce_dtype) : settings.reduce_dtype;
         // As the reference: in mixed precision the optimizer works on fp32, whatever the checkpoint was stored in.
-        part.master_dtype =
-            settings.param_dtype && part.trained && is_low_precision(kind.dtype) ? at::kFloat : kind.dtype;
+        part.master_dtype = settings.masters_in_param_dtype && part.trained                        ? part.compute_dtype
+                            : settings.param_dtype && part.trained && is_low_precision(kind.dtype) ? at::kFloat
+                                                                                                   : kind.dtype;
         indices.push_back(parts.size());
         parts.push_back(std::move(part));
       }
@@ -395,7 +400,9 @@ struct Sharding::Impl {
     if (!group) return;
     captured.try_emplace(member.tensor.unsafeGetTensorImpl(), member.tensor, [this, &member](const at::Tensor& found) {
       comm::Group* const all = apart ? groups.shard.get() : group.get();
-      return all ? average_of_captured(*all, member.name, found) : found;
+      if (!all) return found;
+      const at::Tensor average = average_of_captured(*all, member.name, found);
+      return settings.sums_gradients ? average * all->world_size() : average;
     });
   }
 

@@ -46,8 +46,7 @@ struct alignas(kLine) Waiting {
 
 /// Where everything lies in the mapping. The same on all ranks.
 struct Plan {
-  Plan(const std::vector<ShardedPart>& parts, int64_t world, std::optional<at::ScalarType> reduce_dtype)
-      : world(world), parts(parts.size()) {
+  Plan(const std::vector<ShardedPart>& parts, int64_t world) : world(world), parts(parts.size()) {
     const auto reserve = [this](size_t bytes) {
       const size_t at = size;
       size = whole_lines(size + bytes);
@@ -62,8 +61,8 @@ struct Plan {
       dedicated.push_back(all);
       if (!part.trainable) continue;
       member_count += part.members.size();
-      const size_t bytes =
-          whole_lines(static_cast<size_t>(part.numel()) * c10::elementSize(reduce_dtype.value_or(part.compute_dtype)));
+      const size_t bytes = whole_lines(static_cast<size_t>(part.numel()) *
+                                       c10::elementSize(part.reduce_dtype.value_or(part.compute_dtype)));
       largest = std::max(largest, bytes);
       all += bytes;
       if (!part.trained) continue;
@@ -192,7 +191,7 @@ class SharedReducer final : public GradientReducer {
   };
   enum class Counted { all, open };
 
-  at::ScalarType wire(const ShardedPart& part) const { return options_.reduce_dtype.value_or(part.compute_dtype); }
+  static at::ScalarType wire(const ShardedPart& part) { return part.reduce_dtype.value_or(part.compute_dtype); }
 
   /// A stretch of this rank's room.
   at::Tensor allocate(size_t p) {
@@ -323,9 +322,11 @@ class SharedReducer final : public GradientReducer {
   void give(size_t p) {
     ShardedPart& part = parts_[p];
     const at::Tensor& gradient = states_[p].gradient;
-    if (options_.keep_low_precision && gradient.scalar_type() != part.master_dtype)
+    if (options_.times != 1) at::Tensor(gradient).mul_(options_.times);
+    if (options_.keeps_low_precision() && gradient.scalar_type() != part.master_dtype)
       counts::add(counts::Count::low_precision_gradients);
-    part.add_to_gradients(options_.keep_low_precision ? gradient : gradient.to(part.master_dtype), used_[p]);
+    part.add_to_gradients(options_.keeps_low_precision() ? gradient : gradient.to(part.master_dtype), used_[p],
+                          options_.widens());
   }
 
   std::vector<ShardedPart>& parts_;
@@ -436,15 +437,7 @@ class SharedMemoryStore final : public ShardStore {
   /// @return whether `changed` is true on any rank
   bool meet_as_used(const char* operation, bool changed = false) {
     const auto heard = mapping_->memory->meet(operation, {.flag = changed, .digest = used_.digest()});
-    const std::string units = heard.alike ? "" : used_.names();
-    used_.forget();
-    if (!heard.alike)
-      raise<CommError>(
-          "{}: since ranks met last they have used different parts of a sharded model, or in another order; this one: "
-          "{}. Expected the same on all ranks, in the same order: all gather each part together, and only where they "
-          "share memory is it there anyway. Look for control flow that depends on the rank or on its data, and add "
-          "what is left out with a factor of 0 to the loss",
-          operation, units);
+    used_.check(operation, heard.alike);
     return heard.any;
   }
   static bool is_image(const ShardedPart& part) { return part.compute_dtype != part.master_dtype; }
@@ -482,8 +475,8 @@ class SharedMemoryStore final : public ShardStore {
 std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const ShardGroups& groups,
                                                 const ReducerOptions& options) {
   for (const auto& part : parts)
-    if (part.trainable && !comm::can_average(options.reduce_dtype.value_or(part.compute_dtype))) return nullptr;
-  Plan plan(parts, groups.ranks(), options.reduce_dtype);
+    if (part.trainable && !comm::can_average(part.reduce_dtype.value_or(part.compute_dtype))) return nullptr;
+  Plan plan(parts, groups.ranks());
   auto memory = comm::SharedMemory::create(groups.shard, plan.size, plan.likely);
   if (!memory) return nullptr;
   return std::make_unique<SharedMemoryStore>(parts, groups,

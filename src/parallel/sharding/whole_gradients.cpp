@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <optional>
 #include <utility>
 
 #include "comm/group.hpp"
@@ -17,10 +18,13 @@
 namespace accelerate::parallel {
 namespace {
 
+/// Of the widest.
 at::ScalarType dtype_of(const ShardedPart& part) {
+  std::optional<at::ScalarType> dtype;
   for (const auto& member : part.members)
-    if (member.shard.grad().defined()) return member.shard.grad().scalar_type();
-  return part.master_dtype;
+    if (const at::Tensor& piece = member.shard.grad(); piece.defined())
+      dtype = c10::promoteTypes(dtype.value_or(piece.scalar_type()), piece.scalar_type());
+  return dtype.value_or(part.master_dtype);
 }
 
 std::string absent_text(const std::string& name) {
@@ -156,6 +160,12 @@ void WholeGradients::show() {
   }
 }
 
+void WholeGradients::show_nothing(State& state) {
+  state.shows = Shows::nothing;
+  // Alone it is the gradient itself, whose memory it would keep.
+  if (groups_.ranks() == 1) state.whole.reset();
+}
+
 bool WholeGradients::settle(ShardedMember& member, bool left) {
   const at::NoGradGuard no_grad;
   drop_cleared(member);
@@ -164,10 +174,10 @@ bool WholeGradients::settle(ShardedMember& member, bool left) {
   if (shows(member)) return false;
   if (!now.defined()) {
     if (was.shows != Shows::nothing) member.shard.mutable_grad().reset();
-    was.shows = Shows::nothing;
+    show_nothing(was);
   } else if (was.shows == Shows::whole || !left) {
     const at::Tensor given = std::exchange(now, at::Tensor());
-    was.shows = Shows::nothing;
+    show_nothing(was);
     const int64_t length = member.shard.numel();
     const at::Tensor mine =
         stretch_of(member.tensor, given.to(member.tensor.device()), length > 0 ? member.begin : 0, length);
@@ -190,7 +200,7 @@ void WholeGradients::make_way(ShardedMember& member) {
   State& was = state(member);
   if (was.shows != Shows::whole) return;
   member.tensor.mutable_grad().reset();
-  was.shows = Shows::nothing;
+  show_nothing(was);
 }
 
 void WholeGradients::start_anew() {
@@ -204,7 +214,7 @@ void WholeGradients::start_anew() {
 void WholeGradients::note_local(const ShardedMember& member) { state(member).shows = Shows::local; }
 
 at::Tensor WholeGradients::take(ShardedMember& member) {
-  state(member).shows = Shows::nothing;
+  show_nothing(state(member));
   return std::exchange(member.tensor.mutable_grad(), at::Tensor());
 }
 
@@ -222,7 +232,7 @@ void WholeGradients::clear(ShardedMember& member, bool by_whole) {
   // So was what the program has put in its place, and the piece learns of it before the step.
   if (by_whole && now.defined() && was.shows == Shows::whole) return;
   now.reset();
-  was.shows = Shows::nothing;
+  show_nothing(was);
 }
 
 }  // namespace accelerate::parallel

@@ -56,6 +56,7 @@ class WholeGradients {
   };
   State& state(const ShardedMember& member) { return states_[member.part][member.index]; }
   const State& state(const ShardedMember& member) const { return states_[member.part][member.index]; }
+  void show_nothing(State& state);
   /// An optimizer that was not prepared clears pieces, and knows nothing of what shows them.
   void drop_cleared(ShardedMember& member);
   /// The tensors to show of a part, made when they are first needed.

@@ -2,6 +2,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <typeinfo>
 
@@ -20,6 +21,7 @@
 #include "parallel/zero/objects.hpp"
 #include "parallel/zero/plugins.hpp"
 #include "parallel/zero/translate.hpp"
+#include "parallel/zero/units.hpp"
 #include "utils/environment.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
@@ -28,7 +30,14 @@ namespace accelerate::parallel {
 namespace {
 
 bool is_rank0() { return environment::integer({"RANK"}).value_or(0) == 0; }
-int64_t ranks_of_environment() { return environment::integer({"WORLD_SIZE"}).value_or(1); }
+/// A dry run has none in its environment.
+int64_t num_ranks() {
+  return PartialState::initialized() ? PartialState().num_processes()
+                                     : environment::integer({"WORLD_SIZE"}).value_or(1);
+}
+
+/// Than on the host, or in a dry run would.
+bool computes_elsewhere() { return PartialState::initialized() && !PartialState().device().is_cpu(); }
 
 /// Of the widest module that says so.
 std::optional<int64_t> hidden_size_of(const std::vector<ModelRef>& models) {
@@ -102,6 +111,8 @@ class ChosenZero final : public ChosenLayer {
   }
 
   std::optional<RunRules> hear(const PrepareFacts& facts, int64_t num_steps) override {
+    for (const auto& model : facts.models)
+      for (const auto& [name, parameter] : model.parameters()) names_[parameter.unsafeGetTensorImpl()] = name;
     if (facts.models.empty() && facts.dummy_optimizers.empty() && facts.dummy_schedulers.empty()) return std::nullopt;
     std::optional<RunRules> others;
     if (plugins_->active() != heard_) {
@@ -127,11 +138,13 @@ class ChosenZero final : public ChosenLayer {
     say_what_has_no_meaning();
     return others;
   }
+  std::vector<FileMonitor> monitors() const override { return zero::monitors_of(settings_); }
+  int64_t samples_of_step() const override { return settings_.train_batch_size; }
   std::shared_ptr<const DeepSpeedFiles> deepspeed_files() const override {
     return zero::make_files(settings_, plugins_->get(std::nullopt).deepspeed_config());
   }
   std::shared_ptr<torch::optim::Optimizer> make_optimizer(const DummyOptim& dummy) const override {
-    return zero::make_optimizer(settings_, dummy);
+    return zero::make_optimizer(settings_, dummy, names_);
   }
   optim::Scheduler make_scheduler(const DummyScheduler& dummy, torch::optim::Optimizer& optimizer) const override {
     return zero::make_scheduler(settings_, dummy, optimizer);
@@ -142,6 +155,10 @@ class ChosenZero final : public ChosenLayer {
     const auto group = comm::mesh().along(comm::kTokens);
     auto settings = settings_of(settings_, group ? group->world_size() : 1);
     settings.compare_parameters_every = compare_parameters_every_;
+    if (autocast_dtype(settings_))
+      settings.travels_low = [low =
+                                  parameters_of_classes(model, settings_.torch_autocast.lower_precision_safe_modules)](
+                                 const at::Tensor& parameter) { return low.contains(parameter.unsafeGetTensorImpl()); };
     return std::make_unique<Sharding>(model, device, std::move(settings), given);
   }
 
@@ -154,9 +171,16 @@ class ChosenZero final : public ChosenLayer {
     rules.mixed_precision = settings_.fp16.enabled   ? PrecisionType::FP16
                             : settings_.bf16.enabled ? PrecisionType::BF16
                                                      : PrecisionType::NO;
-    rules.autocasts = false;
+    rules.autocasts = settings_.torch_autocast.enabled;
+    if (const auto dtype = autocast_dtype(settings_); dtype && rules.mixed_precision == PrecisionType::NO)
+      rules.mixed_precision = *dtype == at::kHalf ? PrecisionType::FP16 : PrecisionType::BF16;
     rules.scaler = zero::make_scaler(settings_);
     rules.max_norm = std::max(0.0, settings_.gradient_clipping);
+    const int64_t minutes = environment::integer({"DEEPSPEED_TIMEOUT"}).value_or(settings_.timeout_minutes);
+    constexpr int64_t kMostMinutes = 1'000'000;
+    if (minutes < 1 || minutes > kMostMinutes)
+      raise<ConfigError>("environment: DEEPSPEED_TIMEOUT is {}, expected minutes from 1 to {}", minutes, kMostMinutes);
+    rules.process_group_timeout = std::chrono::minutes(minutes);
     if (!plugin().is_auto("gradient_accumulation_steps"))
       rules.gradient_accumulation_steps = settings_.gradient_accumulation_steps;
     if (settings_.zero_optimization.stage == 3 && !settings_.zero_optimization.gather_16bit_weights_on_model_save)
@@ -205,9 +229,10 @@ class ChosenZero final : public ChosenLayer {
   zero::ZeroSettings read(bool filled) const {
     DeepSpeedConfig config = plugin().deepspeed_config();
     if (!filled) leave_open(config);
-    return zero::read_settings(
-        config,
-        {.ranks = ranks_of_environment(), .as_of_version = *plugin().as_of_version, .has_program_optimizer = true});
+    return zero::read_settings(config, {.ranks = num_ranks(),
+                                        .as_of_version = *plugin().as_of_version,
+                                        .cuda = computes_elsewhere(),
+                                        .has_program_optimizer = true});
   }
 
   /// In one line, once.
@@ -233,6 +258,7 @@ class ChosenZero final : public ChosenLayer {
   int64_t compare_parameters_every_;
   zero::ZeroSettings settings_;
   PrecisionType mixed_precision_ = PrecisionType::NO;
+  zero::ParameterNames names_;
   bool spoke_ = false;
 };
 

@@ -16,16 +16,44 @@
 #include "accelerate/optim/deepspeed_adam.hpp"
 #include "accelerate/optim/deepspeed_schedules.hpp"
 #include "accelerate/optim/grad_scaler.hpp"
+#include "accelerate/optim/lamb.hpp"
 #include "accelerate/optim/lion.hpp"
+#include "accelerate/optim/muon.hpp"
 #include "accelerate/utils/error.hpp"
 #include "parallel/deepspeed_files.hpp"
+#include "parallel/engines.hpp"
 #include "parallel/zero/document.hpp"
 #include "parallel/zero/translate.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::zero {
 
-std::shared_ptr<torch::optim::Optimizer> make_optimizer(const ZeroSettings& settings, const DummyOptim& dummy) {
+namespace {
+
+/// Which parameters are matrices for Muon is told by their names. Rates that the file does not have are Muon's own.
+std::shared_ptr<torch::optim::Optimizer> make_muon(const ZeroSettings& settings, const DummyOptim& dummy,
+                                                   const ParameterNames& names) {
+  const auto& p = settings.optimizer->params;
+  std::vector<std::pair<std::string, at::Tensor>> named;
+  for (const auto& group : dummy.param_groups)
+    for (const auto& parameter : group.params()) {
+      const auto found = names.find(parameter.unsafeGetTensorImpl());
+      named.emplace_back(found == names.end() ? "" : found->second, parameter);
+    }
+  const bool has_lr = std::any_of(settings.effective.begin(), settings.effective.end(),
+                                  [](const auto& entry) { return entry.key == "optimizer.params.lr" && entry.given; });
+  optim::MuonOptions matrices(true), rest(false);
+  if (has_lr || p.muon_lr) matrices.lr(p.muon_lr.value_or(p.lr));
+  if (has_lr || p.adam_lr) rest.lr(p.adam_lr.value_or(p.lr));
+  matrices.weight_decay(p.weight_decay).momentum(p.momentum).ns_method(p.ns_method);
+  rest.weight_decay(p.weight_decay).betas({p.betas[0], p.betas[1]}).eps(p.eps).adam_w_mode(p.adam_w_mode);
+  return std::make_shared<optim::Muon>(optim::muon_groups(named, matrices, rest), matrices);
+}
+
+}  // namespace
+
+std::shared_ptr<torch::optim::Optimizer> make_optimizer(const ZeroSettings& settings, const DummyOptim& dummy,
+                                                        const ParameterNames& names) {
   if (!settings.optimizer)
     throw ConfigError(
         "prepare: found a DummyOptim, but the DeepSpeed configuration has no section optimizer that it could stand "
@@ -57,6 +85,16 @@ std::shared_ptr<torch::optim::Optimizer> make_optimizer(const ZeroSettings& sett
   if (type == "Lion")
     return std::make_shared<optim::Lion>(dummy.param_groups,
                                          optim::LionOptions(p.lr).betas(betas).weight_decay(p.weight_decay));
+  if (type == "Muon") return make_muon(settings, dummy, names);
+  if (type == "Lamb")
+    return std::make_shared<optim::Lamb>(dummy.param_groups, optim::LambOptions(p.lr)
+                                                                 .betas(betas)
+                                                                 .eps(p.eps)
+                                                                 .eps_inside_sqrt(p.eps_inside_sqrt)
+                                                                 .weight_decay(p.weight_decay)
+                                                                 .bias_correction(p.bias_correction)
+                                                                 .max_coeff(p.max_coeff)
+                                                                 .min_coeff(p.min_coeff));
   if (type == "SGD")
     return std::make_shared<to::SGD>(dummy.param_groups, to::SGDOptions(p.lr)
                                                              .momentum(p.momentum)
@@ -149,6 +187,30 @@ optim::Scheduler make_scheduler(const ZeroSettings& settings, const DummySchedul
       "for, expected one, DummyScheduler::lr_scheduler_callable, or a schedule of the program's own");
 }
 
+std::vector<parallel::FileMonitor> monitors_of(const ZeroSettings& settings) {
+  std::vector<parallel::FileMonitor> all;
+  for (const auto& [name, given] :
+       {std::pair("tensorboard", &settings.tensorboard), std::pair("csv_monitor", &settings.csv_monitor)})
+    if (given->enabled) all.push_back({.tracker = name, .project_name = given->job_name, .folder = given->output_path});
+  const auto add = [](parallel::FileMonitor& to, const char* name, const std::optional<std::string>& value) {
+    if (value) to.arguments.emplace(name, *value);
+  };
+  if (const auto& wandb = settings.wandb; wandb.enabled) {
+    auto& one =
+        all.emplace_back(parallel::FileMonitor{.tracker = "wandb", .project_name = wandb.project, .folder = {}});
+    add(one, "group", wandb.group), add(one, "entity", wandb.team);
+  }
+  if (const auto& comet = settings.comet; comet.enabled) {
+    auto& one = all.emplace_back(parallel::FileMonitor{.tracker = "comet_ml",
+                                                       .project_name = comet.project.value_or("deepspeed"),
+                                                       .folder = {},
+                                                       .every = comet.samples_log_interval});
+    add(one, "workspace", comet.workspace), add(one, "api_key", comet.api_key), add(one, "mode", comet.mode);
+    add(one, "experiment_key", comet.experiment_key);
+  }
+  return all;
+}
+
 namespace {
 
 c10::IValue to_ivalue(const nlohmann::ordered_json& value) {
@@ -189,7 +251,9 @@ std::shared_ptr<const parallel::DeepSpeedFiles> make_files(const ZeroSettings& s
                                .ds_version = settings.as_of_version});
 }
 
-std::shared_ptr<optim::GradScaler> make_scaler(const ZeroSettings& settings) {
+namespace {
+
+std::shared_ptr<optim::GradScaler> scaler_of(const ZeroSettings& settings) {
   const auto& fp16 = settings.fp16;
   if (fp16.enabled && fp16.loss_scale == 0)
     return std::make_shared<optim::GradScaler>(
@@ -199,9 +263,19 @@ std::shared_ptr<optim::GradScaler> make_scaler(const ZeroSettings& settings) {
                                 .consecutive_hysteresis = fp16.consecutive_hysteresis,
                                 .min_scale = static_cast<double>(fp16.min_loss_scale)});
   if (fp16.enabled) return std::make_shared<optim::GradScaler>(optim::FixedLossScale{fp16.loss_scale});
+  if (parallel::autocast_dtype(settings) == at::kHalf && !settings.bf16.enabled)
+    return std::make_shared<optim::GradScaler>();  // torch's
   if (settings.bf16.enabled && settings.bf16.check_grad_overflow)
     return std::make_shared<optim::GradScaler>(optim::FixedLossScale{1});
   return nullptr;
+}
+
+}  // namespace
+
+std::shared_ptr<optim::GradScaler> make_scaler(const ZeroSettings& settings) {
+  auto scaler = scaler_of(settings);
+  if (scaler) scaler->set_widening(true);
+  return scaler;
 }
 
 }  // namespace accelerate::zero

@@ -1,6 +1,11 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
 
 #include "accelerate/optim/dummies.hpp"
 #include "parallel/zero/zero_settings.hpp"
@@ -12,18 +17,24 @@ class GradScaler;
 }  // namespace optim
 namespace parallel {
 struct DeepSpeedFiles;
+struct FileMonitor;
 }  // namespace parallel
 }  // namespace accelerate
 
 /// What a configuration has instead of the program: its optimizer, its schedule, its loss scale.
 namespace accelerate::zero {
 
+/// Of parameters of the models that train.
+using ParameterNames = std::unordered_map<const at::TensorImpl*, std::string>;
 /// @throws ConfigError where the configuration has none
-std::shared_ptr<torch::optim::Optimizer> make_optimizer(const ZeroSettings& settings, const DummyOptim& dummy);
+std::shared_ptr<torch::optim::Optimizer> make_optimizer(const ZeroSettings& settings, const DummyOptim& dummy,
+                                                        const ParameterNames& names);
 
 /// The program's callable's, where there is one. @throws ConfigError where neither is there
 optim::Scheduler make_scheduler(const ZeroSettings& settings, const DummyScheduler& dummy,
                                 torch::optim::Optimizer& optimizer);
+
+std::vector<parallel::FileMonitor> monitors_of(const ZeroSettings& settings);
 
 /// What checkpoints are written by. @param config  of which settings were read, filled
 std::shared_ptr<const parallel::DeepSpeedFiles> make_files(const ZeroSettings& settings, const DeepSpeedConfig& config);

@@ -113,6 +113,11 @@ void check_together(const ZeroSettings& s, const GivenKeys& given, const ReadOpt
         "'fp16.fp16_master_weights_and_grads' is true at stage 0, expected zero_optimization.stage 1, 2 or 3");
   wrong(zero.stage == 0 && s.bf16.enabled && s.bf16.bf16_master_weights_and_grads,
         "'bf16.bf16_master_weights_and_grads' is true at stage 0, expected zero_optimization.stage 1, 2 or 3");
+  wrong(
+      s.bf16.enabled && s.bf16.bf16_master_weights_and_grads && !s.bf16.bf16_optimizer_states && options.later_is_error,
+      "'bf16.bf16_master_weights_and_grads' is true without 'bf16.bf16_optimizer_states', which is not in this "
+      "version: "
+      "moments have the masters' dtype. Set both, or neither");
   const std::string dtype = s.fp16.enabled ? "fp16" : s.bf16.enabled ? "bf16" : "fp32";
   wrong(zero.stage == 0 && s.data_types.grad_accum_dtype.value_or(dtype) != dtype,
         fmt::format(
@@ -172,6 +177,12 @@ void check_together(const ZeroSettings& s, const GivenKeys& given, const ReadOpt
           fmt::format(
               "'zero_allow_untested_optimizer' is false, but 'optimizer.type' {} is none that ZeRO was tested with "
               "(Adam, AdamW, Adagrad, Lion, Muon); set it to true, or use one of these",
+              s.optimizer->type));
+    const bool on_whole_ones = s.optimizer->type == "Lamb" || s.optimizer->type == "Muon";
+    wrong(on_whole_ones && (s.fp16.enabled || s.bf16.enabled) && options.later_is_error,
+          fmt::format(
+              "'optimizer.type' is {} together with 'fp16' or 'bf16', which is not in this version: what steps on "
+              "whole parameters has no fp32 masters of them; train in fp32, or use AdamW",
               s.optimizer->type));
     wrong(s.optimizer->params.amsgrad && !s.optimizer->params.torch_adam,
           "'optimizer.params.amsgrad' is true, which DeepSpeed's own optimizers do not have; leave it out");

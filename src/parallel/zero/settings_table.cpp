@@ -75,6 +75,8 @@ const char* no_tensorboard(const ZeroSettings& s, const ReadOptions&) {
 const char* no_csv(const ZeroSettings& s, const ReadOptions&) {
   return s.csv_monitor.enabled ? nullptr : "csv_monitor is off";
 }
+const char* no_wandb(const ZeroSettings& s, const ReadOptions&) { return s.wandb.enabled ? nullptr : "wandb is off"; }
+const char* no_comet(const ZeroSettings& s, const ReadOptions&) { return s.comet.enabled ? nullptr : "comet is off"; }
 const char* always_decoupled(const ZeroSettings& s, const ReadOptions&) {
   return s.optimizer && s.optimizer->type == "AdamW"
              ? "type AdamW decays weights apart from gradients, whatever it says"
@@ -152,8 +154,7 @@ std::vector<Row> general_rows() {
        .reason = "leave it out: gradients are divided after the sum, within rounding the same"},
       {ROW(gradient_predivide_factor), .state = later, .reason = "leave it out: gradients are divided after the sum",
        .least = 0, .above = true},
-      {ROW(gradient_allreduce_op), .state = later, .reason = "use mean, and multiply the learning rate or the loss",
-       .choices = "mean|sum", .since = "0.19.6"},
+      {ROW(gradient_allreduce_op), .choices = "mean|sum", .since = "0.19.6"},
       {ROW(comms_logger.enabled), .state = later, .reason = kProfile},
       {.key = "comms_logger.verbose", .fallback = "false", .state = no_meaning},
       {.key = "comms_logger.prof_all", .fallback = "true", .state = no_meaning},
@@ -270,11 +271,9 @@ std::vector<Row> precision_rows() {
       {ROW(bf16.immediate_grad_update), .state = no_meaning,
        .reason = "gradients are added as soon as they are whole, always"},
       {ROW(bf16.check_grad_overflow), .idle = not_bf16, .moved = "0.19.3", .before = "false"},
-      {ROW(bf16.bf16_master_weights_and_grads), .state = later, .reason = "leave it out: masters are fp32",
-       .idle = not_bf16},
-      {ROW(bf16.bf16_optimizer_states), .state = later, .reason = kFp32Moments, .idle = not_bf16},
-      {ROW(torch_autocast.enabled), .state = later,
-       .reason = "use --mixed_precision without DeepSpeed, or the sections fp16 and bf16"},
+      {ROW(bf16.bf16_master_weights_and_grads), .idle = not_bf16},
+      {ROW(bf16.bf16_optimizer_states), .idle = not_bf16},
+      {ROW(torch_autocast.enabled)},
       {ROW(torch_autocast.dtype), .idle = no_autocast, .choices = "bfloat16|float16|bf16|fp16|half"},
       {ROW(torch_autocast.lower_precision_safe_modules), .idle = no_autocast},
       {ROW(data_types.grad_accum_dtype), .state = later, .reason = "leave it out: gradients add up in fp32",
@@ -424,25 +423,28 @@ std::vector<Row> file_rows() {
 
 std::vector<Row> monitor_rows() {
   return {
-      {ROW(tensorboard.enabled), .state = later, .reason = kTracker},
+      {ROW(tensorboard.enabled)},
       {ROW(tensorboard.output_path), .idle = no_tensorboard},
       {ROW(tensorboard.job_name), .idle = no_tensorboard},
-      {ROW(csv_monitor.enabled), .state = later, .reason = kTracker},
+      {ROW(csv_monitor.enabled)},
       {ROW(csv_monitor.output_path), .idle = no_csv},
       {ROW(csv_monitor.job_name), .idle = no_csv},
-      {.key = "wandb.enabled", .fallback = "false", .state = later, .reason = kTracker},
-      {.key = "wandb.group", .fallback = "null", .state = no_meaning},
-      {.key = "wandb.team", .fallback = "null", .state = no_meaning},
-      {.key = "wandb.project", .fallback = R"("deepspeed")", .state = no_meaning},
-      {.key = "comet.enabled", .fallback = "false", .state = later, .reason = kTracker},
-      {.key = "comet.samples_log_interval", .fallback = "100", .state = no_meaning, .least = 0, .above = true},
-      {.key = "comet.project", .fallback = "null", .state = no_meaning},
-      {.key = "comet.workspace", .fallback = "null", .state = no_meaning},
-      {.key = "comet.api_key", .fallback = "null", .state = no_meaning, .secret = true},
-      {.key = "comet.experiment_name", .fallback = "null", .state = no_meaning},
-      {.key = "comet.experiment_key", .fallback = "null", .state = no_meaning},
-      {.key = "comet.online", .fallback = "null", .state = no_meaning},
-      {.key = "comet.mode", .fallback = "null", .state = no_meaning},
+      {ROW(wandb.enabled)},
+      {ROW(wandb.group), .idle = no_wandb, .nullable = true},
+      {ROW(wandb.team), .idle = no_wandb, .nullable = true},
+      {ROW(wandb.project), .idle = no_wandb},
+      {ROW(comet.enabled)},
+      {ROW(comet.samples_log_interval), .idle = no_comet, .least = 0, .above = true},
+      {ROW(comet.project), .idle = no_comet, .nullable = true},
+      {ROW(comet.workspace), .idle = no_comet, .nullable = true},
+      {ROW(comet.api_key), .idle = no_comet, .nullable = true, .secret = true},
+      {.key = "comet.experiment_name",
+       .fallback = "null",
+       .state = no_meaning,
+       .reason = "comet_ml.start takes it from COMET_START_EXPERIMENT_NAME"},
+      {ROW(comet.experiment_key), .idle = no_comet, .nullable = true},
+      {.key = "comet.online", .fallback = "null", .state = no_meaning, .reason = "COMET_START_ONLINE says it"},
+      {ROW(comet.mode), .idle = no_comet, .nullable = true},
       {ROW(flops_profiler.enabled), .state = later, .reason = kProfile},
       {.key = "flops_profiler.profile_step", .fallback = "1", .state = no_meaning},
       {.key = "flops_profiler.module_depth", .fallback = "-1", .state = no_meaning},
@@ -664,8 +666,8 @@ const std::vector<Section>& setting_sections() {
       {.key = "comms_logger", .classed = true, .reason = "comms_logger is off"},
       {.key = "tensorboard", .classed = true},
       {.key = "csv_monitor", .classed = true},
-      {.key = "wandb", .classed = true, .reason = "wandb is off"},
-      {.key = "comet", .classed = true, .reason = "comet is off"},
+      {.key = "wandb", .classed = true},
+      {.key = "comet", .classed = true},
       {.key = "flops_profiler", .reason = "flops_profiler is off"},
       {.key = "autotuning", .reason = "autotuning is off"},
       {.key = "tensor_parallel", .classed = true, .reason = "tensors are not split over ranks"},
@@ -691,7 +693,6 @@ const std::vector<Type>& optimizer_types() {
       "widths of a base model are not known here; use Adam, AdamW or SGD, and scale lr by group";
   constexpr const char* kNoClass =
       "LibTorch does not have it; use AdamW or SGD, or give prepare() an optimizer of the program";
-  constexpr const char* kOwn = "use AdamW, or give prepare() an optimizer of the program";
   static const std::vector<Type> types{
       {.name = "Adam", .any_case = true, .tested = true},
       {.name = "AdamW", .any_case = true, .tested = true},
@@ -699,10 +700,8 @@ const std::vector<Type>& optimizer_types() {
       {"SGD"},
       {.name = "RMSprop", .defaults = R"({"lr": 0.01})"},
       {.name = "Lion", .any_case = true, .tested = true},
-      {.name = "Lamb", .state = later, .reason = kOwn, .any_case = true},
+      {.name = "Lamb", .any_case = true},
       {.name = "Muon",
-       .state = later,
-       .reason = kOwn,
        .any_case = true,
        .tested = true,
        .defaults = R"({"momentum": 0.95, "lr": 0.02, "betas": [0.9, 0.95], "eps": 1e-10})"},

@@ -26,12 +26,18 @@ std::optional<at::ScalarType> dtype_named(const std::optional<std::string>& name
   return name == "fp16" ? at::kHalf : name == "bf16" ? at::kBFloat16 : at::kFloat;
 }
 
-/// Stages 0 to 2: all stay whole; what is reduced together is gathered together.
+/// Stages 0 to 2: all stay whole; what is reduced together is gathered together. DeepSpeed's default sizes are far
+/// above most models: in one piece nothing would travel while backward computes, and a whole gradient would wait.
 void hold_whole(const ZeroSettings& zero, ShardingSettings& settings) {
   const auto& given = zero.zero_optimization;
   const int64_t most =
       given.stage == 0 ? given.reduce_bucket_size : std::min(given.reduce_bucket_size, given.allgather_bucket_size);
-  settings.units = [most](const ModelRef& model) { return units_by_size(model, most); };
+  settings.units = [most](const ModelRef& model) {
+    constexpr int64_t kPieces = 8, kWorthAMessage = 6'500'000;  // elements: 25 MB, as DistributedDataParallel's
+    int64_t all = 0;
+    for (const auto& [name, tensor] : model.parameters()) all += tensor.numel();
+    return units_by_size(model, std::min(most, std::max(all / kPieces, kWorthAMessage)));
+  };
   settings.forward = {.prefetch = 1, .outstanding = 2, .evict_after_use = false};
   settings.backward = settings.forward;
 }
@@ -71,6 +77,11 @@ std::vector<comm::AxisSize> axes_of(const ZeroSettings& zero, int64_t ranks) {
   return {{comm::Axis::dp_replicate, ranks / pieces}, {comm::Axis::dp_shard, pieces}};
 }
 
+std::optional<at::ScalarType> autocast_dtype(const ZeroSettings& zero) {
+  if (!zero.torch_autocast.enabled) return std::nullopt;
+  return zero.torch_autocast.dtype.value_or("bfloat16") == "float16" ? at::kHalf : at::kBFloat16;
+}
+
 std::optional<at::ScalarType> compute_dtype(const ZeroSettings& zero) {
   if (zero.fp16.enabled) return at::kHalf;
   if (zero.bf16.enabled) return at::kBFloat16;
@@ -94,10 +105,16 @@ ShardingSettings settings_of(const ZeroSettings& zero, int64_t ranks) {
         "DeepSpeed's stage 3 keeps only this rank's piece of a gradient, expected stage 0 or 1; leave no_sync out "
         "(accumulate() goes on working)";
   settings.param_dtype = settings.buffer_dtype = compute_dtype(zero);
+  settings.masters_in_param_dtype = zero.bf16.enabled && zero.bf16.bf16_master_weights_and_grads;
+  if (const auto dtype = autocast_dtype(zero)) settings.their_reduce_dtype = *dtype;
   settings.first_values_in_param_dtype = true;
   if (zero.fp16.enabled && zero.fp16.auto_cast) settings.input_dtype = at::kHalf;
   settings.overlap_reduction = stage == 0 || zero.zero_optimization.overlap_comm.value();
   settings.reduce_dtype = dtype_named(zero.communication_data_type);
+  settings.sums_gradients = zero.gradient_allreduce_op == "sum";
+  // Stages 0 to 2 keep 16 bits, as DeepSpeed's do; stage 3 adds up in fp32 from the first one on, as its own does,
+  // where no copy in 16 bits lies beside the masters.
+  if (stage < 3 || ranks == 1) settings.kept_gradients = KeptGradients::as_reduced_until_added;
   const auto& offload = zero.zero_optimization;
   settings.offload = offload.offload_optimizer.device == "cpu" || offload.offload_param.device == "cpu";
   settings.pin_memory = offload.offload_optimizer.pin_memory || offload.offload_param.pin_memory;

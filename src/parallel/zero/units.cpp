@@ -9,6 +9,9 @@
 #include <string_view>
 #include <utility>
 
+#include "accelerate/config.hpp"
+#include "utils/raise.hpp"
+
 namespace accelerate::parallel {
 
 std::vector<ShardedUnit> units_by_size(const ModelRef& model, int64_t most_elements) {
@@ -116,6 +119,46 @@ std::vector<ShardedUnit> units_by_module(const ModelRef& model, const ModuleUnit
   if (!stays.parameters.empty()) units.push_back(std::move(stays));
   for (auto& [index, unit] : by_module) units.push_back(std::move(unit));
   return units;
+}
+
+std::set<const at::TensorImpl*> parameters_of_classes(const ModelRef& model, const std::vector<std::string>& classes) {
+  std::set<std::string, std::less<>> known{"Linear",
+                                           "Bilinear",
+                                           "Conv1d",
+                                           "Conv2d",
+                                           "Conv3d",
+                                           "ConvTranspose1d",
+                                           "ConvTranspose2d",
+                                           "ConvTranspose3d",
+                                           "Embedding",
+                                           "EmbeddingBag",
+                                           "LayerNorm",
+                                           "GroupNorm",
+                                           "BatchNorm1d",
+                                           "BatchNorm2d",
+                                           "BatchNorm3d",
+                                           "RNN",
+                                           "LSTM",
+                                           "GRU",
+                                           "MultiheadAttention"};
+  std::set<const at::TensorImpl*> found;
+  for (const auto& module : model.submodules()) {
+    known.insert(module.class_name);
+    const bool listed = std::any_of(classes.begin(), classes.end(),
+                                    [&](const std::string& name) { return last_part(name) == module.class_name; });
+    if (listed)
+      for (const auto& [name, tensor] : module.parameters) found.insert(tensor.unsafeGetTensorImpl());
+  }
+  for (const auto& name : classes) {
+    if (known.contains(last_part(name))) continue;
+    const auto nearest = nearest_name(std::string(last_part(name)), {known.begin(), known.end()});
+    raise<ConfigError>(
+        "DeepSpeed configuration: 'torch_autocast.lower_precision_safe_modules' has '{}', expected a class of "
+        "LibTorch's or "
+        "of the model's modules{}",
+        name, nearest ? fmt::format("; did you mean {}?", *nearest) : "");
+  }
+  return found;
 }
 
 }  // namespace accelerate::parallel

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,5 +27,9 @@ struct ModuleUnits {
 /// before them those that stay. @param unmatched  is told which of the lists' entries no module is
 std::vector<ShardedUnit> units_by_module(const ModelRef& model, const ModuleUnits& how,
                                          const std::function<void(const std::string& entry)>& unmatched);
+
+/// Parameters that modules of these classes register, classes by the last part of their names.
+/// @throws ConfigError for a class that is neither LibTorch's nor the model's
+std::set<const at::TensorImpl*> parameters_of_classes(const ModelRef& model, const std::vector<std::string>& classes);
 
 }  // namespace accelerate::parallel

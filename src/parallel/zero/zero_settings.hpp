@@ -196,6 +196,18 @@ struct Monitor {
   std::string output_path, job_name = "DeepSpeedJobName";
 };
 
+struct Wandb {
+  bool enabled = false;
+  std::optional<std::string> group, team;
+  std::string project = "deepspeed";
+};
+
+struct Comet {
+  bool enabled = false;
+  int64_t samples_log_interval = 100;
+  std::optional<std::string> project, workspace, api_key, experiment_key, mode;
+};
+
 struct FlopsProfiler {
   bool enabled = false;
 };
@@ -229,6 +241,8 @@ struct ACCELERATE_API ZeroSettings {
   TorchAutocast torch_autocast;
   Timers timers;
   Monitor tensorboard, csv_monitor;
+  Wandb wandb;
+  Comet comet;
   FlopsProfiler flops_profiler;
   CommsLogger comms_logger;
 
