@@ -490,6 +490,7 @@ RANKS_TEST(Zero, MuonAndLambOfTheFileStepAsAlone, 1, 2, 3) {
       }
     });
   }
+  support::reset_states();
   EXPECT_THAT(support::message_of<ConfigError>([] {
                 Accelerator accelerator({.mixed_precision = "bf16",
                                          .cpu = true,

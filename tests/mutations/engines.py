@@ -113,7 +113,7 @@ file = "src/parallel/sharding/sharding.cpp"
 F("frozen layers go on training", file,
   "«if (member.shard.requires_grad() != trained) member.shard.requires_grad_(trained);»", "")
 F("what autograd::grad gives of a sharded model is this rank's", file,
-  "return all ? «average_of_captured(*all, member.name, found)» : found;", "found")
+  "const at::Tensor average = «average_of_captured(*all, member.name, found)»;", "found")
 F("states that were made of 16-bit images stay so", "src/run_state/run_state.cpp",
   "return «parallel::slice_of(found->second, whole).to(found->second.value.scalar_type())»;",
   "parallel::slice_of(found->second, whole)")

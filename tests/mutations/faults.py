@@ -2574,7 +2574,7 @@ F("gradient_clipping of DeepSpeed's file", file, "rules.max_norm = «std::max(0.
 F("gradient_accumulation_steps of DeepSpeed's file", file,
   "rules.gradient_accumulation_steps = «settings_.gradient_accumulation_steps»;", "std::optional<int64_t>()",
   z + "EveryStageTrainsAsOneProcess")
-F("nothing is cast around a model of DeepSpeed's file", file, "rules.autocasts = «false»;", "true",
+F("nothing is cast around a model of DeepSpeed's file", file, "rules.autocasts = «settings_.torch_autocast.enabled»;", "true",
   z + "MastersBeginAsTheRoundedParameters")
 F("zero3_save_16bit_model", file,
   "if («settings_.zero_optimization.stage == 3 && !settings_.zero_optimization.gather_16bit_weights_on_model_save»)",
