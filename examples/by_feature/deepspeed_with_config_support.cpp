@@ -42,7 +42,6 @@ torch::Tensor loss_of(const torch::Tensor& logits, const torch::Tensor& letters)
 
 /// Whether the configuration that this run goes by has a section.
 bool is_configured(const accelerate::Accelerator& accelerator, const char* section) {
-  if (accelerator.distributed_type() != accelerate::DistributedType::DEEPSPEED) return false;
   return accelerator.state().deepspeed_plugin().deepspeed_config().contains(section);
 }
 
@@ -97,6 +96,9 @@ void run(accelerate_examples::Arguments args) {
                           .weight_decay = args.get<double>("--weight_decay", 0.01)};
   args.check();
   accelerate::Accelerator accelerator({.gradient_accumulation_steps = settings.accumulation});
+  if (accelerator.distributed_type() != accelerate::DistributedType::DEEPSPEED)
+    throw accelerate::ConfigError(
+        "this example goes by a DeepSpeed configuration: start it by `accelerate launch --use_deepspeed` with one");
   accelerate::set_seed(1);
   accelerate::models::GPT2Config config;
   config.vocab_size = 128, config.n_positions = kContext, config.n_embd = 64, config.n_layer = 2, config.n_head = 4;

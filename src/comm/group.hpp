@@ -105,7 +105,8 @@ class Group : public std::enable_shared_from_this<Group> {
 
   /// Waits for something that peers do outside of c10d (shared memory): polls `done`, at first without giving up the
   /// processor. @throws CommError when a peer fails meanwhile or the group's timeout passes.
-  void wait_until(const char* operation, const std::function<bool()>& done);
+  /// @param in_step  it counts as a collective: all ranks wait here equally often
+  void wait_until(const char* operation, const std::function<bool()>& done, bool in_step = true);
   /// All ranks of the group are processes of this host: a wait_until() ends when one of them has ended. @param pids  by
   /// rank.
   void watch_processes(std::vector<int64_t> pids);

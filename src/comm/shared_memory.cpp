@@ -176,7 +176,7 @@ class SharedMemory::Deadlock {
   std::vector<uint64_t> places_, polls_then_;
 };
 
-void SharedMemory::wait(const char* operation, const std::function<bool()>& done) {
+void SharedMemory::wait(const char* operation, const std::function<bool()>& done, bool in_step) {
   Arrival& mine = arrivals()[group_->rank()];
   set_text(mine.waits_for, operation);
   mine.place.store(++waits_, std::memory_order_release);
@@ -185,12 +185,13 @@ void SharedMemory::wait(const char* operation, const std::function<bool()>& done
     ~Leave() { place.store(0, std::memory_order_release); }
   } const leave{mine.place};
   Deadlock deadlock(*this);
-  group_->wait_until(operation, [&] {
+  const auto look = [&] {
     if (done()) return true;
     mine.polls.fetch_add(1, std::memory_order_relaxed);
     if (const std::string text = deadlock.look(); !text.empty()) throw CommError(std::string(operation) + ": " + text);
     return false;
-  });
+  };
+  group_->wait_until(operation, look, in_step);
 }
 
 SharedMemory::Heard SharedMemory::meet(const char* operation, const Said& mine) {

@@ -44,8 +44,8 @@ class SharedMemory {
   /// The same as barrier(); all hear what all say.
   Heard meet(const char* operation, const Said& mine);
   /// Polls `done`, for which peers do something meanwhile; `done` may do its own share. @throws CommError as every wait
-  /// of the group, and on all ranks when each waits for something else.
-  void wait(const char* operation, const std::function<bool()>& done);
+  /// of the group, and on all ranks when each waits for something else. @param in_step  see Group::wait_until()
+  void wait(const char* operation, const std::function<bool()>& done, bool in_step = true);
 
  private:
   static constexpr size_t kHeader = 4 * 4096;

@@ -2,6 +2,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <fstream>
+#include <optional>
 #include <thread>
 
 #include "accelerate/utils/error.hpp"
@@ -89,12 +90,13 @@ void Group::wait(const char* operation, c10::ivalue::Future& future) {
 
 void Group::watch_processes(std::vector<int64_t> pids) { impl_->pids = std::move(pids); }
 
-void Group::wait_until(const char* operation, const std::function<bool()>& done) {
+void Group::wait_until(const char* operation, const std::function<bool()>& done, bool in_step) {
   constexpr int kSpins = 2000;  // some microseconds: peers on other cores are about as far as we are
   constexpr auto kYields = std::chrono::milliseconds(1);
   impl_->check_usable(operation);
   auto progress = impl_->progress;
-  const InCollective inside(*progress, *impl_->activity, operation);
+  std::optional<InCollective> inside;
+  if (in_step) inside.emplace(*progress, *impl_->activity, operation);
   const WaitClock waiting(counts::Count::comm_wait_ns);
   for (int i = 0; i < kSpins; ++i)
     if (done()) return;

@@ -32,12 +32,14 @@ function(witness name)
   set_tests_properties(example.${name} PROPERTIES LABELS examples TIMEOUT 900 COST 20 SKIP_REGULAR_EXPRESSION "skipped: ")
 endfunction()
 
-# example_test(name CASE case OUTCOME regex [DATA] [SHARDED] [ARGS text]): something else that it does, or what it leaves behind, looked at once; $run starts it once more.
+# example_test(name CASE case OUTCOME regex [DATA] [SHARDED | FLAGS text] [ARGS text]): something else that it does, or what it leaves behind, looked at once; $run starts it once more.
 function(example_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 ARG "DATA;SHARDED" "OUTCOME;ARGS;CASE" "")
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "DATA;SHARDED" "OUTCOME;ARGS;CASE;FLAGS" "")
   set(flags --cpu)
   if(ARG_SHARDED)
     set(flags --use_fsdp)
+  elseif(ARG_FLAGS)
+    set(flags ${ARG_FLAGS})
   endif()
   set(test example.${name}.${ARG_CASE})
   set(script "scratch=$(mktemp -d) && trap 'rm -rf \"$scratch\"' EXIT && ")
@@ -126,3 +128,12 @@ set_tests_properties(example.train_llm.names PROPERTIES LABELS examples TIMEOUT 
 add_test(NAME example.big_model_inference COMMAND sh -c "scratch=$(mktemp -d) && trap 'rm -rf \"$scratch\"' EXIT && run='${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/big_model_inference --model '$scratch/big && $run --write_random 40MB && $run --dtype float16 | tee $scratch/whole && $run --dtype float16 --max_memory 100MB | tee $scratch/little && \
 grep -o 'bits of all logits [0-9a-f]*' $scratch/whole > $scratch/bits && grep -f $scratch/bits $scratch/little && echo equal to the bit")
 set_tests_properties(example.big_model_inference PROPERTIES LABELS examples TIMEOUT 600 PASS_REGULAR_EXPRESSION "wrote [0-9]+ bytes.*units are read when they are used.*equal to the bit")
+set(deepspeed "--use_deepspeed --mixed_precision bf16 --deepspeed_config_file ${PROJECT_SOURCE_DIR}/examples/configs/deepspeed")
+example_test(deepspeed_with_config_support CASE resumed FLAGS "${deepspeed}/zero_stage2_config.json"
+  ARGS "--num_train_epochs 2 --output_dir $scratch && $run --num_train_epochs 3 --output_dir $scratch --resume_from_checkpoint $scratch/epoch_1"
+  OUTCOME "epoch 1 perplexity 2[0-9]\\.[0-9]+.*28 weights in fp32 from .*goes on after epoch_1.*epoch 2 perplexity 1[0-9]\\.[0-9]")
+foreach(template zero_stage1 zero_stage2_offload zero_stage3 zero_stage3_offload)
+  example_test(deepspeed_with_config_support CASE ${template} FLAGS "${deepspeed}/${template}_config.json" ARGS "--num_train_epochs 1 --output_dir $scratch" OUTCOME "epoch 0 perplexity 6[0-9]\\.[0-9]+.*28 weights in fp32 from ")
+endforeach()
+example_test(deepspeed_two_models CASE distils ARGS "--epochs 10" OUTCOME "student and teacher differ by 0\\.[0-2][0-9]")
+example_test(train_llm CASE deepspeed DATA FLAGS "--use_deepspeed --zero_stage 2" ARGS "${llm} --batch_size 2 --max_steps 2 --save_every 2 --output_dir $scratch" OUTCOME "process.es.: DEEPSPEED.*step 2 loss 1[01]\\.[0-9]+.*saved ")

@@ -4,8 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 #include "accelerate/accelerate.hpp"
 #include "accelerate/residency.hpp"
+#include "comm/group.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "small_gpt.hpp"
@@ -243,6 +247,32 @@ Branches make_branches() {
 constexpr int64_t kRows = 12;
 at::Tensor rows_of(int64_t step) {
   return torch::randn({kRows, 2 * BranchesImpl::kWidth}, at::detail::createCPUGenerator(static_cast<uint64_t>(step)));
+}
+
+/// A rank that waits for memory, because a peer is slow to read what lies in it, is not ahead of the others: what
+/// compares ranks when they wait for long would take it for one that has gone another way.
+RANKS_TEST(Fsdp, WaitsForMemoryAreNotCountedAsCollectives, 2) {
+  setenv("ACCELERATE_SHARED_MEMORY", "1", 1);
+  Accelerator accelerator(
+      {.cpu = true,
+       .fsdp_plugin = FullyShardedDataParallelPlugin{.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+                                                     .transformer_cls_names_to_wrap = {{"Linear"}}}});
+  Branches model = make_branches();
+  auto [m, opt] = accelerator.prepare(model, torch::optim::SGD(model->parameters(), 0.05));
+  for (auto& branch : m->branches)
+    branch->weight.register_hook([&](const at::Tensor&) {
+      if (accelerator.process_index() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    });
+  for (int64_t step = 0; step < 3; ++step) {
+    accelerator.backward(m(rows_of(step)).square().mean());
+    opt.step();
+    opt.zero_grad();
+  }
+  const std::string activity = comm::world_group()->activity()();
+  const std::string word = "collective ";
+  const int64_t number = std::stoll(activity.substr(activity.find(word) + word.size()));
+  const at::Tensor all = accelerator.gather(torch::tensor({number}));
+  EXPECT_EQ(all[0].item<int64_t>(), all[1].item<int64_t>()) << activity;
 }
 
 /// Parts that stay open for the whole backward, and ranks that complete parts in opposite orders, must not wait for

@@ -36,6 +36,7 @@ F("sums by sockets are divided in half precision only", file,
   "group_->reduce_scatter_async(state.result, flat, «division.within»)",
   "(flat.scalar_type() == at::kFloat ? 1.0 : division.within)")
 F("a rank without a gradient sends what was there", file, "«gradient.fill(part);»", "")
+F("ranks that use other units by luck go on", file, "alike &= «common_flags[word] == ~common_flags[word + 1]»;", "true")
 F("parameters that no rank used get zeros", file, "used[i].push_back(«static_cast<char>(*common_flags++ != 0)»);",
   "static_cast<char>(*common_flags++ >= 0)")
 file = "src/parallel/sharding/sharded_part.cpp"

@@ -2579,6 +2579,10 @@ F("nothing is cast around a model of DeepSpeed's file", file, "rules.autocasts =
 F("zero3_save_16bit_model", file,
   "if («settings_.zero_optimization.stage == 3 && !settings_.zero_optimization.gather_16bit_weights_on_model_save»)",
   "false", z + "WholeWeightsOfStageThreeMustBeAskedFor")
+F("monitors of DeepSpeed's file", file, "return «zero::monitors_of(settings_)»;", "std::vector<FileMonitor>()",
+  z + "TheFilesMonitorsRecordEachStep")
+F("DEEPSPEED_TIMEOUT", file, "rules.process_group_timeout = «std::chrono::minutes(minutes)»;",
+  "std::chrono::minutes(10)", z + "TheGroupsTimeoutIsDeepSpeeds")
 F("DeepSpeed and FSDP at once are refused", file, "if («request.fsdp || fsdp_requested()»)", "false",
   z + "WhatDecidesTwiceIsRefused")
 F("gradients are clipped before each step", "src/accelerator/clip.cpp",
@@ -2587,6 +2591,18 @@ F("gradients are clipped before each step", "src/accelerator/clip.cpp",
   z + "EveryStageTrainsAsOneProcess")
 F("the file's schedule follows the optimizer's steps", "src/accelerator/dummies.cpp", "/*split_batches=*/«true»", "false",
   z + "TheFilesOptimizerAndScheduleComeForTheDummies")
+file = "src/parallel/zero/translate.cpp"
+F("gradient_allreduce_op", file, 'settings.sums_gradients = «zero.gradient_allreduce_op == "sum"»;', "false",
+  z + "GradientsMayBeSummed")
+F("gradients of DeepSpeed keep 16 bits", file, "if («stage < 3 || ranks == 1») settings.kept_gradients", "false",
+  "zero_memory_tests ZeroMemory.ModelStatesAreThoseOfThePaper")
+F("the file's Muon has rates of its own", "src/parallel/zero/objects.cpp",
+  "rest.lr(«p.adam_lr.value_or(p.lr)»);", "p.lr", z + "MuonAndLambOfTheFileStepAsAlone")
+F("what is shown of a gradient does not keep its memory", "src/parallel/sharding/whole_gradients.cpp",
+  "if («groups_.ranks() == 1») state.whole.reset();", "false",
+  "zero_memory_tests ZeroMemory.ThePeakOfRealRanksIsThatOfTheDryRun")
+F("waits for memory are no collectives", "src/comm/waits.cpp", "if («in_step») inside.emplace(", "true",
+  "fsdp_tests Fsdp.WaitsForMemoryAreNotCountedAsCollectives")
 file = "src/accelerator/tagged_checkpoint.cpp"
 z = "zero_checkpoint_tests ZeroCheckpoint."
 F("SaveTagOptions::exclude_frozen_parameters", file, ".exclude_frozen_parameters = «options.exclude_frozen_parameters»",

@@ -216,20 +216,26 @@ class SharedReducer final : public GradientReducer {
       auto& waits = mapping_->waits_for_room(group_->rank());
       waits.store(true, std::memory_order_release);
       int polls = 0;
-      mapping_->memory->wait("room for gradients", [&] {
-        progress();  // the peers may be waiting for us in turn
-        return (begin = gap(bytes, Counted::all)) || (peer_waits_for_room() && ++polls > kPolls);
-      });
+      mapping_->memory->wait(
+          "room for gradients",
+          [&] {
+            progress();  // the peers may be waiting for us in turn
+            return (begin = gap(bytes, Counted::all)) || (peer_waits_for_room() && ++polls > kPolls);
+          },
+          /*in_step=*/false);
       waits.store(false, std::memory_order_release);
     }
     if (begin) return *begin;
     // What lies in that place is of the last backward, of which every rank has announced everything: nobody needs us to
     // read it.
     const auto taken = [&](const Slot& slot) { return slot.begin == mapping_->plan.dedicated[p]; };
-    mapping_->memory->wait("room for gradients", [&] {
-      forget_what_was_read();
-      return std::none_of(slots_.begin(), slots_.end(), taken);
-    });
+    mapping_->memory->wait(
+        "room for gradients",
+        [&] {
+          forget_what_was_read();
+          return std::none_of(slots_.begin(), slots_.end(), taken);
+        },
+        /*in_step=*/false);
     return mapping_->plan.dedicated[p];
   }
 
