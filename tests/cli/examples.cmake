@@ -70,7 +70,7 @@ witness(collate NEAR 0.1 OUTCOME "of them [45][0-9] % blends.*accuracy (1|0\\.[8
 witness(variable_length NEAR 0.05 OUTCOME "500 sequences, ([0-9]+) letters in [0-9]+ places; marked right: (1|0\\.9[0-9]*)")
 witness(streams NEAR 0 ARGS "--file $scratch/measurements.csv" OUTCOME "one pass: (1003) lines over .*found y = (3\\.0) x [+] (-1\\.0)")
 witness(torchscript_model NEAR 0.05 ARGS "--file $scratch/model.pt" OUTCOME "accuracy (1|0\\.9[0-9]*) on 512 points.*the saved program gives the same answer")
-witness(two_models NEAR 1 ARGS "--epochs 60" OUTCOME "radius of [0-9]+ drawn points: ([0-3]\\.[0-9]*) [+]- ([0-9.]+) .*generators of all processes are equal")
+witness(two_models NEAR 1 ARGS "--epochs 25" OUTCOME "radius of [0-9]+ drawn points: ([0-3]\\.[0-9]*) [+]- ([0-9.]+) .*generators of all processes are equal")
 witness(fp8 TOLERANCE 0.05 NEAR 0.05 ARGS "--train_size 256 --epochs 3" ALONE "--train_size 256 --epochs 3 --batch_size 64"
         OUTCOME "bf16: 0 forward products in fp8, mean loss of the last epoch (0\\.[0-9]+)\n.*delayed scaling: (24) forward products in fp8, mean loss of the last epoch (0\\.[0-9]+).*blocks of 32: 24 .* epoch (0\\.[0-9]+).*scales as they are now: 24 .* epoch (0\\.[0-9]+)")
 witness(lora DATA NEAR 0.5 ARGS "${bert} --train_size 8 --eval_size 6 --only adapters --output_dir $scratch/adapter" REFUSED "AdamW8bit for parameters that are sharded"
@@ -132,7 +132,7 @@ set(deepspeed "--use_deepspeed --mixed_precision bf16 --deepspeed_config_file ${
 example_test(deepspeed_with_config_support CASE resumed FLAGS "${deepspeed}/zero_stage2_config.json"
   ARGS "--num_train_epochs 2 --output_dir $scratch && $run --num_train_epochs 3 --output_dir $scratch --resume_from_checkpoint $scratch/epoch_1"
   OUTCOME "epoch 1 perplexity 2[0-9]\\.[0-9]+.*28 weights in fp32 from .*goes on after epoch_1.*epoch 2 perplexity 1[0-9]\\.[0-9]")
-foreach(template zero_stage1 zero_stage2_offload zero_stage3 zero_stage3_offload)
+foreach(template zero_stage1 zero_stage3_offload)
   example_test(deepspeed_with_config_support CASE ${template} FLAGS "${deepspeed}/${template}_config.json" ARGS "--num_train_epochs 1 --output_dir $scratch" OUTCOME "epoch 0 perplexity 6[0-9]\\.[0-9]+.*28 weights in fp32 from ")
 endforeach()
 example_test(deepspeed_two_models CASE distils ARGS "--epochs 10" OUTCOME "student and teacher differ by 0\\.[0-2][0-9]")
