@@ -213,6 +213,18 @@ TEST_F(Launch, ThreadsChosenAreMentionedUnlessQuiet) {
   EXPECT_THAT(launch({"/bin/true"}).err, HasSubstr("OMP_NUM_THREADS=1"));
   EXPECT_EQ(launch({"-q", "/bin/true"}).err, "");
   EXPECT_EQ(launch({"/bin/true"}, {.env = {"OMP_NUM_THREADS=3"}}).err, "");
+  // Under DeepSpeed, too, where the reference leaves it to torchrun.
+  const std::vector<std::string> words{"-q",
+                                       "--use_deepspeed",
+                                       "--num_processes",
+                                       "2",
+                                       "--main_process_port",
+                                       "0",
+                                       "/bin/sh",
+                                       "-c",
+                                       "echo threads: $OMP_NUM_THREADS"};
+  EXPECT_THAT(launch(words).out, HasSubstr("threads: 1\n"));
+  EXPECT_THAT(launch(words, {.env = {"OMP_NUM_THREADS=3"}}).out, HasSubstr("threads: 3\n"));
 }
 
 TEST_F(Launch, PythonFilesModulesAndNoPython) {

@@ -151,6 +151,10 @@ class Supervisor {
     const RankLogs& logs = s_.logs.of(local_rank);
     std::map<std::string, std::string> environment;
     if (job_.starts_ranks()) environment = build_environment(job_, s_.host, local_rank);
+    // Under DeepSpeed the reference leaves it to torchrun. Ranks with a thread for each core take these from each
+    // other.
+    if (job_.tells_ranks() && job_.local_world_size > 1 && !s_.host.environment.contains("OMP_NUM_THREADS"))
+      environment.insert({"OMP_NUM_THREADS", std::to_string(job_.settings.threads_per_process())});
     if (!logs.error_file.empty()) environment["TORCHELASTIC_ERROR_FILE"] = logs.error_file;
     if (monitor_ && job_.starts_ranks()) environment[kStepFileVariable] = monitor_->step_file(local_rank);
     // A rank sees a pipe where the user sees a terminal: tell it how wide a progress bar may be.
