@@ -67,16 +67,17 @@ at::Tensor norm_clipped_to(double max_norm, const std::vector<at::Tensor>& param
   return total;
 }
 
-/// What all gradients of these parameters are too large by until they are unscaled; nothing where some are by another.
+/// What all gradients of these parameters are too large by until they are unscaled; nothing where some are by another,
+/// or where a step of another optimizer may have decided on a scale that these have not been multiplied by.
 std::optional<double> common_scale(const std::vector<at::Tensor>& parameters, const parallel::Engines& engines) {
   std::optional<double> common;
-  bool differ = false;
+  bool known = true;
   each_scaled(parameters, engines, [&](auto& run, const auto& optimizer) {
     const double scale = run.scaler->is_unscaled(optimizer.optimizer()) ? 1 : run.scaler->get_scale();
-    differ = differ || common.value_or(scale) != scale;
+    known = known && run.optimizers.size() == 1 && common.value_or(scale) == scale;
     common = scale;
   });
-  return differ ? std::nullopt : std::optional(common.value_or(1));
+  return known ? std::optional(common.value_or(1)) : std::nullopt;
 }
 
 /// Of the gradients as the step will see them, which stay as they are where they can.

@@ -1,12 +1,12 @@
 /// What ZeRO's stages take: by dry runs against the paper's formulas, and on real ranks against the dry run.
 
-#include <c10/core/CPUAllocator.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
-
 #include "accelerate/accelerate.hpp"
+#include "accelerate/parallel/zero_memory.hpp"
+#include "counting_allocator.hpp"
+#include "message_of.hpp"
 #include "ranks.hpp"
 
 namespace {
@@ -105,48 +105,6 @@ TEST(ZeroMemory, SumsOfGradientsAreInTheMastersType) {
   EXPECT_THAT(states(setting, report.phase("backward").at_end), about(2 + 16 / 2.0));
 }
 
-/// Counts what tensors of the host hold, now and at most.
-class Counting final : public c10::Allocator {
- public:
-  c10::DataPtr allocate(size_t bytes) override {
-    c10::DataPtr data = base_->allocate(bytes);
-    void* const at = data.get();
-    const c10::Device device = data.device();
-    add(static_cast<int64_t>(bytes));
-    return {at, new Block{std::move(data), static_cast<int64_t>(bytes)}, &forget, device};
-  }
-  void copy_data(void* to, const void* from, size_t count) const override { base_->copy_data(to, from, count); }
-  static Counting& installed() {
-    static Counting* const counting = [] {
-      auto* const made = new Counting;
-      c10::SetCPUAllocator(made, /*priority=*/100);
-      return made;
-    }();
-    return *counting;
-  }
-  int64_t now() const { return now_; }
-  int64_t peak() const { return peak_; }
-  void reset_peak() { peak_ = now_.load(); }
-
- private:
-  struct Block {
-    c10::DataPtr data;
-    int64_t bytes;
-  };
-  static void forget(void* block) {
-    auto* const one = static_cast<Block*>(block);
-    installed().add(-one->bytes);
-    delete one;
-  }
-  void add(int64_t bytes) {
-    const int64_t now = now_ += bytes;
-    for (int64_t peak = peak_; now > peak && !peak_.compare_exchange_weak(peak, now);) {
-    }
-  }
-  c10::Allocator* base_ = c10::GetCPUAllocator();
-  std::atomic<int64_t> now_ = 0, peak_ = 0;
-};
-
 /// By sockets, where each rank holds what the dry run says; with memory in common there is less.
 TEST(ZeroMemory, ThePeakOfRealRanksIsThatOfTheDryRun) {
   if (!support::is_rank()) {
@@ -160,8 +118,8 @@ TEST(ZeroMemory, ThePeakOfRealRanksIsThatOfTheDryRun) {
       const Setting setting{.stage = stage, .width = 256, .layers = 48, .rows = 2, .precision = precision};
       SCOPED_TRACE("stage " + std::to_string(stage) + ", " + precision);
       const auto report = dry(setting, 2, support::rank());
-      auto& counting = Counting::installed();
-      const int64_t before = counting.now();
+      auto& counting = support::CountingAllocator::install();
+      const int64_t before = counting.live();
       std::map<std::string, int64_t> peaks;
       train(setting, [&](const std::string& phase) {
         peaks[phase] = counting.peak() - before;
@@ -179,6 +137,40 @@ TEST(ZeroMemory, ThePeakOfRealRanksIsThatOfTheDryRun) {
       EXPECT_NEAR(static_cast<double>(real), static_cast<double>(expected), 0.03 * static_cast<double>(expected))
           << all;
     }
+}
+
+/// A weight that two modules share is one, and the largest layer is a module with what is its own.
+TEST(ZeroMemory, RulesOfThumbCountAModelsParametersOnce) {
+  struct Tied : torch::nn::Module {
+    Tied() {
+      const at::Tensor weight = torch::empty({2'000, 1'000}, at::kMeta);
+      for (const char* name : {"first", "second"}) {
+        auto part = register_module(name, std::make_shared<torch::nn::Module>());
+        part->register_parameter("weight", weight);
+      }
+      second()->register_parameter("bias", torch::empty({1'000'000}, at::kMeta));
+    }
+    std::shared_ptr<torch::nn::Module> second() { return children().back(); }
+  };
+  const auto model = std::make_shared<Tied>();
+  testing::internal::CaptureStdout();
+  estimate_zero2_model_states_mem_needs_all_live(model, 8, 2, 1.0);
+  estimate_zero3_model_states_mem_needs_all_live(model, 8, 2, 1.0);
+  EXPECT_EQ(testing::internal::GetCapturedStdout(),
+            zero2_memory_table(
+                {.total_params = 3'000'000, .num_gpus_per_node = 8, .num_nodes = 2, .additional_buffer_factor = 1.0}) +
+                zero3_memory_table({.total_params = 3'000'000,
+                                    .largest_layer_params = 3'000'000,
+                                    .num_gpus_per_node = 8,
+                                    .num_nodes = 2,
+                                    .additional_buffer_factor = 1.0}));
+  const auto problem = [](const Zero2MemoryOptions& options) {
+    return support::message_of<ConfigError>([&] { estimate_zero2_model_states_mem_needs(options); });
+  };
+  EXPECT_THAT(problem({.total_params = -1}), testing::HasSubstr("total_params is -1"));
+  EXPECT_THAT(problem({.total_params = 1, .num_nodes = 0}), testing::HasSubstr("num_nodes is 0"));
+  EXPECT_THAT(problem({.total_params = int64_t{1} << 50, .num_gpus_per_node = 1 << 20}),
+              testing::HasSubstr("more than can be counted"));
 }
 
 }  // namespace

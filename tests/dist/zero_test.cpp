@@ -12,7 +12,10 @@
 #include "accelerate/residency.hpp"
 #include "both_stores.hpp"
 #include "message_of.hpp"
+#include "parallel/engines.hpp"
+#include "parallel/zero/objects.hpp"
 #include "ranks.hpp"
+#include "utils/counts.hpp"
 #include "variable.hpp"
 #include "warnings_of.hpp"
 
@@ -561,4 +564,111 @@ RANKS_TEST(Zero, TheFilesMonitorsRecordEachStep, 1, 2) {
     if (file.is_regular_file()) events += text_of(file.path());
   EXPECT_THAT(events, AllOf(HasSubstr("Train/Samples/lr"), HasSubstr("Train/Samples/loss_scale"),
                             HasSubstr("Train/Samples/train_loss")));
+}
+
+/// One that the fused kernels don't know, since it might step otherwise.
+struct OwnSgd : torch::optim::SGD, optim::ElementWise {
+  using torch::optim::SGD::SGD;
+};
+
+/// Each optimizer's step is as long as the file's limit, though the loss scale is doubled by the first one's: what the
+/// second one's gradients are too large by is the old one. By kernels and without them.
+RANKS_TEST(Zero, EachOptimizerIsClippedByTheScaleOfItsOwnGradients, 1, 2) {
+  constexpr double kLimit = 0.1;
+  support::on_both_stores([&](const std::string& store) {
+    SCOPED_TRACE(store);
+    Accelerator accelerator(
+        {.cpu = true,
+         .deepspeed_plugin = stage(2, R"(, "gradient_clipping": 0.1, "fp16": {"enabled": true, "auto_cast": true,
+           "initial_scale_power": 6, "loss_scale_window": 1})")});
+    ThreeLayers model;
+    const auto all = model->parameters();
+    torch::optim::SGD fused({all[0], all[1]}, torch::optim::SGDOptions(1));
+    OwnSgd own({all[2], all[3], all[4], all[5]}, torch::optim::SGDOptions(1));
+    auto [m, first, second] = accelerator.prepare(model, fused, own);
+    const auto masters = [&, &m = m] {
+      std::vector<at::Tensor> values;
+      for (const auto& parameter : m->parameters()) values.push_back(safe_get_full_fp32_param(parameter).clone());
+      return values;
+    };
+    auto before = masters();
+    const double scale = accelerator.scaler()->get_scale();
+    for (int64_t step = 0; step < 4; ++step) {
+      for (int64_t micro = 0; micro < kMicroSteps; ++micro) {
+        const auto scope = accelerator.accumulate(m);
+        accelerator.backward(100 * loss_of(m(batch_of(step, micro, accelerator.process_index())).to(at::kFloat)));
+        first.step(), second.step();
+        first.zero_grad(), second.zero_grad();
+      }
+      const auto after = masters();
+      const auto moved = [&](size_t from, size_t to) {
+        double squares = 0;
+        for (size_t i = from; i < to; ++i) squares += (after[i] - before[i]).square().sum().item<double>();
+        return std::sqrt(squares);
+      };
+      EXPECT_NEAR(moved(0, 2), kLimit, 1e-3 * kLimit) << "step " << step;
+      EXPECT_NEAR(moved(2, 6), kLimit, 1e-3 * kLimit) << "step " << step;
+      before = after;
+    }
+    EXPECT_GT(accelerator.scaler()->get_scale(), scale);
+  });
+}
+
+/// As plain fp32, but for what autocast and the wire round: Linear's gradients travel in half as many bytes.
+RANKS_TEST(Zero, AutocastOfTheFile, 1, 2) {
+  const auto plain = trained_alone(support::world_size(), 0);
+  support::on_both_stores([&](const std::string& store) {
+    for (const char* dtype : {"bfloat16", "float16"}) {
+      SCOPED_TRACE(std::string(dtype) + ", " + store);
+      std::vector<int64_t> bytes;
+      for (const char* modules : {R"(["torch.nn.Linear"])", "[]"}) {
+        support::reset_states();
+        Accelerator accelerator({.cpu = true,
+                                 .deepspeed_plugin = stage(2, kUnclipped + R"(, "torch_autocast": {"enabled": true,
+              "lower_precision_safe_modules": )" + modules + R"(, "dtype": ")" +
+                                                                  dtype + "\"}")});
+        EXPECT_EQ(accelerator.scaler() != nullptr, std::string(dtype) == "float16");
+        ThreeLayers model;
+        auto [m, opt] = accelerator.prepare(model, with_momentum(model->parameters()));
+        counts::reset();
+        train(accelerator, m, opt);
+        bytes.push_back(counts::read(counts::Count::gradient_wire_bytes));
+        std::vector<at::Tensor> ours;
+        for (const auto& parameter : m->parameters()) {
+          EXPECT_EQ(parameter.scalar_type(), at::kFloat);
+          ours.push_back(parameter.detach().clone());
+        }
+        expect_equal(ours, plain, 3e-2);  // 8 bits of bf16, in products of each of a few steps
+      }
+      EXPECT_EQ(2 * bytes[0], bytes[1]);
+    }
+  });
+  support::reset_states();
+  EXPECT_THAT(
+      support::message_of<ConfigError>([] {
+        Accelerator accelerator({.cpu = true, .deepspeed_plugin = stage(2, R"(, "torch_autocast": {"enabled": true,
+                       "lower_precision_safe_modules": ["torch.nn.Linnear"]})")});
+        accelerator.prepare(ThreeLayers());
+      }),
+      HasSubstr("did you mean Linear?"));
+}
+
+/// What wandb and comet are given; what their own code does with it is the trackers' tests.
+TEST(Zero, TheFilesTrackersGetTheirArguments) {
+  const auto settings = zero::read_settings(DeepSpeedConfig(R"({"train_micro_batch_size_per_gpu": 1,
+    "wandb": {"enabled": true, "team": "us", "group": "g", "project": "p"},
+    "comet": {"enabled": true, "samples_log_interval": 7, "workspace": "w", "api_key": "k", "mode": "create",
+              "experiment_key": "e"}})"));
+  const auto monitors = zero::monitors_of(settings);
+  using Arguments = std::map<std::string, std::variant<bool, std::string>>;
+  ASSERT_EQ(monitors.size(), 2u);
+  EXPECT_EQ(monitors[0].tracker, "wandb");
+  EXPECT_EQ(monitors[0].project_name, "p");
+  EXPECT_EQ(monitors[0].arguments, (Arguments{{"entity", "us"}, {"group", "g"}}));
+  EXPECT_EQ(monitors[1].tracker, "comet_ml");
+  EXPECT_EQ(monitors[1].project_name, "deepspeed");
+  EXPECT_EQ(monitors[1].every, 7);
+  EXPECT_EQ(monitors[1].arguments,
+            (Arguments{{"api_key", "k"}, {"experiment_key", "e"}, {"mode", "create"}, {"workspace", "w"}}));
+  for (const auto& entry : settings.effective) EXPECT_THAT(entry.value, Not(testing::StrEq("k"))) << entry.key;
 }

@@ -2579,12 +2579,16 @@ F("nothing is cast around a model of DeepSpeed's file", file, "rules.autocasts =
 F("zero3_save_16bit_model", file,
   "if («settings_.zero_optimization.stage == 3 && !settings_.zero_optimization.gather_16bit_weights_on_model_save»)",
   "false", z + "WholeWeightsOfStageThreeMustBeAskedFor")
+F("torch_autocast's modules travel in fewer bits", file, "if («autocast_dtype(settings_)») settings.travels_low", "false",
+  z + "AutocastOfTheFile")
 F("monitors of DeepSpeed's file", file, "return «zero::monitors_of(settings_)»;", "std::vector<FileMonitor>()",
   z + "TheFilesMonitorsRecordEachStep")
 F("DEEPSPEED_TIMEOUT", file, "rules.process_group_timeout = «std::chrono::minutes(minutes)»;",
   "std::chrono::minutes(10)", z + "TheGroupsTimeoutIsDeepSpeeds")
 F("DeepSpeed and FSDP at once are refused", file, "if («request.fsdp || fsdp_requested()»)", "false",
   z + "WhatDecidesTwiceIsRefused")
+F("another optimizer's step may have changed the scale", "src/accelerator/clip.cpp",
+  "known = known && «run.optimizers.size() == 1» &&", "true", z + "EachOptimizerIsClippedByTheScaleOfItsOwnGradients")
 F("gradients are clipped before each step", "src/accelerator/clip.cpp",
   "«optimizer.set_step_hooks(&impl_->rules, {.before = nullptr, .after = nullptr, .divisor = divisor});»", "",
   z + "TheFilesLimitClips",

@@ -153,7 +153,8 @@ class Supervisor {
     if (job_.starts_ranks()) environment = build_environment(job_, s_.host, local_rank);
     // Under DeepSpeed the reference leaves it to torchrun. Ranks with a thread for each core take these from each
     // other.
-    if (job_.tells_ranks() && job_.local_world_size > 1 && !s_.host.environment.contains("OMP_NUM_THREADS"))
+    if (job_.settings.launcher() == Launcher::deepspeed && job_.tells_ranks() && job_.local_world_size > 1 &&
+        !s_.host.environment.contains("OMP_NUM_THREADS"))
       environment.insert({"OMP_NUM_THREADS", std::to_string(job_.settings.threads_per_process())});
     if (!logs.error_file.empty()) environment["TORCHELASTIC_ERROR_FILE"] = logs.error_file;
     if (monitor_ && job_.starts_ranks()) environment[kStepFileVariable] = monitor_->step_file(local_rank);

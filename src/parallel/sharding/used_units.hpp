@@ -45,9 +45,8 @@ class UsedUnits {
       raise<CommError>(
           "{}: since ranks met last they have used different parts of a sharded model, or in another order; this one: "
           "{}. Expected the same on all ranks, in the same order: all gather each part together, and only by chance, "
-          "or "
-          "where they share memory, is it there anyway. Look for control flow that depends on the rank or on its data, "
-          "and add what is left out with a factor of 0 to the loss",
+          "or where they share memory, is it there anyway. Look for control flow that depends on the rank or on its "
+          "data, and add what is left out with a factor of 0 to the loss",
           operation, units);
   }
 

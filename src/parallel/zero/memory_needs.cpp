@@ -31,7 +31,13 @@ double number(int64_t count) { return static_cast<double>(count); }
 int64_t shared(int64_t bytes, int64_t ranks) { return static_cast<int64_t>(number(bytes) / number(ranks)); }
 int64_t on_host(double bytes_per_param, int64_t params, double factor) {
   constexpr double kMost = 9e18;
-  return static_cast<int64_t>(std::min(number(params) * bytes_per_param * factor, kMost));
+  const double bytes = number(params) * bytes_per_param * factor;
+  if (bytes > kMost)
+    raise<ConfigError>(
+        "estimate_zero_model_states_mem_needs: {:g} bytes on one host are more than can be counted, expected fewer "
+        "parameters, processes, or a smaller additional_buffer_factor",
+        bytes);
+  return static_cast<int64_t>(bytes);
 }
 
 std::string row(const ZeroMemoryNeeds& needs, const std::string& options) {
