@@ -129,7 +129,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor o
       [output, pieces, input, divisor, world = world_size()]() mutable {
         const at::NoGradGuard no_grad;
         const auto rows = pieces.view({world, -1});
-        if (can_average(output.scalar_type())) {
+        if (output.is_cpu() && can_average(output.scalar_type())) {
           std::vector<const void*> all;
           for (int64_t rank = 0; rank < world; ++rank) all.push_back(rows[rank].const_data_ptr());
           average(output.scalar_type(), output.mutable_data_ptr(), all, output.numel(), divisor);
