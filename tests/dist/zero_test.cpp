@@ -250,6 +250,46 @@ RANKS_TEST(Zero, LeafModulesAndSmallOnesComeAsAWhole, 2) {
   ::unsetenv("ACCELERATE_SHARED_MEMORY");
 }
 
+// A tenth of a model is less than one of the eight pieces that it at least travels in.
+RANKS_TEST(Zero, SmallBlocksComeAtOnceWhereTheyAreFetchedAhead, 2) {
+  struct PairsImpl : torch::nn::Module {
+    PairsImpl() {
+      for (int i = 0; i < 10; ++i) {
+        const torch::nn::LinearOptions options = torch::nn::LinearOptions(6, 6).bias(false);
+        pairs.push_back(
+            register_module("p" + std::to_string(i),
+                            torch::nn::Sequential(torch::nn::Linear(options), torch::nn::Linear(options))));
+      }
+    }
+    at::Tensor forward(at::Tensor x) {
+      for (auto& pair : pairs) x = pair->forward(x);
+      return x;
+    }
+    std::vector<torch::nn::Sequential> pairs;
+  };
+  const auto fetched = [](const std::string& more) {
+    support::reset_states();
+    Accelerator accelerator({.cpu = true,
+                             .deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = R"({
+      "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0)" +
+                                                                                 more + "}}"}});
+    auto model = std::make_shared<PairsImpl>();
+    auto [m, opt] = accelerator.prepare(model, torch::optim::SGD(model->parameters(), 0.1));
+    residency::reset_stats();
+    const at::NoGradGuard no_grad;
+    m(torch::ones({2, 6}));
+    const auto stats = residency::stats();
+    return stats.faults + stats.prefetch_hits;
+  };
+  ::setenv("ACCELERATE_SHARED_MEMORY", "0", 1);
+  EXPECT_EQ(fetched(""), 10);
+  EXPECT_EQ(fetched(R"(, "stage3_prefetch_bucket_size": 72)"), 10);
+  EXPECT_EQ(fetched(R"(, "stage3_prefetch_bucket_size": 71)"), 20);
+  EXPECT_EQ(fetched(R"(, "stage3_max_live_parameters": 71)"), 20);
+  EXPECT_EQ(fetched(R"(, "overlap_comm": false)"), 20);
+  ::unsetenv("ACCELERATE_SHARED_MEMORY");
+}
+
 RANKS_TEST(Zero, NoSyncIsRefusedWhereGradientsAreSplit, 2) {
   for (int64_t number = 0; number <= 3; ++number) {
     SCOPED_TRACE(number);

@@ -2656,3 +2656,9 @@ F("modules of leaf_module come whole", file, "whole_.push_back(root_[i] != i || 
   z + "LeafModulesAndSmallOnesComeAsAWhole")
 F("stage3_module_granularity_threshold", file, "(«how.smallest_average > 0» && elements[i] > 0", "false",
   z + "LeafModulesAndSmallOnesComeAsAWhole")
+F("small blocks come at once", file, "|| «elements[i] <= how.largest_whole»);", "false",
+  z + "SmallBlocksComeAtOnceWhereTheyAreFetchedAhead")
+file = "src/parallel/zero/translate.cpp"
+F("only what is fetched ahead comes at once", file,
+  "together = «ahead ? std::min(given.prefetch_bucket_size, given.max_live_parameters) : 0»;",
+  "given.max_live_parameters", z + "SmallBlocksComeAtOnceWhereTheyAreFetchedAhead")

@@ -26,6 +26,15 @@ std::optional<at::ScalarType> dtype_named(const std::optional<std::string>& name
   return name == "fp16" ? at::kHalf : name == "bf16" ? at::kBFloat16 : at::kFloat;
 }
 
+/// In so many at least a model travels: one moves while another computes.
+constexpr int64_t kPieces = 8;
+
+int64_t elements_of(const ModelRef& model) {
+  int64_t all = 0;
+  for (const auto& [name, tensor] : model.parameters()) all += tensor.numel();
+  return all;
+}
+
 /// Stages 0 to 2: all stay whole; what is reduced together is gathered together. DeepSpeed's default sizes are far
 /// above most models: in one piece nothing would travel while backward computes, and a whole gradient would wait.
 void hold_whole(const ZeroSettings& zero, ShardingSettings& settings) {
@@ -33,10 +42,8 @@ void hold_whole(const ZeroSettings& zero, ShardingSettings& settings) {
   const int64_t most =
       given.stage == 0 ? given.reduce_bucket_size : std::min(given.reduce_bucket_size, given.allgather_bucket_size);
   settings.units = [most](const ModelRef& model) {
-    constexpr int64_t kPieces = 8, kWorthAMessage = 6'500'000;  // elements: 25 MB, as DistributedDataParallel's
-    int64_t all = 0;
-    for (const auto& [name, tensor] : model.parameters()) all += tensor.numel();
-    return units_by_size(model, std::min(most, std::max(all / kPieces, kWorthAMessage)));
+    constexpr int64_t kWorthAMessage = 6'500'000;  // elements: 25 MB, as DistributedDataParallel's
+    return units_by_size(model, std::min(most, std::max(elements_of(model) / kPieces, kWorthAMessage)));
   };
   settings.forward = {.prefetch = 1, .outstanding = 2, .evict_after_use = false};
   settings.backward = settings.forward;
@@ -45,13 +52,17 @@ void hold_whole(const ZeroSettings& zero, ShardingSettings& settings) {
 /// Stage 3: modules come and go.
 void hold_in_pieces(const ZeroSettings& zero, ShardingSettings& settings) {
   const auto& given = zero.zero_optimization;
-  const ModuleUnits how{.stays_up_to = given.param_persistence_threshold,
-                        .all_that_stays = given.model_persistence_threshold,
-                        .smallest_average = given.module_granularity_threshold,
-                        .classes = given.leaf_module.classes,
-                        .names = given.leaf_module.names,
-                        .name_suffixes = given.leaf_module.name_suffixes};
-  settings.units = [how](const ModelRef& model) {
+  const bool ahead = given.overlap_comm.value() && given.prefetch_bucket_size > 0 && !given.allgather_sequential;
+  ModuleUnits how{.stays_up_to = given.param_persistence_threshold,
+                  .all_that_stays = given.model_persistence_threshold,
+                  .smallest_average = given.module_granularity_threshold,
+                  .classes = given.leaf_module.classes,
+                  .names = given.leaf_module.names,
+                  .name_suffixes = given.leaf_module.name_suffixes};
+  // What is fetched ahead of its use may as well come at once: a transformer's blocks, mostly.
+  const int64_t together = ahead ? std::min(given.prefetch_bucket_size, given.max_live_parameters) : 0;
+  settings.units = [how, together](const ModelRef& model) mutable {
+    how.largest_whole = std::min(together, elements_of(model) / kPieces);
     return units_by_module(model, how, [](const std::string& entry) {
       const auto defaults = zero::LeafModule().classes;
       if (std::find(defaults.begin(), defaults.end(), entry) == defaults.end())
@@ -60,7 +71,6 @@ void hold_in_pieces(const ZeroSettings& zero, ShardingSettings& settings) {
                    entry);
     });
   };
-  const bool ahead = given.overlap_comm.value() && given.prefetch_bucket_size > 0 && !given.allgather_sequential;
   settings.forward = {.prefetch = ahead ? residency::Policy::kWholePass : 0,
                       .prefetch_bytes = bytes_of(given.prefetch_bucket_size, zero),
                       .outstanding = 2,

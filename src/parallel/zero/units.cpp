@@ -45,7 +45,8 @@ class WholeModules {
       root_.push_back(parent >= 0 && is_whole(static_cast<size_t>(parent)) ? root_[static_cast<size_t>(parent)] : i);
       const bool listed = is_listed(modules[i], how);  // which also notes that the entry is right
       whole_.push_back(root_[i] != i || listed ||
-                       (how.smallest_average > 0 && elements[i] > 0 && elements[i] / below[i] < how.smallest_average));
+                       (how.smallest_average > 0 && elements[i] > 0 && elements[i] / below[i] < how.smallest_average) ||
+                       elements[i] <= how.largest_whole);
     }
   }
   /// The module whose unit a module's parameters are in.

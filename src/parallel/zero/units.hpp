@@ -20,6 +20,7 @@ struct ModuleUnits {
   int64_t stays_up_to = 0;       ///< parameters of at most so many elements stay whole …
   int64_t all_that_stays = 0;    ///< … of at most so many together, in the order of registration
   int64_t smallest_average = 0;  ///< modules with fewer elements a module, below and including it, come as a whole
+  int64_t largest_whole = 0;     ///< as do those with at most so many elements, below and including it
   /// Modules that come as a whole: classes, by the last part of their names, dotted names, and ends of these.
   std::vector<std::string> classes = {}, names = {}, name_suffixes = {};
 };
