@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "accelerate/accelerator.hpp"
+#include "accelerate/accelerator/deepspeed_engine.hpp"
 #include "accelerate/accelerator/dry_run.hpp"
 #include "accelerate/accelerator/inference.hpp"
 #include "accelerate/accelerator/local_sgd.hpp"
@@ -49,6 +50,7 @@
 #include "accelerate/parallel/engine.hpp"
 #include "accelerate/parallel/fsdp_plugin.hpp"
 #include "accelerate/parallel/megatron_lm_plugin.hpp"
+#include "accelerate/parallel/offload_states.hpp"
 #include "accelerate/parallel/parallelism_config.hpp"
 #include "accelerate/parallel/zero_handles.hpp"
 #include "accelerate/parallel/zero_memory.hpp"

@@ -54,10 +54,11 @@ class ReduceLROnPlateauScheduler;
 
 namespace accelerate {
 
-struct DeepSpeedPlugin;    // accelerate/parallel/deepspeed_plugin.hpp
-struct MegatronLMPlugin;   // accelerate/parallel/megatron_lm_plugin.hpp
-struct MemorySnapshot;     // accelerate/accelerator/memory_snapshot.hpp
-struct TorchDynamoPlugin;  // accelerate/utils/kwargs_dict.hpp
+class DeepSpeedEngineWrapper;  // accelerate/accelerator/deepspeed_engine.hpp
+struct DeepSpeedPlugin;        // accelerate/parallel/deepspeed_plugin.hpp
+struct MegatronLMPlugin;       // accelerate/parallel/megatron_lm_plugin.hpp
+struct MemorySnapshot;         // accelerate/accelerator/memory_snapshot.hpp
+struct TorchDynamoPlugin;      // accelerate/utils/kwargs_dict.hpp
 
 using KwargsHandler =
     std::variant<DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs, ProfileKwargs,
@@ -382,6 +383,9 @@ class ACCELERATE_API Accelerator {
   /// scalar tensor. Collective with sharded parameters, whose gradients count as wholes.
   at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0);
   void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value);
+  /// Under DeepSpeed: the engine of the first model that it trains, see accelerator/deepspeed_engine.hpp.
+  /// @throws ConfigError before there is one
+  DeepSpeedEngineWrapper deepspeed_engine_wrapped() const;
   /// Some prepared optimizer's last step was skipped because of an overflow.
   bool optimizer_step_was_skipped() const;
   std::shared_ptr<optim::GradScaler> scaler() const;
@@ -546,7 +550,8 @@ class ACCELERATE_API Accelerator {
 
  private:
   struct Impl;
-  friend class LocalSGD;  // accelerator/local_sgd.hpp
+  friend class LocalSGD;                // accelerator/local_sgd.hpp
+  friend class DeepSpeedEngineWrapper;  // accelerator/deepspeed_engine.hpp
 
   /// @param placement  by object; unset: as the options say
   template <class... Objects>
@@ -617,6 +622,7 @@ class ACCELERATE_API Accelerator {
                                                       std::optional<bool> device_placement);
   AcceleratedOptimizer register_optimizer(AcceleratedOptimizer optimizer);
   void clip_before_steps(const AcceleratedOptimizer& optimizer);
+  at::Tensor global_norm(const std::vector<at::Tensor>& parameters) const;
   void hear(parallel::PrepareFacts facts);
   AcceleratedOptimizer prepare_dummy(const DummyOptim& dummy, std::optional<bool> device_placement);
   AcceleratedScheduler prepare_dummy(const DummyScheduler& dummy);

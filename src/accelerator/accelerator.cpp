@@ -189,6 +189,7 @@ ProfileProcess Accelerator::Impl::process() const {
 }
 
 Accelerator::Accelerator(AcceleratorOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
+  impl_->live.belongs_to(*this);
   expect_receipts();
 }
 

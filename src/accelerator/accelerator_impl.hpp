@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <unordered_set>
 #include <vector>
@@ -30,6 +31,13 @@ TorchDynamoPlugin without_compiler(const AcceleratorOptions& options);
 std::vector<run_state::RunState*> live_runs();
 /// The engines of their models, each once.
 parallel::Engines live_engines();
+/// The one that trains a model by a DeepSpeed configuration, and the model there. @throws ConfigError where none does
+struct TrainingRun {
+  run_state::RunState* run;
+  Accelerator* accelerator;
+  std::shared_ptr<detail::PreparedModel> model;
+};
+TrainingRun deepspeed_run_of(const detail::PreparedModel& model, const char* operation);
 
 /// A weight in few bits can't be trained: whoever trains all else of a model, without an adapter, believes that it is.
 /// @throws ConfigError naming the first such weight
@@ -39,6 +47,7 @@ void refuse_training_around_codes(const run_state::RunState& run);
 class LiveRun {
  public:
   explicit LiveRun(run_state::RunState& run);
+  void belongs_to(Accelerator& accelerator);
   LiveRun(const LiveRun&) = delete;
   LiveRun& operator=(const LiveRun&) = delete;
   ~LiveRun();
@@ -63,6 +72,13 @@ struct Accelerator::Impl {
   std::unique_ptr<parallel::ChosenEngine> engine;
   std::optional<parallel::RunRules> rules;  ///< of the engine's settings; unset: it leaves them to the program
   bool spoke_of_own_norm = false;
+  /// For DeepSpeedEngineWrapper, as soon as somebody has one.
+  struct WrappedEngine {
+    bool group_ended = false;  ///< and its step has not come yet
+    int64_t steps_before = 0;  ///< of the model's optimizers
+  };
+  std::map<std::weak_ptr<const detail::PreparedModel>, WrappedEngine, std::owner_less<>> wrapped;
+  std::map<const torch::optim::Optimizer*, double> norms;  ///< of the latest steps of these models' optimizers
   bool autocasts() const { return !rules || rules->autocasts; }
   /// What prepare() has made in the place of stand-ins.
   std::vector<std::pair<std::weak_ptr<char>, AcceleratedOptimizer>> made;

@@ -122,11 +122,13 @@ void Accelerator::clip_before_steps(const AcceleratedOptimizer& optimizer) {
   if (!own) return;
   const auto divisor = [this, alive = std::weak_ptr(impl_->alive), &stepped = optimizer.optimizer(), limit = *own] {
     const at::Tensor one = at::ones({}, at::TensorOptions().dtype(at::kFloat).device(device()));
-    if (alive.expired() || limit == 0) return one;
+    if (alive.expired() || (limit == 0 && impl_->wrapped.empty())) return one;
     std::vector<at::Tensor> parameters;
     for (const auto& group : stepped.param_groups())
       parameters.insert(parameters.end(), group.params().begin(), group.params().end());
     const at::Tensor total = norm_of_unscaled(parameters, /*norm_type=*/2, /*synchronising=*/true, device());
+    if (!impl_->wrapped.empty() && !total.is_meta()) impl_->norms[&stepped] = total.item<double>();
+    if (limit == 0) return one;
     const auto& scaler = impl_->run.scaler;
     if (!scaler || !scaler->is_enabled() || total.is_meta() || std::isfinite(total.item<double>()))
       return ((total + 1e-6) / limit).clamp_min(1);
@@ -135,6 +137,10 @@ void Accelerator::clip_before_steps(const AcceleratedOptimizer& optimizer) {
     return one;
   };
   optimizer.set_step_hooks(&impl_->rules, {.before = nullptr, .after = nullptr, .divisor = divisor});
+}
+
+at::Tensor Accelerator::global_norm(const std::vector<at::Tensor>& parameters) const {
+  return norm_of_unscaled(parameters, /*norm_type=*/2, /*synchronising=*/true, device());
 }
 
 void Accelerator::clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value) {

@@ -22,22 +22,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The run that trains a model, and the model there.
-std::pair<run_state::RunState*, std::shared_ptr<PreparedModel>> run_of(const PreparedModel& model,
-                                                                       const char* operation) {
-  if (!model.deepspeed)
-    raise<ConfigError>(
-        "{}: the model is not trained by a DeepSpeed configuration, expected AcceleratorOptions::deepspeed_plugin; "
-        "save_state() and load_state() work with any",
-        operation);
-  for (auto* run : live_runs())
-    if (auto known = run->find(model.model); known && known->engine == model.engine) return {run, known};
-  raise<ConfigError>(
-      "{}: the Accelerator that prepared the model is gone, or has forgotten it (free_memory), expected "
-      "it to be there",
-      operation);
-}
-
 void refuse_reserved(const ClientState& client_state) {
   for (const auto& [name, value] : client_state)
     if (checkpointing::ZeroCheckpoint::is_own_key(name))
@@ -66,7 +50,7 @@ bool is_first_here() { return PartialState().is_local_main_process(); }
 
 fs::path save_tag(const PreparedModel& model, const fs::path& save_dir, std::optional<std::string> tag,
                   const ClientState& client_state, const SaveTagOptions& options) {
-  const auto [run, prepared] = run_of(model, "save_checkpoint");
+  const auto [run, accelerator, prepared] = deepspeed_run_of(model, "save_checkpoint");
   if (save_dir.empty()) throw ConfigError("save_checkpoint: save_dir is empty, expected a folder");
   refuse_reserved(client_state);
   if (!tag) {
@@ -94,7 +78,7 @@ fs::path save_tag(const PreparedModel& model, const fs::path& save_dir, std::opt
 
 LoadedTag load_tag(const PreparedModel& model, const fs::path& load_dir, std::optional<std::string> tag,
                    const LoadTagOptions& options) {
-  const auto [run, prepared] = run_of(model, "load_checkpoint");
+  const auto [run, accelerator, prepared] = deepspeed_run_of(model, "load_checkpoint");
   if (!tag && !fs::exists(load_dir / "latest")) {
     comm::on_all_ranks_or_throw<CheckpointError>([&] {
       if (!fs::is_directory(load_dir))

@@ -29,6 +29,13 @@ void Layer::gather_each(const Engine::PieceOf& piece_of, const std::function<voi
   }
 }
 
+void Layer::offload_states(const StatesToOffload&) {
+  raise<ConfigError>(
+      "offload_states: found a model that is trained with '{}', expected one that a DeepSpeed configuration splits by "
+      "zero_optimization.stage 1, 2 or 3",
+      name());
+}
+
 void Layer::begin_join() {
   raise<ConfigError>(
       "join_uneven_inputs: found a model that is trained with '{}', which needs all ranks in every step, expected one "

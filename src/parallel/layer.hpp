@@ -11,6 +11,7 @@
 #include "accelerate/model/model_ref.hpp"
 #include "accelerate/parallel/engine.hpp"
 #include "accelerate/parallel/held.hpp"
+#include "accelerate/parallel/offload_states.hpp"
 #include "accelerate/utils/export.hpp"
 
 namespace c10 {
@@ -122,6 +123,20 @@ class ACCELERATE_API Layer {
   /// one part. @param everywhere  false: only rank 0 needs what comes out
   virtual void gather_each(const Engine::PieceOf& piece_of, const std::function<void(const Engine::Whole&)>& take,
                            bool everywhere) const;
+
+  // States that are away for a while. Of a layer that holds pieces.
+
+  struct StatesToOffload {
+    std::vector<OffloadStateTypeEnum> which;
+    std::vector<at::Tensor> optimizer_states;  ///< of what the layer holds, if they are among these
+    bool pin_memory = true, non_blocking = false;
+  };
+  /// Moves them to the host. @throws ConfigError: the default
+  virtual void offload_states(const StatesToOffload& states);
+  virtual void reload_states(bool non_blocking) { static_cast<void>(non_blocking); }
+  /// Before other values take the place of what the layer holds, or of what optimizers keep of it. Not collective.
+  /// @throws ConfigError where any of it is away
+  virtual void expect_all_states_here(const char* operation) const { static_cast<void>(operation); }
 
   // Ranks with different numbers of batches, see join().
 

@@ -494,6 +494,26 @@ void Residency::release() {
   current_ = nullptr;
 }
 
+void Residency::trim() {
+  const MutexLock lock(mutex_);
+  buffers_.trim();
+}
+
+void Residency::follow_moves(std::string (*absent)(const std::string& name)) {
+  const MutexLock lock(mutex_);
+  for (auto& unit : units_) {
+    if (!unit->fixed_) continue;
+    for (auto& part : unit->parts_) {
+      const bool elsewhere = part.flat.device() != part.device;
+      part.absent = elsewhere ? absent : nullptr;
+      for (auto& member : part.members) {
+        if (elsewhere) member->close();
+        else member->move(part.flat.mutable_data_ptr());
+      }
+    }
+  }
+}
+
 Policy Residency::policy() const {
   const MutexLock lock(mutex_);
   return policy_;

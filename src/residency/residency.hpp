@@ -130,6 +130,12 @@ class Residency {
   /// Until units have been touched in some order: they will be in the order in which they were added.
   void expect_order_of_addition();
 
+  /// Frees the memory that waits for the next unit of its size.
+  void trim();
+  /// Bytes that never go have been moved to the host, or back (PutAway): members of those that are elsewhere are
+  /// absent, and code that asks for them is told `absent`.
+  void follow_moves(std::string (*absent)(const std::string& name));
+
   /// The first member whose tensor was replaced behind our back (module->to(...)); null when there is none.
   const Member* replaced_member() const;
 

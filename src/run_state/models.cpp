@@ -17,6 +17,7 @@
 #include "comm/agreement.hpp"
 #include "formats/torch_archive.hpp"
 #include "parallel/deepspeed_files.hpp"
+#include "parallel/layer.hpp"
 #include "residency/homes/encoded.hpp"
 #include "residency/member.hpp"
 #include "run_state/distributed_items.hpp"
@@ -173,6 +174,8 @@ void save_tensors(const std::map<std::string, at::Tensor>& tensors, const StateF
 
 StagedModel::StagedModel(const detail::PreparedModel& model, const StateFile& file, bool strict, bool masters)
     : engine_(model.engine.get()) {
+  if (engine_)
+    for (const auto& layer : engine_->layers()) layer->expect_all_states_here("loading a checkpoint");
   trace::Span span(trace::Kind::checkpoint_read, file.path.filename().string());
   if (file.form == StateForm::local) {
     if (!strict)

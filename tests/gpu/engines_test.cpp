@@ -190,18 +190,6 @@ TEST_F(GpuSharding, OneRankOffloadsParametersAndOptimizer) {
 
 class GpuTwoRanks : public GpuTest {};
 
-/// The case in two processes, both of which have the first GPU. Without shared memory a rehearsal goes the same ways.
-void in_two_ranks() {
-  const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-  support::expect_ranks_pass(std::string(test->test_suite_name()) + "." + test->name(),
-                             {.world_size = 2,
-                              .env = {{"ACCELERATE_USE_CPU", on_cuda() ? "false" : "true"},
-                                      {"ACCELERATE_TORCH_DEVICE", device().str()},
-                                      {"ACCELERATE_SHARED_MEMORY", "false"}}});
-}
-
-const InitProcessGroupKwargs kGlooGroup{.backend = "gloo", .timeout = std::chrono::seconds(60)};
-
 /// What both ranks have, and each one's half.
 at::Tensor batch_of(uint64_t step) { return numbers({16, 64}, step); }
 at::Tensor half_of(uint64_t step) { return batch_of(step).slice(0, 8 * rank(), 8 * (rank() + 1)); }

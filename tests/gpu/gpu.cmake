@@ -1,5 +1,5 @@
 # On a GPU; where LibTorch has none, on the fake one of support/fake_gpu.cpp. On a GPU nothing runs beside them, because they measure times and memory.
-set(concepts placement streams engines precision offload big_model checkpoint memory memory_snapshot programs cuda_graph codes)
+set(concepts placement streams engines precision offload offload_states big_model checkpoint memory memory_snapshot programs cuda_graph codes)
 list(TRANSFORM concepts REPLACE "(.+)" "${TEST_DIR}/\\1_test.cpp" OUTPUT_VARIABLE sources)
 set(alone ALONE)
 if(NOT TARGET torch_cuda)

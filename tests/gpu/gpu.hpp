@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "accelerate/state.hpp"
+#include "accelerate/utils/kwargs.hpp"
+#include "ranks.hpp"
 
 /// Tests that need a GPU. They run on cuda:0; where there is none, as ACCELERATE_GPU_REHEARSAL says: "fake" on the fake
 /// GPU (support/fake_gpu.cpp, which builds for CPUs have), "cpu" on the CPU; without it they are skipped. Accelerators
@@ -75,6 +77,18 @@ TORCH_MODULE(Mlp);
 inline at::Tensor numbers(at::IntArrayRef sizes, uint64_t seed, const at::Device& where = device()) {
   return torch::randn(sizes, at::make_generator<at::CPUGeneratorImpl>(seed)).to(where);
 }
+
+/// The case in two processes, both of which have the first GPU. Without shared memory a rehearsal goes the same ways.
+inline void in_two_ranks() {
+  const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+  support::expect_ranks_pass(std::string(test->test_suite_name()) + "." + test->name(),
+                             {.world_size = 2,
+                              .env = {{"ACCELERATE_USE_CPU", on_cuda() ? "false" : "true"},
+                                      {"ACCELERATE_TORCH_DEVICE", device().str()},
+                                      {"ACCELERATE_SHARED_MEMORY", "false"}}});
+}
+
+inline const accelerate::InitProcessGroupKwargs kGlooGroup{.backend = "gloo", .timeout = std::chrono::seconds(60)};
 
 inline at::Tensor loss_of(const at::Tensor& output) { return (output - 0.3).pow(2).mean(); }
 

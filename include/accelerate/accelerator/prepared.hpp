@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "accelerate/accelerator/offload_states.hpp"
 #include "accelerate/accelerator/tagged_checkpoint.hpp"
 #include "accelerate/model/callable.hpp"
 #include "accelerate/precision.hpp"
@@ -86,6 +87,15 @@ template <ModelLike Model> class Prepared : public Callable<Prepared<Model>, Mod
                             const LoadTagOptions& options = {}) const {
     return detail::load_tag(*core_, load_dir, std::move(tag), options);
   }
+
+  /// Under DeepSpeed, at stages 1 to 3: moves states of the model from the device to the host until reload_states().
+  /// Until then a forward, a backward or a step that needs one of them is a ConfigError that names it. What lies on the
+  /// host already stays there; where the model computes on the host, only what is gathered and buffers are freed.
+  /// Collective.
+  /// @throws ConfigError for nvme, at stage 0, with offload_param, and where no prepared optimizer trains the model
+  void offload_states(const OffloadStatesOptions& options = {}) const { detail::offload_states(*core_, options); }
+  /// All of them are where they were, and training goes on exactly. Without offload_states(): nothing. Collective.
+  void reload_states(bool non_blocking = false) const { detail::reload_states(*core_, non_blocking); }
 
   const std::shared_ptr<detail::PreparedModel>& core() const { return core_; }
 

@@ -128,6 +128,8 @@ class CollectiveReducer final : public GradientReducer {
     learn_order();
   }
 
+  void trim() override { buffers_.trim(); }
+
  private:
   static constexpr int kDigestWords = 4;  ///< each half of a digest, and its complement
   struct State {

@@ -29,6 +29,8 @@ class GradientReducer {
   /// Parts that are not complete are reduced with zeros for what is missing; then the shards' gradients are set or
   /// added to. Members without a gradient on any rank are left alone. Collective.
   virtual void finish() = 0;
+  /// Frees the memory that waits for gradients.
+  virtual void trim() {}
   /// Leaves out the average over replicas, or does it again.
   void set_apart(bool apart) { apart_ = apart; }
 

@@ -79,6 +79,9 @@ struct ShardingSettings {
   bool offload = false;     ///< what this rank holds lies on the host
   bool pin_memory = false;  ///< there
 
+  /// Why offload_states() is refused; null: it is not.
+  const char* states_stay = "the model's states are where its plugin's cpu_offload has them";
+
   bool from_rank0 = false;          ///< all start with rank 0's values; the others need not have any
   bool ignored_from_rank0 = false;  ///< also of parameters in no unit
   /// Gives parameters of a module that has none yet memory and values; null: memory without values.

@@ -190,6 +190,9 @@ class LocalStore final : public ShardStore {
     return computed.is_same(part.master) ? residency::memory_home(computed)
                                          : residency::image_home(computed, part.master);
   }
+  at::Tensor computed(const ShardedPart& part) const override {
+    return offloads() ? at::Tensor() : computed_[part.index];
+  }
   std::unique_ptr<GradientReducer> make_reducer() override {
     return groups_.replicate ? collective_reducer(parts_, groups_, options_, nullptr) : local_reducer(parts_, options_);
   }

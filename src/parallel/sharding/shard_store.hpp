@@ -31,6 +31,9 @@ class ShardStore {
   virtual std::unique_ptr<GradientReducer> make_reducer() = 0;
   /// Whether part.master is to be a member of the part's unit: the same bytes as the flat storage's.
   virtual bool pieces_in_unit(const ShardedPart& part) const { return static_cast<void>(part), false; }
+  /// What modules compute with, where it lies in this process's own memory for good: the master itself, or an image of
+  /// it. Undefined where units come and go, and where ranks share memory.
+  virtual at::Tensor computed(const ShardedPart& part) const { return static_cast<void>(part), at::Tensor(); }
   /// Whether this rank has changed part.master since the others were given it, as far as what is computed with tells;
   /// true where nothing tells. Not collective.
   virtual bool may_have_changed(const ShardedPart& part) const { return static_cast<void>(part), true; }

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -32,6 +33,7 @@
 #include "parallel/verify_parameters.hpp"
 #include "residency/deferred/materialize.hpp"
 #include "residency/member.hpp"
+#include "residency/put_away.hpp"
 #include "residency/residency.hpp"
 #include "utils/counts.hpp"
 #include "utils/raise.hpp"
@@ -44,6 +46,23 @@ using counts::Count;
 bool is_low_precision(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 /// What ranks can average, however they are connected.
 bool is_trainable(at::ScalarType type) { return is_low_precision(type) || type == at::kFloat || type == at::kDouble; }
+
+/// As DeepSpeed calls it.
+const char* name_of(OffloadStateTypeEnum state) {
+  switch (state) {
+    case OffloadStateTypeEnum::optim_states:
+      return "optim_states";
+    case OffloadStateTypeEnum::hp_params:
+      return "hp_params";
+    case OffloadStateTypeEnum::lp_params:
+      return "lp_params";
+    case OffloadStateTypeEnum::lp_grads:
+      return "lp_grads";
+    case OffloadStateTypeEnum::contiguous_grad_buffer:
+      return "contiguous_grad_buffer";
+  }
+  return "";
+}
 
 /// What is sharded instead of a parameter.
 using Placed = std::vector<std::pair<std::shared_ptr<StandIn>, at::Tensor>>;
@@ -91,7 +110,9 @@ struct Sharding::Impl {
   bool ends_itself = false;  ///< nobody does: the backward that runs has been told to do what that does
   bool gradients_are_open =
       false;  ///< outside of forward and backward: pieces have some, and no prepared optimizer has stepped on them
-  bool gradients_were_left = false;  ///< the same, from before a forward whose backward has not come yet
+  bool gradients_were_left = false;          ///< the same, from before a forward whose backward has not come yet
+  std::set<OffloadStateTypeEnum> offloaded;  ///< the same on all ranks
+  residency::PutAway away;                   ///< what of them has left the device
 
   /// What layers before have left of a parameter, where that is not the parameter as it was. Null: it is.
   const Held* other(const at::Tensor& parameter) const {
@@ -291,6 +312,7 @@ struct Sharding::Impl {
           drift.note_write(member.name(), values);
       });
     units->set_watcher([this](const residency::Unit& unit) {
+      expect_here({OffloadStateTypeEnum::lp_params}, "reading a parameter");
       const bool computes = in_forward || torch::autograd::get_current_graph_task_id() != -1;
       if (gradients_are_open || (!computes && gradients_were_left)) look_for_unseen_steps(&unit);
       if (units->writes_together()) return;
@@ -407,6 +429,9 @@ struct Sharding::Impl {
   }
 
   void take_gradient(ShardedMember& member) {
+    expect_here(
+        {OffloadStateTypeEnum::lp_params, OffloadStateTypeEnum::lp_grads, OffloadStateTypeEnum::contiguous_grad_buffer},
+        "backward");
     if (member.tensor.grad().layout() != at::kStrided)
       raise<ConfigError>(
           "backward: found a sparse gradient of '{}', expected dense ones, which alone can be sharded; make the "
@@ -543,6 +568,48 @@ struct Sharding::Impl {
                        [](const ShardedPart& part) { return part.may_step && has_gradients(part); });
   }
 
+  void expect_here(std::initializer_list<OffloadStateTypeEnum> needed, const char* operation) const {
+    for (const auto state : needed)
+      if (offloaded.contains(state))
+        raise<ConfigError>(
+            "{}: '{}' of the model are offloaded (offload_states), expected them where the model computes; call "
+            "reload_states() of the prepared model first",
+            operation, name_of(state));
+  }
+
+  /// Puts away what `offloaded` says.
+  void put_away(bool pin_memory, bool non_blocking) {
+    const auto put = [&](const at::Tensor& tensor) { away.put(tensor, pin_memory, non_blocking); };
+    const bool parameters = offloaded.contains(OffloadStateTypeEnum::lp_params);
+    for (const auto& part : parts) {
+      const at::Tensor computed = store->computed(part);
+      // What is not trained has no master besides what is computed with.
+      const bool masters = part.trained ? offloaded.contains(OffloadStateTypeEnum::hp_params) : parameters;
+      if (!computed.defined()) {  // units are gathered from the masters, wherever these lie
+        if (masters || (parameters && part.master_dtype == part.compute_dtype)) put(part.master);
+      } else if (computed.is_same(part.master)) {
+        if (masters && parameters) put(part.master);
+      } else {
+        if (masters) put(part.master);
+        if (parameters) put(computed);
+      }
+      for (const auto& member : part.members)
+        if (offloaded.contains(OffloadStateTypeEnum::lp_grads)) put(member.shard.grad());
+    }
+    follow_moves();
+  }
+  /// Masters may have been moved, and with them what lies in them.
+  void follow_moves() {
+    const at::NoGradGuard no_grad;
+    for (const auto& part : parts)
+      for (const auto& member : part.members)
+        if (member.shard.device() != part.master.device()) member.shard.set_data(member.piece_in(part.master.detach()));
+    units->follow_moves([](const std::string& name) {
+      return "parameter '" + name +
+             "' is offloaded (offload_states): its bytes are on the host; call reload_states() of the prepared model";
+    });
+  }
+
   /// All that is to be averaged is, and what the program did to grad() is done to the pieces.
   void settle() {
     recover();
@@ -610,6 +677,7 @@ void Sharding::before_forward() {
     throw ConfigError("forward: the bytes of parameter '" + member->name() +
                       "' were replaced after prepare(), probably by module->to(...) or set_data(); its gradients would "
                       "not be shared with the other ranks. Move and convert the module before prepare()");
+  self.expect_here({OffloadStateTypeEnum::lp_params}, "forward");
   if (self.group) self.group->guard("forward", [&] { self.recover(); });
   else self.recover();
   residency::Policy policy = self.settings.forward;
@@ -706,9 +774,13 @@ void Sharding::resume_accumulation() {
   impl_->backward_is_due = true;
 }
 // Of forwards that no backward went through, too.
-void Sharding::settle_gradients() { impl_->settle(); }
+void Sharding::settle_gradients() {
+  impl_->expect_here({OffloadStateTypeEnum::lp_grads}, "gradients");
+  impl_->settle();
+}
 
 void Sharding::before_step() {
+  expect_all_states_here("step");
   settle_gradients();
   if (impl_->settings.all_have_gradients) impl_->check_all_have_gradients();
   impl_->store->before_step(*impl_->units);
@@ -753,6 +825,39 @@ std::vector<Held> Sharding::held() const {
     for (const auto& member : part.members) all.push_back(impl_->held(member));
   }
   return all;
+}
+
+void Sharding::offload_states(const StatesToOffload& states) {
+  Impl& self = *impl_;
+  if (const char* const why = self.settings.states_stay)
+    raise<ConfigError>("offload_states: {}; leave the call out", why);
+  const auto is_new = [&](OffloadStateTypeEnum state) {
+    return std::find(states.which.begin(), states.which.end(), state) != states.which.end() &&
+           self.offloaded.insert(state).second;
+  };
+  self.store->meet("offloading states");
+  is_new(OffloadStateTypeEnum::hp_params), is_new(OffloadStateTypeEnum::lp_grads);
+  if (is_new(OffloadStateTypeEnum::lp_params)) {
+    self.release();
+    self.units->trim();
+  }
+  if (is_new(OffloadStateTypeEnum::contiguous_grad_buffer)) self.reducer->trim();
+  if (is_new(OffloadStateTypeEnum::optim_states))
+    for (const auto& state : states.optimizer_states) self.away.put(state, states.pin_memory, states.non_blocking);
+  self.put_away(states.pin_memory, states.non_blocking);
+}
+
+void Sharding::reload_states(bool non_blocking) {
+  Impl& self = *impl_;
+  if (std::exchange(self.offloaded, {}).empty()) return;
+  self.store->meet("reloading states");
+  self.away.bring_back(non_blocking);
+  self.follow_moves();
+}
+
+void Sharding::expect_all_states_here(const char* operation) const {
+  using enum OffloadStateTypeEnum;
+  impl_->expect_here({lp_params, hp_params, optim_states, lp_grads}, operation);
 }
 
 void Sharding::begin_join() {

@@ -68,6 +68,10 @@ class ACCELERATE_API Sharding final : public Layer {
   void gather_each(const Engine::PieceOf& piece_of, const std::function<void(const Engine::Whole&)>& take,
                    bool everywhere) const override;
 
+  void offload_states(const StatesToOffload& states) override;
+  void reload_states(bool non_blocking) override;
+  void expect_all_states_here(const char* operation) const override;
+
   void begin_join() override;
 
   /// With the hybrid strategies: which replica of the model this rank's pieces belong to. What is written or counted

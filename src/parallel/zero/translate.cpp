@@ -128,6 +128,11 @@ ShardingSettings settings_of(const ZeroSettings& zero, int64_t ranks) {
   const auto& offload = zero.zero_optimization;
   settings.offload = offload.offload_optimizer.device == "cpu" || offload.offload_param.device == "cpu";
   settings.pin_memory = offload.offload_optimizer.pin_memory || offload.offload_param.pin_memory;
+  settings.states_stay =
+      stage == 0 ? "the DeepSpeed configuration has stage 0, which splits nothing, expected stage 1, 2 or 3"
+      : offload.offload_param.device != "none"
+          ? "the DeepSpeed configuration has offload_param, which keeps parameters elsewhere already, expected none"
+          : nullptr;
   settings.from_rank0 = true;
   return settings;
 }
