@@ -54,7 +54,7 @@ class Reader {
       raise<ConfigError>("there is nothing that '{}' could mean. See `accelerate {} --help`",
                          result_.positional[positional.size()], table_.name);
     for (size_t i = result_.positional.size(); i < positional.size() && !takes_program; ++i)
-      raise<ConfigError>("{} is missing. Usage: {}", positional[i]->value, table_.usage);
+      if (positional[i]->required) raise<ConfigError>("{} is missing. Usage: {}", positional[i]->value, table_.usage);
     for (size_t i = 0; i < std::min(positional.size(), result_.positional.size()); ++i)
       take_choice(*positional[i], result_.positional[i], positional[i]->value);
     for (const auto* option : options_of(table_, false))

@@ -22,6 +22,7 @@
 #include "accelerate/bigmodel/quantize.hpp"
 #include "accelerate/bigmodel/quantize_files.hpp"
 #include "accelerate/checkpoint.hpp"
+#include "accelerate/checkpoint/universal.hpp"
 #include "accelerate/checkpoint/zero_to_fp32.hpp"
 #include "accelerate/codes/codes.hpp"
 #include "accelerate/codes/float8.hpp"

@@ -79,7 +79,10 @@ fs::path save_tag(const PreparedModel& model, const fs::path& save_dir, std::opt
 LoadedTag load_tag(const PreparedModel& model, const fs::path& load_dir, std::optional<std::string> tag,
                    const LoadTagOptions& options) {
   const auto [run, accelerator, prepared] = deepspeed_run_of(model, "load_checkpoint");
-  if (!tag && !fs::exists(load_dir / "latest")) {
+  using checkpointing::ZeroCheckpoint;
+  const bool universal = prepared->deepspeed->load_universal;
+  if (!tag && !universal && !fs::exists(load_dir / ZeroCheckpoint::kLatest) &&
+      !fs::exists(load_dir / ZeroCheckpoint::kLatestUniversal)) {
     comm::on_all_ranks_or_throw<CheckpointError>([&] {
       if (!fs::is_directory(load_dir))
         raise<CheckpointError>("load_checkpoint: '{}' is not a folder; give the one that save_checkpoint wrote",
@@ -97,11 +100,11 @@ LoadedTag load_tag(const PreparedModel& model, const fs::path& load_dir, std::op
   std::optional<c10::IValue> scale;
   int64_t steps = 0, skipped = 0;
   comm::on_all_ranks_or_throw<CheckpointError>(
-      [&] { loaded.load_path = checkpointing::ZeroCheckpoint::find(load_dir, tag.value_or("")); });
+      [&] { loaded.load_path = ZeroCheckpoint::find(load_dir, tag.value_or(""), universal); });
   run_state::finish_checkpoint(loaded.load_path, is_first_here());
   // All is read before anything changes, on any rank.
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
-    const checkpointing::ZeroCheckpoint checkpoint(loaded.load_path);
+    const ZeroCheckpoint checkpoint(loaded.load_path);
     weights.emplace(*prepared, run_state::StateFile{run_state::StateForm::deepspeed, loaded.load_path},
                     options.load_module_strict, /*masters=*/options.load_optimizer_states && !options.load_module_only);
     loaded.client_state = checkpoint.client_state();

@@ -4,6 +4,8 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -18,6 +20,43 @@
 #include "utils/raise.hpp"
 
 namespace accelerate::checkpointing {
+
+inline std::vector<int64_t> row_major_strides(const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t dim = sizes.size(); dim-- > 1;) strides[dim - 1] = strides[dim] * std::max<int64_t>(sizes[dim], 1);
+  return strides;
+}
+/// Whether its elements lie one after the other, row major.
+inline bool has_no_gaps(const formats::SavedTensor& saved) {
+  int64_t next = 1;
+  bool gaps = false;
+  for (size_t dim = saved.sizes.size(); dim-- > 0; next *= saved.sizes[dim])
+    gaps = gaps || (saved.sizes[dim] != 1 && saved.strides[dim] != next);
+  return !gaps;
+}
+
+/// A tensor of a file. @param open  gives the InputFile, as a pointer, whenever some of it is read
+template <class Open>
+StoredTensor stored_in(const Open& open, const std::filesystem::path& path, const formats::SavedTensor& saved) {
+  std::optional<StoredBytes> bytes;
+  if (has_no_gaps(saved)) {
+    bytes = StoredBytes{
+        .file = path, .begin = saved.begin, .bytes = static_cast<int64_t>(c10::elementSize(saved.dtype)), .decode = {}};
+    for (const int64_t size : saved.sizes) bytes->bytes *= size;
+  }
+  return {.dtype = saved.dtype,
+          .sizes = saved.sizes,
+          .bytes = std::move(bytes),
+          .read = [open, saved](
+                      const formats::DcpBox& box,
+                      const at::Tensor& destination) { formats::read_part(*open(), saved, box.offsets, destination); },
+          .read_whole =
+              [open, saved] {
+                at::Tensor whole = at::empty(saved.sizes, at::TensorOptions().dtype(saved.dtype));
+                formats::read_part(*open(), saved, std::vector<int64_t>(saved.sizes.size(), 0), whole);
+                return whole;
+              }};
+}
 
 /// A torch.save archive whose tensors are stand-ins without data until they are read.
 struct Archive {
@@ -38,29 +77,7 @@ struct Archive {
     return places.at(stand_in.unsafeGetTensorImpl());
   }
   StoredTensor stored(const at::Tensor& stand_in) const {
-    const auto& saved = this->saved(stand_in);
-    int64_t next = 1;
-    bool gaps = false;
-    for (size_t dim = saved.sizes.size(); dim-- > 0; next *= saved.sizes[dim])
-      gaps = gaps || (saved.sizes[dim] != 1 && saved.strides[dim] != next);
-    std::optional<StoredBytes> bytes;
-    if (!gaps)
-      bytes = StoredBytes{.file = file->path(),
-                          .begin = saved.begin,
-                          .bytes = next * static_cast<int64_t>(c10::elementSize(saved.dtype)),
-                          .decode = {}};
-    return {.dtype = saved.dtype,
-            .sizes = saved.sizes,
-            .bytes = std::move(bytes),
-            .read = [file = file, saved](
-                        const formats::DcpBox& box,
-                        const at::Tensor& destination) { formats::read_part(*file, saved, box.offsets, destination); },
-            .read_whole =
-                [file = file, saved] {
-                  at::Tensor whole = at::empty(saved.sizes, at::TensorOptions().dtype(saved.dtype));
-                  formats::read_part(*file, saved, std::vector<int64_t>(saved.sizes.size(), 0), whole);
-                  return whole;
-                }};
+    return stored_in([file = file] { return file; }, file->path(), saved(stand_in));
   }
   /// A value with its tensors read.
   c10::IValue read(const c10::IValue& item) const {

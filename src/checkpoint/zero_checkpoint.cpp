@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <numeric>
 #include <set>
@@ -22,11 +23,6 @@ using formats::DcpBox;
 
 int64_t product(const std::vector<int64_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
-std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes) {
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t dim = sizes.size(); dim-- > 1;) strides[dim - 1] = strides[dim] * std::max<int64_t>(sizes[dim], 1);
-  return strides;
 }
 
 /// Some neighbouring elements of a tensor in a file.
@@ -61,7 +57,7 @@ StoredTensor joined(at::ScalarType dtype, const std::vector<int64_t>& sizes, std
           .sizes = sizes,
           .bytes = std::move(bytes),
           .read =
-              [shared, dtype, strides = strides_of(sizes)](const DcpBox& box, const at::Tensor& destination) {
+              [shared, dtype, strides = row_major_strides(sizes)](const DcpBox& box, const at::Tensor& destination) {
                 if (destination.numel() == 0) return;
                 at::NoGradGuard no_grad;
                 int64_t first = 0, span = 1;
@@ -91,6 +87,7 @@ const c10::IValue& need(const Archive& archive, const Dict& dict, const char* ke
   if (found == dict.end()) archive.fail("found no '{}', expected a file of DeepSpeed's save_checkpoint", key);
   return found->value();
 }
+Dict make_dict() { return Dict(c10::StringType::get(), c10::AnyType::get()); }
 c10::IValue value_or_none(const Dict& dict, const char* key) {
   const auto found = dict.find(key);
   return found == dict.end() ? c10::IValue() : found->value();
@@ -116,6 +113,13 @@ std::vector<int64_t> sizes_of(const Archive& archive, const c10::IValue& value) 
       archive.fail("found the size {} of a parameter, expected one that memory can have", sizes);
   }
   return sizes;
+}
+
+/// Sizes that a parameter has where it goes, if somebody says so; else those it had.
+const std::vector<int64_t>* sizes_for(const ZeroCheckpoint::Named& parameter, const Sizes* sizes) {
+  if (sizes)
+    if (const auto found = sizes->find(parameter.name); found != sizes->end()) return &found->second;
+  return &parameter.sizes;
 }
 
 std::vector<fs::path> files_with(const fs::path& folder, const char* end) {
@@ -179,8 +183,8 @@ bool ZeroCheckpoint::is_one(const fs::path& folder) {
   return is_there(folder / kModelFile) || is_there(folder / (std::string("zero_pp_rank_0") + kModelFiles));
 }
 
-std::string ZeroCheckpoint::latest(const fs::path& folder) {
-  const auto file = folder / "latest";
+std::string ZeroCheckpoint::named_by(const char* name, const fs::path& folder) {
+  const auto file = folder / name;
   if (!is_there(file)) return {};
   std::string tag;
   if (const auto problem = read_file(file, 4096, tag); !problem.empty())
@@ -192,23 +196,54 @@ std::string ZeroCheckpoint::latest(const fs::path& folder) {
   return tag;
 }
 
-fs::path ZeroCheckpoint::find(const fs::path& folder, const std::string& tag) {
-  const std::string chosen = tag.empty() ? latest(folder) : tag;
-  if (chosen.empty()) {
-    if (is_one(folder)) return folder;
+std::string ZeroCheckpoint::latest(const fs::path& folder) {
+  const auto tag = named_by(kLatest, folder);
+  return tag.empty() ? named_by(kLatestUniversal, folder) : tag;
+}
+
+fs::path ZeroCheckpoint::find(const fs::path& folder, const std::string& tag, bool universal) {
+  const std::string chosen = !tag.empty() ? tag : universal ? named_by(kLatestUniversal, folder) : latest(folder);
+  const char* const file = universal ? kLatestUniversal : kLatest;
+  if (chosen.empty() && !is_one(folder))
     raise<CheckpointError>(
-        "load '{}': found no file 'latest', expected one that names the tag of the checkpoint; give the tag",
-        folder.string());
+        "load '{}': found no file '{}', expected one that names the tag of the checkpoint; give the tag{}",
+        folder.string(), file,
+        universal ? ", or make a universal checkpoint: accelerate ds-to-universal FOLDER/TAG FOLDER/TAG_universal"
+                  : "");
+  if (!chosen.empty()) {
+    check_inside("load", folder, folder / chosen);
+    if (!is_folder(folder / chosen))
+      raise<CheckpointError>(
+          "load '{}': found no folder '{}', {}", folder.string(), chosen,
+          tag.empty() ? fmt::format("which the file '{}' names; the checkpoint was moved or removed",
+                                    universal || named_by(kLatest, folder).empty() ? kLatestUniversal : kLatest)
+                      : "the tag that was asked for");
   }
-  check_inside("load", folder, folder / chosen);
-  if (!is_folder(folder / chosen))
-    raise<CheckpointError>("load '{}': found no folder '{}', {}", folder.string(), chosen,
-                           tag.empty() ? "which the file 'latest' names; the checkpoint was moved or removed"
-                                       : "the tag that was asked for");
-  return folder / chosen;
+  const auto found = chosen.empty() ? folder : folder / chosen;
+  if (universal) need_universal(found);
+  return found;
+}
+
+void ZeroCheckpoint::need_universal(const fs::path& folder) {
+  if (UniversalFolder::is_one(folder)) return;
+  raise<CheckpointError>(
+      "load '{0}': found no folder '{1}' in it, expected a universal checkpoint, as checkpoint.load_universal of the "
+      "DeepSpeed configuration says. Make one: accelerate ds-to-universal '{0}' '{0}_universal'; or take the key out: "
+      "checkpoints load here on any number of ranks and at any stage as they are",
+      folder.string(), UniversalFolder::kFolder);
 }
 
 ZeroCheckpoint::ZeroCheckpoint(const fs::path& folder) : source_(fmt::format("load '{}'", folder.string())) {
+  if (UniversalFolder::is_one(folder)) {
+    universal_ = std::make_shared<const UniversalFolder>(folder);
+    const auto stage = value_or_none(optimizer_state(), "zero_stage");
+    stage_ = stage.isNone() ? 1 : integer_of(optimizer_file(), stage, "zero_stage");
+    if (stage_ < 1 || stage_ > 3) optimizer_file().fail("found stage {}, expected 1, 2 or 3", stage_);
+    open_model_files(folder);
+    check_alike();
+    list_parameters();
+    return;
+  }
   for (const auto& file : files_with(folder, ".pt")) {
     const auto name = file.filename().string();
     const char* of = name.starts_with("layer_") && name.find("expert") == std::string::npos        ? "pipeline"
@@ -229,7 +264,12 @@ ZeroCheckpoint::ZeroCheckpoint(const fs::path& folder) : source_(fmt::format("lo
 }
 
 void ZeroCheckpoint::open_model_files(const fs::path& folder) {
-  if (is_there(folder / kModelFile)) {
+  if (universal_ && stage_ < 3) {
+    // One of each rank of the tensor or pipeline parallelism that saved.
+    for (const auto& file : files_with(folder, kModelFile + std::strlen("mp_rank_00")))
+      if (file.filename().string().starts_with("mp_rank_"))
+        models_.push_back(std::make_shared<const Archive>(file, formats::PickledObjects::as_data));
+  } else if (!universal_ && is_there(folder / kModelFile)) {
     models_ = {std::make_shared<const Archive>(folder / kModelFile, formats::PickledObjects::as_data)};
   } else {
     stage_ = 3;
@@ -245,7 +285,7 @@ void ZeroCheckpoint::open_model_files(const fs::path& folder) {
   if (ranks_ < 1 || ranks_ > 1'000'000) first.fail("found dp_world_size {}, expected a number of ranks", ranks_);
   if (stage_ == 3 && static_cast<int64_t>(models_.size()) != ranks_)
     models_ = open_by_rank(source_, files_with(folder, kModelFiles), ranks_);  // says what is missing
-  if (need(first, state, "module").isNone())
+  if (need(first, state, "module").isNone() && !universal_)
     first.fail("found no weights under 'module', expected a checkpoint without pipeline parallelism");
 }
 
@@ -278,6 +318,7 @@ ZeroCheckpoint::Dict ZeroCheckpoint::model_state(size_t rank) const {
   return models_[rank]->dict(models_[rank]->value, "the dict of DeepSpeed's save_checkpoint");
 }
 ZeroCheckpoint::Dict ZeroCheckpoint::optimizer_state(size_t rank) const {
+  if (universal_) return optimizer_file().dict(optimizer_file().value, "what all parameters have in common");
   const auto& archive = *optimizers_[rank];
   return archive.dict(
       need(archive, archive.dict(archive.value, "the dict of DeepSpeed's save_checkpoint"), "optimizer_state_dict"),
@@ -309,6 +350,26 @@ void ZeroCheckpoint::check_alike() const {
       if (const int64_t there = integer_of(rank0, need(rank0, model_state(), key), key); here != there)
         archive.fail("found {} = {}, rank 0's file says {}, expected files of one save", key, here, there);
     }
+}
+
+/// Of a universal checkpoint. Ranks of a pipeline list their own.
+void ZeroCheckpoint::list_parameters() {
+  std::set<std::string> seen;
+  for (const auto& model : models_) {
+    int64_t group = 0;
+    const Dict state = model->dict(model->value, "the dict of DeepSpeed's save_checkpoint");
+    for (const auto& shapes : list_of(*model, need(*model, state, "param_shapes"), "param_shapes")) {
+      for (const auto& entry : model->dict(shapes, "the sizes of parameters by name")) {
+        if (!entry.key().isString()) model->fail("found parameters whose keys are not names");
+        Named parameter{.name = entry.key().toStringRef(), .sizes = sizes_of(*model, entry.value()), .group = group};
+        parameter.numel = product(parameter.sizes);
+        if (seen.insert(parameter.name).second) parameters_.push_back(std::move(parameter));
+      }
+      ++group;
+    }
+  }
+  std::stable_sort(parameters_.begin(), parameters_.end(),
+                   [](const Named& a, const Named& b) { return a.group < b.group; });
 }
 
 void ZeroCheckpoint::place_parameters() {
@@ -358,6 +419,7 @@ void ZeroCheckpoint::place_parameters() {
 }
 
 c10::IValue ZeroCheckpoint::base_optimizer(size_t rank) const {
+  if (universal_) return optimizer_state();
   return need(*optimizers_[rank], optimizer_state(rank), stage_ == 3 ? "optimizer_state_dict" : "base_optimizer_state");
 }
 
@@ -378,6 +440,9 @@ std::optional<ZeroCheckpoint::Dict> ZeroCheckpoint::state_of(size_t rank, int64_
 
 std::vector<std::string> ZeroCheckpoint::kinds(int64_t group) const {
   std::set<std::string> names;
+  for (const auto& parameter : parameters_)
+    if (universal_ && parameter.group == group)
+      for (auto& kind : universal_->kinds(parameter.name)) names.insert(std::move(kind));
   for (size_t rank = 0; rank < optimizers_.size(); ++rank) {
     if (const auto states = state_of(rank, group))
       for (const auto& field : *states)
@@ -456,7 +521,8 @@ StoredTensors ZeroCheckpoint::weights(const Which& which) const {
   if (frozen_shapes.isGenericDict())
     for (const auto& entry : frozen_shapes.toGenericDict())
       if (entry.key().isString()) is_frozen.insert(entry.key().toStringRef());
-  for (const auto& entry : first.dict(need(first, state, "module"), "weights by name")) {
+  const c10::IValue module = need(first, state, "module");
+  for (const auto& entry : module.isNone() ? make_dict() : first.dict(module, "weights by name")) {
     if (!entry.key().isString() || !entry.value().isTensor())
       first.fail("found {} under 'module', expected tensors by their names", entry.value().tagKind());
     const auto& name = entry.key().toStringRef();
@@ -485,6 +551,11 @@ StoredTensors ZeroCheckpoint::weights(const Which& which) const {
   int64_t group = -1;
   std::optional<Flat> masters;
   for (const auto& parameter : parameters_) {
+    if (universal_) {
+      result[parameter.name] =
+          universal_->tensor(parameter.name, UniversalFolder::kMasters, sizes_for(parameter, which.sizes));
+      continue;
+    }
     if (!which.masters && stage_ < 3) break;
     if (parameter.group != group) masters = flat(group = parameter.group, "");
     result[parameter.name] = part_of(*masters, parameter);
@@ -551,6 +622,11 @@ StoredTensor steps(double count) {
           .read = [value](const DcpBox&, const at::Tensor& destination) { destination.copy_(value); },
           .read_whole = [value] { return value; }};
 }
+std::optional<double> number_of(const c10::IValue& value) {
+  if (value.isInt() || value.isDouble()) return value.toScalar().toDouble();
+  if (value.isTensor() && value.toTensor().numel() == 1) return value.toTensor().item<double>();
+  return std::nullopt;
+}
 std::optional<double> number_of(const Archive& archive, const c10::IValue& value) {
   if (value.isInt() || value.isDouble()) return value.toScalar().toDouble();
   if (value.isTensor() && archive.saved(value.toTensor()).sizes.empty())
@@ -586,9 +662,28 @@ StoredOptimizer ZeroCheckpoint::optimizer_of_stage_0() const {
   return result;
 }
 
-StoredOptimizer ZeroCheckpoint::optimizer() const {
+ZeroCheckpoint::States ZeroCheckpoint::states_of(const Named& parameter,
+                                                 const std::map<std::string, Flat>& flats) const {
+  States result;
+  for (const auto& [kind, vector] : flats) result[kind] = part_of(vector, parameter);
+  return result;
+}
+
+ZeroCheckpoint::States ZeroCheckpoint::universal_states_of(const Named& parameter,
+                                                           const std::vector<std::string>& kinds,
+                                                           const Sizes* sizes) const {
+  const c10::IValue step = universal_->step(parameter.name);
+  States result;
+  // One that never had a gradient has no states at all. Else a file that is missing is named.
+  if (step.isNone() && universal_->kinds(parameter.name).empty()) return result;
+  for (const auto& kind : kinds) result[kind] = universal_->tensor(parameter.name, kind, sizes_for(parameter, sizes));
+  if (const auto count = number_of(step)) result["step"] = steps(*count);
+  return result;
+}
+
+StoredOptimizer ZeroCheckpoint::optimizer(const Sizes* sizes) const {
   if (stage_ == 0) return optimizer_of_stage_0();
-  const auto& archive = *optimizers_.front();
+  const auto& archive = optimizer_file();
   const Dict optimizer = optimizer_state();
   StoredOptimizer result{.source = source_, .by_name = true, .groups = {}, .state = {}};
   const c10::IValue base = base_optimizer(0);
@@ -618,13 +713,13 @@ StoredOptimizer ZeroCheckpoint::optimizer() const {
     std::optional<double> count;
     if (const auto found = into.options.find("step"); found != into.options.end())  // of DeepSpeed's fused optimizers
       count = number_of(archive, found->value());
-    std::map<std::string, Flat> states;
-    for (const auto& kind : kinds(group)) {
-      if (kind == "step") continue;
-      if (auto found = flat(group, kind)) states.emplace(kind, *std::move(found));
+    const auto of_this = kinds(group);
+    std::map<std::string, Flat> flats;
+    for (const auto& kind : of_this) {
+      if (kind == "step" || universal_) continue;
+      if (auto found = flat(group, kind)) flats.emplace(kind, *std::move(found));
     }
-    if (const auto of_group = state_of(0, group))
-      if (const auto own = number_of(archive, value_or_none(*of_group, "step"))) count = own;
+    if (const auto own = number_of(step(group))) count = own;
     for (const auto& parameter : parameters_) {
       if (parameter.group != group) continue;
       into.parameters.push_back(parameter.name);
@@ -634,14 +729,49 @@ StoredOptimizer ZeroCheckpoint::optimizer() const {
         if (found == own_steps->end()) continue;  // it had no state
         own = found->value().isNone() ? std::nullopt : number_of(archive, found->value());
       }
-      auto& state = result.state[parameter.name];
-      for (const auto& [kind, vector] : states) state[kind] = part_of(vector, parameter);
-      if (own) state["step"] = steps(*own);
-      if (state.empty()) result.state.erase(parameter.name);
+      auto state = universal_ ? universal_states_of(parameter, of_this, sizes) : states_of(parameter, flats);
+      // A universal one has a count beside each parameter, and the exact one with the others.
+      if (own_steps) state.erase("step");
+      if (own && !state.contains("step") && !(universal_ && state.empty())) state["step"] = steps(*own);
+      if (!state.empty()) result.state.emplace(parameter.name, std::move(state));
     }
   }
   for (auto& group : result.groups) static_cast<void>(group.options.erase("step"));
   return result;
+}
+
+std::vector<fs::path> ZeroCheckpoint::model_files() const {
+  std::vector<fs::path> files;
+  for (const auto& model : models_) files.push_back(model->file->path());
+  return files;
+}
+c10::IValue ZeroCheckpoint::model_value(const char* key) const {
+  return models_.front()->read(value_or_none(model_state(), key));
+}
+c10::IValue ZeroCheckpoint::optimizer_value(const char* key) const {
+  return optimizer_file().read(value_or_none(optimizer_state(), key));
+}
+c10::IValue ZeroCheckpoint::param_groups() const {
+  const auto& archive = optimizer_file();
+  return archive.read(
+      need(archive, archive.dict(base_optimizer(0), "the dict of an optimizer within"), "param_groups"));
+}
+c10::IValue ZeroCheckpoint::step(int64_t group) const {
+  const auto& archive = optimizer_file();
+  if (universal_) {  // those of stage 3 have rank 0's states, whose counts are those of all
+    const c10::IValue within = value_or_none(optimizer_state(), "optimizer_state_dict");
+    const c10::IValue all = within.isGenericDict() ? value_or_none(within.toGenericDict(), "state") : c10::IValue();
+    if (!all.isGenericDict()) return {};
+    const auto states = all.toGenericDict();
+    const auto found = states.find(group);
+    if (found == states.end()) return {};
+    return archive.read(value_or_none(archive.dict(found->value(), "the state of a group"), "step"));
+  }
+  const auto states = state_of(0, group);
+  const c10::IValue count = states ? value_or_none(*states, "step") : c10::IValue();
+  // A vector of this name is none.
+  if (count.isTensor() && !archive.saved(count.toTensor()).sizes.empty()) return {};
+  return archive.read(count);
 }
 
 int64_t ZeroCheckpoint::global_steps() const {

@@ -11,28 +11,36 @@
 #include <vector>
 
 #include "checkpoint/saved_state.hpp"
+#include "checkpoint/universal_folder.hpp"
 
 namespace accelerate::checkpointing {
 
-struct Archive;
-
 /// What DeepSpeed's save_checkpoint writes for one tag: a model, its optimizer and its schedule, of any ZeRO stage, cut
-/// over any number of ranks. Opened as data: nothing in it is executed, tensors are read when they are asked for.
-/// Source: DeepSpeed 0.19.8, engine and zero_to_fp32.
+/// over any number of ranks; or what its tool has made of that, a universal checkpoint. Opened as data: nothing in it
+/// is executed, tensors are read when they are asked for. Source: DeepSpeed 0.19.8, engine and zero_to_fp32.
 class ZeroCheckpoint {
  public:
+  /// Files that name a tag, beside tags.
+  static constexpr const char *kLatest = "latest", *kLatestUniversal = "latest_universal";
+
   /// Whether such files lie in the folder of a tag.
   static bool is_one(const std::filesystem::path& folder);
-  /// The tag that the file `latest` of a folder names; empty without such a file.
+  /// The tag that one of these files of a folder names; empty without such a file.
+  static std::string named_by(const char* file, const std::filesystem::path& folder);
+  /// That of `latest`, without one that of `latest_universal`.
   static std::string latest(const std::filesystem::path& folder);
-  /// The folder of a tag in a folder of checkpoints, of the latest one where none is given. @throws CheckpointError
-  /// naming what is missing
-  static std::filesystem::path find(const std::filesystem::path& folder, const std::string& tag);
+  /// The folder of a tag in a folder of checkpoints, of the latest one where none is given. @param universal  only one
+  /// of this kind will do, as `checkpoint.load_universal` says. @throws CheckpointError naming what is missing
+  static std::filesystem::path find(const std::filesystem::path& folder, const std::string& tag,
+                                    bool universal = false);
+  /// @throws CheckpointError unless the tag's folder is a universal checkpoint
+  static void need_universal(const std::filesystem::path& folder);
 
   /// @param folder  of the tag. @throws CheckpointError for files that are missing, damaged, or of different saves, and
-  /// for those of tensor, pipeline or expert parallelism.
+  /// for those of tensor, pipeline or expert parallelism, unless they have become a universal checkpoint.
   explicit ZeroCheckpoint(const std::filesystem::path& folder);
 
+  bool is_universal() const { return universal_ != nullptr; }
   int64_t stage() const { return stage_; }
   /// Over which it is cut.
   int64_t ranks() const { return ranks_; }
@@ -43,13 +51,14 @@ class ZeroCheckpoint {
   struct Which {
     bool frozen = true;   ///< parameters that are not trained, too
     bool masters = true;  ///< in fp32 where the optimizer has masters; false: as modules computed with them, where the
-                          ///< files have that (up to stage 2)
+                          ///< files have that (up to stage 2, and not in universal ones)
+    const Sizes* sizes = nullptr;  ///< that parameters have where they go, see UniversalFolder::tensor()
   };
   /// Parameters and buffers by name, tied ones under each of theirs.
   StoredTensors weights(const Which& which) const;
   StoredTensors weights() const { return weights(Which{}); }
-  /// @throws CheckpointError where it was saved without
-  StoredOptimizer optimizer() const;
+  /// @param sizes  as Which::sizes. @throws CheckpointError where it was saved without
+  StoredOptimizer optimizer(const Sizes* sizes = nullptr) const;
   /// The schedule's state and the loss scaler's; None without.
   c10::IValue lr_scheduler() const;
   c10::IValue loss_scaler() const;
@@ -57,6 +66,26 @@ class ZeroCheckpoint {
   static bool is_own_key(const std::string& key);
   /// What the program kept with it.
   std::map<std::string, c10::IValue> client_state() const;
+
+  // What conversions need; of stages 1 to 3.
+  struct Named {
+    std::string name;
+    std::vector<int64_t> sizes;
+    int64_t numel = 0;
+    int64_t group = 0;   ///< of those that are flat together
+    int64_t offset = 0;  ///< there; at stage 3 in each rank's vector
+  };
+  /// Parameters that the optimizer has, in its order.
+  const std::vector<Named>& trained() const { return parameters_; }
+  /// The model's files, one or one of each rank.
+  std::vector<std::filesystem::path> model_files() const;
+  /// A value of the model's file, or of the optimizer's beside states and masters; None without.
+  c10::IValue model_value(const char* key) const;
+  c10::IValue optimizer_value(const char* key) const;
+  /// With the numbers of those that are flat together under `params`.
+  c10::IValue param_groups() const;
+  /// The steps of what is flat together, as the file has them: a number, or a tensor of one; None without.
+  c10::IValue step(int64_t group) const;
 
  private:
   using Dict = c10::impl::GenericDict;
@@ -67,20 +96,16 @@ class ZeroCheckpoint {
     int64_t numel;        ///< without padding at its end
   };
   using Flat = std::vector<Stretch>;
-  struct Named {
-    std::string name;
-    std::vector<int64_t> sizes;
-    int64_t numel = 0;
-    int64_t group = 0;   ///< of those that are flat together
-    int64_t offset = 0;  ///< there; at stage 3 in each rank's vector
-  };
 
   void open_model_files(const std::filesystem::path& folder);
   void open_optimizer_files(const std::filesystem::path& folder);
+  void list_parameters();
   void place_parameters();
   void check_alike() const;
   Dict model_state(size_t rank = 0) const;
   Dict optimizer_state(size_t rank = 0) const;
+  /// Rank 0's file of the optimizer, or what stands for it.
+  const Archive& optimizer_file() const { return universal_ ? universal_->common() : *optimizers_.front(); }
   /// Of the optimizer that steps on flat vectors: a dict as torch has it, or a list of states.
   c10::IValue base_optimizer(size_t rank) const;
   std::optional<Dict> state_of(size_t rank, int64_t group) const;
@@ -91,11 +116,15 @@ class ZeroCheckpoint {
   std::optional<Flat> flat(int64_t group, const std::string& kind) const;
   std::vector<std::string> kinds(int64_t group) const;
   StoredTensor part_of(const Flat& flat, const Named& parameter) const;
+  using States = std::map<std::string, StoredTensor>;
+  States states_of(const Named& parameter, const std::map<std::string, Flat>& flats) const;
+  States universal_states_of(const Named& parameter, const std::vector<std::string>& kinds, const Sizes* sizes) const;
   void add_masters_of_stage_0(StoredTensors& weights) const;
   StoredOptimizer optimizer_of_stage_0() const;
 
   std::string source_;  ///< for messages
   int64_t stage_ = 0, ranks_ = 1;
+  std::shared_ptr<const UniversalFolder> universal_;                 ///< in the place of optimizers_
   std::vector<std::shared_ptr<const Archive>> models_, optimizers_;  ///< by rank; the second: from stage 1
   std::vector<Named> parameters_;                                    ///< that the optimizer has, from stage 1
 };

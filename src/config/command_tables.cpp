@@ -303,6 +303,42 @@ constexpr Option kMergeAdditions[] = {
      .fallback = false,
      .help = "Of DeepSpeed's checkpoints only what was trained"},
 };
+constexpr Option kDsToUniversal[] = {
+    {.name = "input",
+     .kind = text,
+     .value = "INPUT_FOLDER",
+     .help = "Folder of a tag of DeepSpeed's save_checkpoint or of save_state, or one with the file latest",
+     .flags = "input"},
+    {.name = "output",
+     .kind = text,
+     .value = "OUTPUT_FOLDER",
+     .help = "Folder for the universal checkpoint, new or empty; the file latest_universal beside it names it",
+     .flags = "output"},
+};
+constexpr Option kDsToUniversalOptions[] = {
+    {.name = "input_folder", .kind = text, .value = "FOLDER", .help = "The same as INPUT_FOLDER"},
+    {.name = "output_folder", .kind = text, .value = "FOLDER", .help = "The same as OUTPUT_FOLDER"},
+    {.name = "num_extract_workers",
+     .kind = integer,
+     .value = "N",
+     .help = "Accepted with a remark: there is one pass, which holds one tensor at a time"},
+    {.name = "num_merge_workers", .kind = integer, .value = "N", .help = "Likewise"},
+    {.name = "keep_temp_folder",
+     .kind = flag,
+     .fallback = false,
+     .help = "Accepted with a remark: there are no intermediate files"},
+    {.name = "no_strict",
+     .kind = flag,
+     .fallback = false,
+     .help = "Pass over patterns of the checkpoint (universal_checkpoint_info) that match no parameter"},
+    {.name = "inject_missing_state",
+     .kind = flag,
+     .fallback = false,
+     .help = "Accepted with a remark: checkpoints without patterns need none"},
+};
+constexpr Option kDsToUniversalAdditions[] = {
+    {.name = "tag", .kind = text, .value = "TAG", .help = "In a folder of several, instead of the latest one"},
+};
 constexpr Option kQuantize[] = {
     {.name = "in",
      .kind = text,
@@ -444,6 +480,10 @@ const std::vector<CommandTable>& command_tables() {
        "Read a config file and write it as this version does",
        "accelerate config update [options]",
        {{"", kConfigFile}}},
+      {"ds-to-universal",
+       "Make a universal checkpoint of DeepSpeed's",
+       "accelerate ds-to-universal [options] INPUT_FOLDER OUTPUT_FOLDER",
+       {{"Positional", kDsToUniversal}, {"", kDsToUniversalOptions}, {kAdditions, kDsToUniversalAdditions}}},
       {"estimate-memory",
        "Say how much memory a model needs",
        "accelerate estimate-memory MODEL [options]",

@@ -21,6 +21,7 @@ struct DeepSpeedFiles {
   bool tags_must_agree = false;  ///< else ranks with another tag get a warning
   bool checks_tags = true;
   bool load_from_fp32_weights = true;  ///< false: masters begin as the 16-bit weights
+  bool load_universal = false;         ///< what is loaded must be a universal checkpoint
   c10::IValue ds_config;               ///< a dict
   std::string ds_version;
 };

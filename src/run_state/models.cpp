@@ -23,6 +23,7 @@
 #include "run_state/distributed_items.hpp"
 #include "run_state/own_pieces.hpp"
 #include "run_state/whole_stream.hpp"
+#include "run_state/zero_files.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 #include "utils/trace.hpp"
@@ -121,8 +122,9 @@ void save_plain_model(const ModelRef& model, const std::vector<parallel::Held>& 
 
 checkpointing::StoredTensors zero_weights(const detail::PreparedModel& model, const std::filesystem::path& folder,
                                           bool masters) {
+  const auto sizes = sizes_by_name(model);
   return checkpointing::ZeroCheckpoint(folder).weights(
-      {.masters = masters && (!model.deepspeed || model.deepspeed->load_from_fp32_weights)});
+      {.masters = masters && (!model.deepspeed || model.deepspeed->load_from_fp32_weights), .sizes = &sizes});
 }
 
 /// Takes out what the model does not have. @return the names of which the model has more, and which may miss. Rank 0

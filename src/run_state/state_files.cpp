@@ -19,21 +19,27 @@ namespace {
 std::string rank_suffix() { return "_rank" + std::to_string(comm::rank()) + ".bin"; }
 }  // namespace
 
-fs::path deepspeed_folder(const fs::path& folder, size_t index) {
+fs::path deepspeed_folder(const fs::path& folder, size_t index, bool universal) {
+  using Checkpoint = checkpointing::ZeroCheckpoint;
   const auto own = folder / numbered("pytorch_model", index, "");
-  if (index > 0 || is_folder(own)) return own;
+  if (!universal && is_folder(own)) return own;
+  if (const auto converted = folder / numbered("pytorch_model", index, "_universal"); is_folder(converted))
+    return converted;
+  if (index > 0) return own;
   // Of DeepSpeed's own save_checkpoint, whose tags have other names.
-  const auto tag = checkpointing::ZeroCheckpoint::latest(folder);
-  return tag.empty() ? own : folder / tag;
+  const auto tag = universal ? Checkpoint::named_by(Checkpoint::kLatestUniversal, folder) : Checkpoint::latest(folder);
+  if (!tag.empty()) return folder / tag;
+  const auto latest = Checkpoint::latest(folder);  // which is not what is wanted, as who opens it says
+  return is_folder(own) || latest.empty() ? own : folder / latest;
 }
 
-std::vector<StateFile> model_files(const fs::path& folder, size_t index) {
+std::vector<StateFile> model_files(const fs::path& folder, size_t index, bool universal) {
   return {{StateForm::safetensors, folder / numbered("model", index, ".safetensors")},
           {StateForm::archive, folder / numbered("pytorch_model", index, ".bin")},
           {StateForm::sharded, folder / ("pytorch_model_fsdp_" + std::to_string(index))},
           {StateForm::full, folder / numbered("pytorch_model_fsdp", index, ".bin")},
           {StateForm::local, folder / numbered("pytorch_model_fsdp", index, rank_suffix())},
-          {StateForm::deepspeed, deepspeed_folder(folder, index)}};
+          {StateForm::deepspeed, deepspeed_folder(folder, index, universal)}};
 }
 
 std::vector<StateFile> optimizer_files(const fs::path& folder, size_t index) {

@@ -33,10 +33,11 @@ struct StateFile {
   StateForm form;
   std::filesystem::path path;  ///< a folder if sharded or deepspeed
 };
-/// Where DeepSpeed's files of the index-th model are.
-std::filesystem::path deepspeed_folder(const std::filesystem::path& folder, size_t index);
+/// Where DeepSpeed's files of the index-th model are: as they were saved, or what has been made of them, a universal
+/// checkpoint. @param universal  the latter is wanted; else it is taken where the former is gone
+std::filesystem::path deepspeed_folder(const std::filesystem::path& folder, size_t index, bool universal = false);
 /// All forms in which the index-th model may lie in the folder; of local ones this rank's.
-std::vector<StateFile> model_files(const std::filesystem::path& folder, size_t index);
+std::vector<StateFile> model_files(const std::filesystem::path& folder, size_t index, bool universal = false);
 /// Whole ones have one name, whether keyed by name (FSDP) or by number.
 std::vector<StateFile> optimizer_files(const std::filesystem::path& folder, size_t index);
 /// The one that is there; of several the one in the form that is written now. @throws CheckpointError listing the

@@ -9,6 +9,7 @@
 #include "accelerate/comm.hpp"
 #include "accelerate/precision/fp8.hpp"
 #include "comm/agreement.hpp"
+#include "parallel/deepspeed_files.hpp"
 #include "run_state/accumulation.hpp"
 #include "run_state/fp8_states.hpp"
 #include "run_state/models.hpp"
@@ -49,6 +50,13 @@ std::function<void()> one_after_the_other(std::vector<std::function<void()>> all
   };
 }
 
+/// Whether the settings of the model ask for a universal checkpoint.
+bool wants_universal(const detail::PreparedModel& model) { return model.deepspeed && model.deepspeed->load_universal; }
+/// Where DeepSpeed's files of a model are.
+fs::path files_of(const RunState& run, const fs::path& folder, size_t model) {
+  return deepspeed_folder(folder, model, model < run.models.size() && wants_universal(*run.models[model]));
+}
+
 // ---- models
 
 const detail::PreparedModel& prepared_of(const RunState& run, const ModelRef& model) {
@@ -81,18 +89,27 @@ void save_models(const RunState& run, const fs::path& folder, const SaveOptions&
   else
     for (size_t i = 0; i < run.models.size(); ++i) save_model(*run.models[i], file(i), options.writers);
 }
-Names models_lacking(const RunState&, const fs::path& folder, const LoadOptions& options) {
+/// Files of the i-th model that is loaded.
+std::vector<StateFile> files_to_load(const RunState& run, const fs::path& folder, const LoadOptions& options,
+                                     size_t i) {
+  return model_files(folder, i, wants_universal(prepared_of(run, options.models[i])));
+}
+Names models_lacking(const RunState& run, const fs::path& folder, const LoadOptions& options) {
   Names missing;
-  for (size_t i = 0; i < options.models.size(); ++i) need_one_of(model_files(folder, i), options.preferred, missing);
+  for (size_t i = 0; i < options.models.size(); ++i)
+    need_one_of(files_to_load(run, folder, options, i), options.preferred, missing);
   return missing;
 }
 StagedPart stage_models(RunState& run, const fs::path& folder, const LoadOptions& options) {
   // They have been checked when they are read, so that no copy of what they replace is needed.
   auto staged = std::make_shared<std::vector<StagedModel>>();
-  for (size_t i = 0; i < options.models.size(); ++i)
-    staged->emplace_back(prepared_of(run, options.models[i]),
-                         find_state(model_files(folder, i), options.preferred, fmt::format("prepared model {}", i)),
-                         options.strict);
+  for (size_t i = 0; i < options.models.size(); ++i) {
+    const auto& model = prepared_of(run, options.models[i]);
+    const auto file =
+        find_state(files_to_load(run, folder, options, i), options.preferred, fmt::format("prepared model {}", i));
+    if (wants_universal(model)) checkpointing::ZeroCheckpoint::need_universal(file.path);
+    staged->emplace_back(model, file, options.strict);
+  }
   return {.finish = [staged] {
     for (const auto& model : *staged) model.apply();
   }};
@@ -104,7 +121,7 @@ StagedPart stage_models(RunState& run, const fs::path& folder, const LoadOptions
 std::optional<fs::path> with_its_model(const RunState& run, const fs::path& folder, size_t i) {
   const auto model = model_of(run, i);
   if (!model) return std::nullopt;
-  const auto files = deepspeed_folder(folder, *model);
+  const auto files = files_of(run, folder, *model);
   return checkpointing::ZeroCheckpoint::is_one(files) ? std::optional(files) : std::nullopt;
 }
 bool has_file_of_its_own(const fs::path& folder, size_t i) {
@@ -169,11 +186,13 @@ void for_each_scheduler(const RunState& run, const fs::path& folder, bool deepsp
   size_t number = 0;
   for (size_t i = 0; i < run.schedulers.size(); ++i) {
     const auto model = deepspeed ? model_of_scheduler(run, i) : std::nullopt;
-    if (model) with_model(i, deepspeed_folder(folder, *model));
+    if (model) with_model(i, files_of(run, folder, *model));
     else alone(i, scheduler_file(folder, number++));
   }
 }
-bool is_deepspeed(const fs::path& folder) { return checkpointing::ZeroCheckpoint::is_one(deepspeed_folder(folder, 0)); }
+bool is_deepspeed(const RunState& run, const fs::path& folder) {
+  return checkpointing::ZeroCheckpoint::is_one(files_of(run, folder, 0));
+}
 
 void save_schedulers(const RunState& run, const fs::path& folder, const SaveOptions& options) {
   for_each_scheduler(
@@ -183,14 +202,14 @@ void save_schedulers(const RunState& run, const fs::path& folder, const SaveOpti
 Names schedulers_lacking(const RunState& run, const fs::path& folder, const LoadOptions&) {
   Names missing;
   for_each_scheduler(
-      run, folder, is_deepspeed(folder), [](size_t, const fs::path&) {},
+      run, folder, is_deepspeed(run, folder), [](size_t, const fs::path&) {},
       [&](size_t, const fs::path& file) { need(file, missing); });
   return missing;
 }
 StagedPart stage_schedulers(RunState& run, const fs::path& folder, const LoadOptions&) {
   StagedPart staged;
   for_each_scheduler(
-      run, folder, is_deepspeed(folder),
+      run, folder, is_deepspeed(run, folder),
       [&](size_t i, const fs::path& files) {
         const auto state = checkpointing::ZeroCheckpoint(files).lr_scheduler();
         if (state.isNone())
@@ -226,15 +245,15 @@ void save_scaler(const RunState& run, const fs::path& folder, const SaveOptions&
 }
 Names scaler_lacking(const RunState& run, const fs::path& folder, const LoadOptions&) {
   Names missing;
-  if (run.scaler && !is_deepspeed(folder)) need(scaler_file(folder), missing);
+  if (run.scaler && !is_deepspeed(run, folder)) need(scaler_file(folder), missing);
   return missing;
 }
 StagedPart stage_scaler(RunState& run, const fs::path& folder, const LoadOptions&) {
   StagedPart staged;
   if (!run.scaler) return staged;
-  if (!is_deepspeed(folder) || fs::exists(scaler_file(folder)))
+  if (!is_deepspeed(run, folder) || fs::exists(scaler_file(folder)))
     staged.take.push_back(to_be_taken(*run.scaler, load_object(scaler_file(folder))));
-  else if (const auto state = scaler_state_in(checkpointing::ZeroCheckpoint(deepspeed_folder(folder, 0)), *run.scaler))
+  else if (const auto state = scaler_state_in(checkpointing::ZeroCheckpoint(files_of(run, folder, 0)), *run.scaler))
     staged.take.push_back(to_be_taken(*run.scaler, *state));
   return staged;
 }

@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "accelerate/comm.hpp"
+#include "checkpoint/loss_scaler_object.hpp"
 #include "comm/agreement.hpp"
 #include "formats/torch_archive.hpp"
 #include "optim/optimizer_state.hpp"
@@ -263,23 +264,6 @@ void write_version_and_config(TorchPickle& pickle, const parallel::DeepSpeedFile
   write_key(pickle, "ds_config", how.ds_config), write_key(pickle, "ds_version", how.ds_version);
 }
 
-/// An object of DeepSpeed's own class, which its optimizer takes over as it is.
-void write_loss_scaler(TorchPickle& pickle, const Contents& contents) {
-  const c10::IValue state = contents.scaler ? contents.scaler->state_dict() : c10::IValue();
-  const bool dynamic = contents.how.dynamic_loss_scale && state.isGenericDict();
-  pickle.global("deepspeed.runtime.fp16.loss_scaler", dynamic ? "DynamicLossScaler" : "LossScaler");
-  pickle.empty_tuple(), pickle.new_object();
-  pickle.empty_dict(), pickle.mark();
-  if (state.isGenericDict())
-    for (const auto& entry : state.toGenericDict()) write_key(pickle, entry.key().toStringRef().c_str(), entry.value());
-  else write_key(pickle, "cur_scale", 1.0), write_key(pickle, "dynamic", false);
-  if (dynamic) {
-    write_key(pickle, "raise_error_at_min_scale", true);
-    pickle.text("dtype"), pickle.global("torch", "float16");
-  }
-  pickle.set_items_to_mark(), pickle.build();
-}
-
 /// What the optimizer that steps on flat vectors would say of itself.
 void write_flat_optimizer(TorchPickle& pickle, const Contents& contents, WholeStream& stream) {
   pickle.empty_dict(), pickle.mark();
@@ -366,7 +350,9 @@ void write_optimizer_file(const Contents& contents, const fs::path& file, int64_
   pickle.empty_dict(), pickle.mark();
   pickle.text("optimizer_state_dict"), pickle.empty_dict(), pickle.mark();
   if (how.stage == 3) write_key(pickle, "zero_stage", how.stage);
-  pickle.text("loss_scaler"), write_loss_scaler(pickle, contents);
+  const c10::IValue scale = contents.scaler ? contents.scaler->state_dict() : c10::IValue();
+  pickle.text("loss_scaler"),
+      checkpointing::write_loss_scaler(pickle, scale, how.dynamic_loss_scale && scale.isGenericDict());
   write_key(pickle, "dynamic_loss_scale", how.dynamic_loss_scale), write_key(pickle, "overflow", false);
   if (how.stage == 3) {
     write_key(pickle, "partition_count", ranks);
@@ -738,10 +724,18 @@ except FileNotFoundError:
   fs::permissions(path, fs::perms::owner_exec, fs::perm_options::add, rights);
 }
 
+checkpointing::Sizes sizes_by_name(const detail::PreparedModel& model) {
+  checkpointing::Sizes sizes;
+  for (const auto& holding : holdings_of(model))
+    for (const auto& name : holding.names) sizes.emplace(name, holding.whole.sizes().vec());
+  return sizes;
+}
+
 checkpointing::StoredOptimizer optimizer_in(const RunState& run, const checkpointing::ZeroCheckpoint& checkpoint,
                                             size_t optimizer) {
-  auto stored = checkpoint.optimizer();
   const auto model = model_of(run, optimizer);
+  const auto sizes = model ? sizes_by_name(*run.models[*model]) : checkpointing::Sizes();
+  auto stored = checkpoint.optimizer(&sizes);
   if (!model)
     raise<CheckpointError>(
         "{}: found DeepSpeed's files, expected a file optimizer.bin for prepared optimizer {}, which is of no model "

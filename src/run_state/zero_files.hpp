@@ -35,6 +35,8 @@ void save_zero(const RunState& run, const detail::PreparedModel& model, const st
 void write_latest(const std::filesystem::path& folder, const std::string& tag);
 void write_zero_to_fp32(const std::filesystem::path& folder);
 
+/// That parameters and buffers have as a whole, under each of their names.
+checkpointing::Sizes sizes_by_name(const detail::PreparedModel& model);
 /// Of a checkpoint's optimizers, which lie one after the other, that of index `optimizer`. @throws CheckpointError
 checkpointing::StoredOptimizer optimizer_in(const RunState& run, const checkpointing::ZeroCheckpoint& checkpoint,
                                             size_t optimizer);

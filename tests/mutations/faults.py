@@ -2641,6 +2641,36 @@ F("pieces of stage 3 are each rank's share of a parameter", file,
   "begin = «static_cast<int64_t>(rank) * piece», end", "int64_t{0}", z + "TheirsGoesOnHere")
 F("files of another number of ranks are named", file, "«most != ranks_» && !(count", "false",
   z + "FilesOfAnotherNumberOfRanksAreNamed")
+u = "universal_checkpoint_tests Universal."
+F("checkpoint.load_universal", "src/parallel/zero/objects.cpp",
+  ".load_universal = «settings.checkpoint.load_universal»", "false", u + "OthersAreRefusedWhereOneIsAskedFor")
+F("latest_universal is found by itself", file, "tag.empty() ? «named_by(kLatestUniversal, folder)» : tag",
+  "std::string()", u + "OursHasTheFilesOfTheirs")
+F("a universal checkpoint's counts are beside parameters", file, "step = «universal_->step(parameter.name)»;",
+  "c10::IValue()", u + "TheirsLoadsHere")
+F("a universal checkpoint of stage 3 has a count for each group", file,
+  "within = «value_or_none(optimizer_state(), \"optimizer_state_dict\")»;", "c10::IValue()", u + "TheirsLoadsHere")
+file = "src/checkpoint/universal_folder.cpp"
+F("a vocabulary's padding comes back", file, "if («vocabulary» && may_have_rows(", "false", u + "PatternsMarkParameters")
+F("flat tensors of a universal checkpoint get their sizes", file, "if («has_no_gaps(saved)» && numel_in(", "false",
+  u + "TheirsLoadsHere")
+file = "src/checkpoint/universal_writer.cpp"
+F("UniversalOptions::tag", file, "find(checkpoint_dir, «options.tag»)", "std::string()",
+  u + "TheCommandTakesTheToolsOptions")
+F("UniversalOptions::strict", file, "«options_.strict» && !unused.empty()", "true", u + "PatternsMarkParameters")
+F("patterns mark parameters", file, "marks = «patterns_.of(name)»;", "Marks()", u + "PatternsMarkParameters")
+F("a vocabulary is written without its padding", file, "sizes[0] = «std::min(sizes[0], *marks->rows)»;", "sizes[0]",
+  u + "PatternsMarkParameters")
+F("a universal checkpoint has each parameter's steps", file, "if («step.isNone()») return;", "true",
+  u + "OursHasTheFilesOfTheirs")
+F("a universal checkpoint keeps exact counts", file, "\"partition_count\", «\"accelerate_steps\"»}", "\"overflow\"",
+  u + "ParametersWithoutStateStaySo")
+F("a universal checkpoint's scaler is of its class", file, "«scaler.toGenericDict().contains(\"scale_window\")»",
+  "false", u + "OursHasTheFilesOfTheirs")
+F("a universal checkpoint has the model's file under both names", file, "if («file.filename() != whole && file.filename() != cut») continue;",
+  "true", u + "OursHasTheFilesOfTheirs")
+F("a conversion that fails leaves nothing", file, "«fs::remove_all(where_, ignored);»", "",
+  u + "PatternsMarkParameters")
 file = "src/accelerator/zero_handles.cpp"
 F("GatheredParameters takes the modifier's values", file,
   "«if (comm::rank() != *closing->modifier_rank) at::Tensor(parameter).copy_(value);»", "",

@@ -136,7 +136,6 @@ const std::map<std::string, std::vector<std::string>>& expected_later() {
       {"tutorial_mixz",
        {"zero_optimization.zero_quantized_nontrainable_weights", "zero_optimization.zero_hpz_partition_size"}},
       {"tutorial_flops", {"flops_profiler.enabled"}},
-      {"tutorial_universal", {"checkpoint.load_universal"}},
       {"tutorial_moe", {"fp16.fp16_master_weights_and_grads"}},
       {"zero3_page_nvme", {"zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device"}},
       {"post_zero_inference", {"zero_optimization.offload_param.device"}},

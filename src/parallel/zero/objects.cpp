@@ -247,6 +247,7 @@ std::shared_ptr<const parallel::DeepSpeedFiles> make_files(const ZeroSettings& s
                                .tags_must_agree = settings.checkpoint.tag_validation == "Fail",
                                .checks_tags = settings.checkpoint.tag_validation != "Ignore",
                                .load_from_fp32_weights = zero.load_from_fp32_weights,
+                               .load_universal = settings.checkpoint.load_universal,
                                .ds_config = to_ivalue(config.document().json),
                                .ds_version = settings.as_of_version});
 }
