@@ -28,6 +28,7 @@
 #include "accelerate/codes/float8.hpp"
 #include "accelerate/codes/kernels.hpp"
 #include "accelerate/comm.hpp"
+#include "accelerate/comm/comms_log.hpp"
 #include "accelerate/config.hpp"
 #include "accelerate/config/option.hpp"
 #include "accelerate/data.hpp"

@@ -320,9 +320,17 @@ AcceleratedOptimizer Accelerator::register_optimizer(AcceleratedOptimizer optimi
   else optimizers.push_back(optimizer);
   clip_before_steps(optimizer);
   impl_->record_steps(optimizer);
+  impl_->observe();
   for (const auto& schedule : impl_->run.schedulers)
     schedule.follow(followed_by(schedule.scheduler(), optimizers));  // that were prepared before it
   return optimizer;
+}
+
+void Accelerator::Impl::observe() {
+  observation.begin(engine->observed(), {.is_main_process = state->is_main_process(),
+                                         .ranks = state->num_processes(),
+                                         .device = state->device(),
+                                         .samples_of_step = engine->samples_of_step()});
 }
 
 void Accelerator::Impl::record_steps(const AcceleratedOptimizer& optimizer) {
@@ -446,6 +454,7 @@ void Accelerator::end_training() {
   if (impl_->run_profile) impl_->run_profile->end();
   impl_->trackers.finish();
   impl_->monitors.finish();
+  impl_->observation.end();
   wait_for_everyone();
   give_receipts();
 }

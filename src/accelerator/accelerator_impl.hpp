@@ -11,6 +11,7 @@
 #include "accelerate/utils/kwargs_dict.hpp"
 #include "accelerator/file_monitors.hpp"
 #include "accelerator/fp8.hpp"
+#include "accelerator/run_observation.hpp"
 #include "parallel/engines.hpp"
 #include "profiler/run_profile.hpp"
 #include "run_state/checkpoint_folders.hpp"
@@ -97,6 +98,7 @@ struct Accelerator::Impl {
   std::list<LoadStateHook> load_hooks;
   TrackerSet trackers;
   FileMonitors monitors;
+  RunObservation observation{run, monitors, this};
 
   /// The one rank that writes what all have, or with save_on_each_node one on each machine.
   bool writes_for_all() const {
@@ -130,6 +132,8 @@ struct Accelerator::Impl {
   std::vector<ProfileStorage> storages() const;
   /// What the settings want recorded of its steps.
   void record_steps(const AcceleratedOptimizer& optimizer);
+  /// What they want to see of the run, from now on.
+  void observe();
 
   bool trigger = false;
   int exceptions_at_start = 0;

@@ -11,6 +11,7 @@ void Accelerator::hear(parallel::PrepareFacts facts) {
   facts.split_batches = split_batches();
   const bool trains = !facts.optimizers.empty() || !facts.dummy_optimizers.empty();
   const auto rules = impl_->engine->hear(facts, gradient_accumulation_steps());
+  if (trains || impl_->run.optimizers.empty()) impl_->observe();  // a model that is only asked changes nothing
   if (!rules) return;
   // Other settings than those that this Accelerator was made with.
   if (rules->mixed_precision != state().mixed_precision())

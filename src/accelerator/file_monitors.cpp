@@ -9,7 +9,6 @@
 #include <set>
 #include <utility>
 
-#include "accelerate/trackers/tracker.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -92,6 +91,11 @@ void FileMonitors::after_step(const Step& step) {
     one.last = step.samples;
     one.tracker.log(values, {.step = step.samples, .log_kwargs = {}});
   }
+}
+
+void FileMonitors::record(const TrackerValues& values, int64_t samples) {
+  for (auto& one : open_)
+    if (one.last == samples) one.tracker.log(values, {.step = samples, .log_kwargs = {}});
 }
 
 void FileMonitors::finish() {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "accelerate/trackers/tracker.hpp"
 #include "parallel/engines.hpp"
 #include "trackers/tracker_set.hpp"
 
@@ -28,6 +29,8 @@ class FileMonitors {
     std::optional<double> loss_scale;
   };
   void after_step(const Step& step);
+  /// More of the step that after_step() was told of last, to those that recorded it.
+  void record(const TrackerValues& values, int64_t samples);
   void finish();
 
  private:

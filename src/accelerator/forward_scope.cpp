@@ -6,6 +6,7 @@
 #include "accelerate/precision/fp8.hpp"
 #include "accelerate/state.hpp"
 #include "utils/counts.hpp"
+#include "utils/run_phases.hpp"
 
 namespace accelerate::detail {
 
@@ -23,8 +24,16 @@ std::optional<bool> is_first_microbatch(PreparedModel& model, bool training) {
 
 }  // namespace
 
+using run_phases::Phase;
+
 ForwardScope::ForwardScope(PreparedModel& model) : engine_(model.engine.get()) {
-  if (engine_) engine_->before_forward();
+  run_phases::begins(Phase::forward, engine_);
+  try {
+    if (engine_) engine_->before_forward();
+  } catch (...) {
+    run_phases::ends_quietly(Phase::forward, engine_);
+    throw;
+  }
   if (!model.fp8) return;
   try {
     const bool training = model.model.is_training();
@@ -33,6 +42,7 @@ ForwardScope::ForwardScope(PreparedModel& model) : engine_(model.engine.get()) {
     if (!training && model.fp8->recipe().use_autocast_during_eval) counts::add(counts::Count::fp8_evaluations);
   } catch (...) {
     if (engine_) engine_->leave_forward();
+    run_phases::ends_quietly(Phase::forward, engine_);
     throw;
   }
 }
@@ -40,6 +50,7 @@ ForwardScope::ForwardScope(PreparedModel& model) : engine_(model.engine.get()) {
 ForwardScope::~ForwardScope() {
   fp8_.reset();
   if (engine_) engine_->leave_forward();
+  run_phases::ends_quietly(Phase::forward, engine_);
 }
 
 void ForwardScope::finish() {

@@ -9,6 +9,7 @@
 #include "parallel/gradients.hpp"
 #include "utils/counts.hpp"
 #include "utils/raise.hpp"
+#include "utils/run_phases.hpp"
 
 namespace accelerate {
 
@@ -136,6 +137,7 @@ class AskedFor {
 
 void Accelerator::run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options) {
   counts::add(Count::backwards);
+  run_phases::Scope whole(run_phases::Phase::backward, impl_.get());
   const at::Tensor weighted = weight == 1.0 ? loss : loss * weight;
   const at::Tensor scaled = impl_->run.scaler ? impl_->run.scaler->scale(weighted) : weighted;
   const auto engines = impl_->run.engines();
@@ -146,13 +148,18 @@ void Accelerator::run_backward(const at::Tensor& loss, double weight, const Back
   for (auto engine = engines.rbegin(); engine != engines.rend(); ++engine)
     run = [engine = *engine, run = std::move(run)] { engine->backward(run); };
   run();
+  whole.end();
 }
 
 void Accelerator::run_backward_now(const at::Tensor& scaled, const BackwardOptions& options) {
   const auto engines = impl_->run.engines();
-  for (const auto& engine : engines) engine->before_backward(scaled);
-  parallel::guard_backward(
-      [&] { scaled.backward({}, options.retain_graph || options.create_graph, options.create_graph); });
+  {
+    const run_phases::Scope inner(run_phases::Phase::backward_inner, impl_.get());
+    for (const auto& engine : engines) engine->before_backward(scaled);
+    parallel::guard_backward(
+        [&] { scaled.backward({}, options.retain_graph || options.create_graph, options.create_graph); });
+  }
+  const run_phases::Scope reduce(run_phases::Phase::backward_reduce, impl_.get());
   // A model whose forward has run may have a loss of its own, which comes later.
   const bool anyone =
       std::any_of(engines.begin(), engines.end(), [](const auto& engine) { return engine->took_part(); });

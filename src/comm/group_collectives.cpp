@@ -1,9 +1,12 @@
 #include <ATen/ATen.h>
 
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "comm/average.hpp"
+#include "comm/backends/backend.hpp"
+#include "comm/comms_log.hpp"
 #include "comm/compat.hpp"
 #include "comm/group_impl.hpp"
 #include "utils/meta_memory.hpp"
@@ -23,6 +26,20 @@ void check_reducible(const at::Tensor& tensor, Reduction reduction) {
       "reduce: found a tensor of type {}, which has no {} in the back ends, expected Bool, an integer up to 64 bits, "
       "Half, BFloat16, Float, Double or, for sums, a complex type; convert it first",
       at::toString(type), reduction == Reduction::max ? "maximum" : "sum");
+}
+
+/// What run_async() calls once the operation is complete, and before anybody hears of that.
+std::function<void()> counted_after(LoggedCollective logged) {
+  if (!logged) return nullptr;
+  return [logged = std::move(logged)]() mutable { logged.end(); };
+}
+/// On a device's streams nothing tells when it is complete: this waits for it.
+c10::intrusive_ptr<c10::ivalue::Future> counted_now(LoggedCollective logged,
+                                                    c10::intrusive_ptr<c10::ivalue::Future> future) {
+  if (!logged) return future;
+  future->wait();
+  logged.end();
+  return future;
 }
 
 }  // namespace
@@ -48,6 +65,7 @@ at::Tensor Group::all_gather(const at::Tensor& tensor, const char* operation) {
     return output;
   }
   at::Tensor in = as_bytes(input), out = as_bytes(output);
+  const LoggedScope logged(Collective::all_gather, in.numel(), *this);
   run(operation, in, [&] { return compat::all_gather_single(*impl_->process_group, out, in); });
   return output;
 }
@@ -64,6 +82,7 @@ at::Tensor Group::broadcast(const at::Tensor& tensor, int64_t from) {
   std::vector<at::Tensor> bytes{as_bytes(output)};
   c10d::BroadcastOptions options;
   options.rootRank = from;
+  const LoggedScope logged(Collective::broadcast, bytes.front().numel(), *this);
   run("broadcast", output, [&] { return impl_->process_group->broadcast(bytes, options); });
   return output;
 }
@@ -80,6 +99,7 @@ void Group::all_reduce_(at::Tensor& tensor, Reduction reduction) {
   const bool may_be_nan = reduction == Reduction::max && tensor.is_floating_point();
   std::vector<at::Tensor> nan;
   if (may_be_nan) nan.push_back(at::isnan(tensor).to(at::kByte));
+  const LoggedScope logged(Collective::all_reduce, static_cast<int64_t>(tensor.nbytes()), *this);
   run("reduce", tensor, [&] { return impl_->process_group->allreduce(tensors, options); });
   if (!may_be_nan) return;
   run("reduce", nan[0], [&] { return impl_->process_group->allreduce(nan, options); });
@@ -89,33 +109,42 @@ void Group::all_reduce_(at::Tensor& tensor, Reduction reduction) {
 void Group::barrier() {
   at::Tensor token = at::zeros({1}, at::TensorOptions().device(device()));
   std::vector<at::Tensor> tensors{token};
+  const LoggedScope logged(Collective::barrier, 0, *this);
   run("barrier", token, [&] { return impl_->process_group->allreduce(tensors); });
   if (!device().is_cpu()) token.item<float>();  // the host must wait too
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Group::all_reduce_async(const at::Tensor& tensor) {
   std::vector<at::Tensor> tensors{tensor};
-  return run_async("all_reduce of gradients", tensor, tensor, [&] { return impl_->process_group->allreduce(tensors); });
+  LoggedCollective logged(Collective::all_reduce, static_cast<int64_t>(tensor.nbytes()), *this);
+  auto future = run_async(
+      "all_reduce of gradients", tensor, tensor, [&] { return impl_->process_group->allreduce(tensors); },
+      counted_after(logged));
+  return impl_->on_streams() ? counted_now(logged, std::move(future)) : future;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Group::all_gather_async(at::Tensor output, at::Tensor input, uint64_t of) {
-  return run_async(
+  LoggedCollective logged(Collective::all_gather, static_cast<int64_t>(input.nbytes()), *this);
+  auto future = run_async(
       "all_gather of parameters", input, output,
       [&] {
         const AboutToMove what(of);
         return compat::all_gather_single(*impl_->process_group, output, input);
       },
-      nullptr, of);
+      counted_after(logged), of);
+  return impl_->on_streams() ? counted_now(logged, std::move(future)) : future;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor output, at::Tensor input,
                                                                     double divisor) {
   constexpr const char* kName = "reduce_scatter of gradients";
+  LoggedCollective logged(Collective::reduce_scatter, static_cast<int64_t>(input.nbytes()), *this);
   if (impl_->on_streams() || dry()) {
     const meta_memory::Purpose on_the_way(MemoryUse::staging);
     const at::Tensor pieces = impl_->options.dry_on_host ? at::empty_like(input) : at::Tensor();  // as below
-    return run_async(kName, input, output,
-                     [&] { return compat::reduce_scatter_single(*impl_->process_group, output, input); });
+    return counted_now(logged, run_async(kName, input, output, [&] {
+                         return compat::reduce_scatter_single(*impl_->process_group, output, input);
+                       }));
   }
   // gloo's reduce-scatter can't be waited for together with other events, and sends everything to everyone. Each rank
   // gets its pieces instead, and adds them in the order of the ranks.
@@ -126,7 +155,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor o
         at::Tensor to = as_bytes(pieces), from = as_bytes(input);  // of any type, complex ones among them
         return compat::all_to_all_single(*impl_->process_group, to, from);
       },
-      [output, pieces, input, divisor, world = world_size()]() mutable {
+      [output, pieces, input, divisor, world = world_size(), logged]() mutable {
         const at::NoGradGuard no_grad;
         const auto rows = pieces.view({world, -1});
         if (output.is_cpu() && can_average(output.scalar_type())) {
@@ -140,6 +169,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor o
         }
         // The transport keeps what it calls at its end until its next one.
         pieces.reset(), input.reset(), output.reset();
+        logged.end();
       });
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/average.hpp"
+#include "comm/comms_log.hpp"
 #include "comm/group.hpp"
 #include "utils/trace.hpp"
 
@@ -47,6 +48,7 @@ bool SharedAllReduce::average_(size_t slot, at::Tensor& tensor, double divisor) 
     if (impossible_) return false;
     move_storage(tensor, stretch(rank), place.memory);
   }
+  const LoggedScope logged(Collective::all_reduce, static_cast<int64_t>(bytes), *group_);
   const trace::Span span(trace::label_of(kName, static_cast<int64_t>(bytes)), trace::Lane::thread);
   char* data = static_cast<char*>(tensor.mutable_data_ptr());
   char* mine = stretch(rank);

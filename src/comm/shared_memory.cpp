@@ -12,6 +12,7 @@
 
 #include "accelerate/comm.hpp"
 #include "accelerate/utils/error.hpp"
+#include "comm/comms_log.hpp"
 #include "comm/group.hpp"
 #include "utils/environment.hpp"
 #include "utils/log.hpp"
@@ -195,6 +196,7 @@ void SharedMemory::wait(const char* operation, const std::function<bool()>& done
 }
 
 SharedMemory::Heard SharedMemory::meet(const char* operation, const Said& mine) {
+  const LoggedScope logged(Collective::barrier, 0, *group_);
   const uint64_t number = ++meetings_;
   const auto said_by = [&](int64_t rank) -> Arrival::Meeting& { return arrivals()[rank].meetings[number % 2]; };
   said_by(group_->rank()).flag.store(mine.flag, std::memory_order_relaxed);

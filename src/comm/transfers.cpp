@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "comm/comms_log.hpp"
 #include "comm/group_impl.hpp"
 #include "comm/rank_list.hpp"
 #include "utils/trace.hpp"
@@ -15,9 +16,9 @@ namespace accelerate::comm {
 class Group::Transfer {
  public:
   /// @param start  c10d's send or recv
-  Transfer(Impl& group, const at::Tensor& contiguous, int64_t other,
+  Transfer(Impl& group, const LoggedCollective& logged, const at::Tensor& contiguous, int64_t other,
            c10::intrusive_ptr<c10d::Work> (c10d::ProcessGroup::*start)(std::vector<at::Tensor>&, int, int))
-      : tensor_(contiguous), progress_(group.progress) {
+      : tensor_(contiguous), progress_(group.progress), logged_(logged) {
     group.check_device("transfer", contiguous);
     group.check_usable("transfer");
     const auto [first, second] = std::minmax(group.options.rank, other);
@@ -52,6 +53,7 @@ class Group::Transfer {
     if (!error.empty()) group.fail(error, key_, ranks_);
     if (receives_ && !tensor_.is_cpu() && moved_.front().is_cpu()) as_bytes(tensor_).copy_(moved_.front());
     inside_.reset();
+    logged_.end();
   }
 
  private:
@@ -59,6 +61,7 @@ class Group::Transfer {
   std::vector<at::Tensor> moved_;  ///< its bytes; live as long as the transport reads them
   bool receives_ = false;
   const std::shared_ptr<Progress> progress_;
+  LoggedCollective logged_;
   std::string key_;  ///< of the two ranks' activity
   std::vector<int64_t> ranks_;
   std::optional<InCollective> inside_;
@@ -66,11 +69,13 @@ class Group::Transfer {
 };
 
 std::shared_ptr<Group::Transfer> Group::send(const at::Tensor& contiguous, int64_t to) {
-  return std::make_shared<Transfer>(*impl_, contiguous, to, &c10d::ProcessGroup::send);
+  const LoggedCollective logged(Collective::send, static_cast<int64_t>(contiguous.nbytes()), *this);
+  return std::make_shared<Transfer>(*impl_, logged, contiguous, to, &c10d::ProcessGroup::send);
 }
 
 void Group::receive_(at::Tensor& contiguous, int64_t from) {
-  Transfer(*impl_, contiguous, from, &c10d::ProcessGroup::recv).wait(*impl_);
+  const LoggedCollective logged(Collective::recv, static_cast<int64_t>(contiguous.nbytes()), *this);
+  Transfer(*impl_, logged, contiguous, from, &c10d::ProcessGroup::recv).wait(*impl_);
 }
 
 void Group::wait(Transfer& transfer) { transfer.wait(*impl_); }

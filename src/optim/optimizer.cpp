@@ -23,6 +23,7 @@
 #include "utils/log.hpp"
 #include "utils/meta_memory.hpp"
 #include "utils/raise.hpp"
+#include "utils/run_phases.hpp"
 #include "utils/step_report.hpp"
 
 namespace accelerate {
@@ -201,6 +202,7 @@ AcceleratedOptimizer::AcceleratedOptimizer(torch::optim::Optimizer& optimizer, b
 at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
   Impl& self = *impl_;
   if (!self.gradients.sync_gradients()) return {};
+  run_phases::Scope phase(run_phases::Phase::step, self.optimizer.get());
   look();
   at::Tensor loss;
   const bool scaled = self.scaler && self.scaler->is_enabled();
@@ -224,6 +226,7 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
   if (self.step_was_skipped) warn_of_skipped_steps(++self.skipped, *self.scaler);
   else self.skipped = 0;
   ++(self.step_was_skipped ? self.counts.skipped : self.counts.taken);
+  phase.end();
   return loss;
 }
 

@@ -23,6 +23,7 @@
 #include "accelerate/utils/given.hpp"
 #include "accelerate/utils/kwargs.hpp"
 #include "accelerate/utils/receipts.hpp"
+#include "comm/comms_log.hpp"
 #include "comm/mesh.hpp"
 #include "parallel/layer.hpp"
 
@@ -90,6 +91,31 @@ struct FileMonitor {
   int64_t every = 1;  ///< samples from record to record, at least
 };
 
+/// What the settings of a run want to see of it, on the main process (DeepSpeed's file: wall_clock_breakdown, …).
+struct Observed {
+  bool times = false;   ///< of each step's phases: lines, and records for the monitors
+  bool memory = false;  ///< lines before and after each phase
+  struct Flops {
+    int64_t step = 1;  ///< optimizer steps before the one that is profiled
+    int64_t module_depth = -1, top_modules = 1;
+    bool detailed = true;
+    std::string file = {};  ///< empty: standard output
+    double recompute_fwd_factor = 0;
+    bool operator==(const Flops&) const = default;
+  };
+  std::optional<Flops> flops = {};  ///< operations by module, once
+  struct Comms {
+    bool verbose = false;                  ///< a line for each
+    std::set<comm::Collective> only = {};  ///< empty: all
+    bool operator==(const Comms&) const = default;
+  };
+  std::optional<Comms> comms = {};  ///< counts and times of collectives, on all ranks
+  /// Keys that do something only where the model recomputes layers (accelerate::checkpoint): to be told of, once, if
+  /// the first step has recomputed none.
+  std::vector<std::string> of_recomputation = {};
+  bool operator==(const Observed&) const = default;
+};
+
 /// A layer that a run has chosen: makes it for each of its models.
 class ChosenLayer {
  public:
@@ -141,6 +167,7 @@ class ChosenLayer {
   /// What the settings want recorded of each step, and how many samples all ranks see in one. After hear().
   virtual std::vector<FileMonitor> monitors() const { return {}; }
   virtual int64_t samples_of_step() const { return 0; }
+  virtual Observed observed() const { return {}; }
   /// What the settings have an optimizer or a schedule for, where prepare() is given a stand-in.
   /// @throws ConfigError: the default, as there is nothing that it stands for
   virtual std::shared_ptr<torch::optim::Optimizer> make_optimizer(const DummyOptim& dummy) const;
@@ -185,6 +212,7 @@ class ChosenEngine {
   std::shared_ptr<const DeepSpeedFiles> deepspeed_files() const { return data_->deepspeed_files(); }
   std::vector<FileMonitor> monitors() const { return data_->monitors(); }
   int64_t samples_of_step() const { return data_->samples_of_step(); }
+  Observed observed() const { return data_->observed(); }
   /// The engine of one model; null where no layer is needed. Collective.
   std::shared_ptr<Engine> make(const ModelRef& model, const at::Device& device, bool evaluation_mode) const;
 

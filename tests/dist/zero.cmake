@@ -5,3 +5,4 @@ accelerate_test(NAME zero_checkpoint_tests SOURCES ${TEST_DIR}/zero_checkpoint_t
 accelerate_test(NAME zero_memory_tests SOURCES ${TEST_DIR}/zero_memory_test.cpp LABELS dist COST 10 TIMEOUT 300)
 accelerate_test(NAME universal_checkpoint_tests SOURCES ${TEST_DIR}/universal_checkpoint_test.cpp LIBS nlohmann_json::nlohmann_json LABELS dist COST 40 TIMEOUT 800)
 add_dependencies(universal_checkpoint_tests accelerate_cli accelerate_ds_to_universal)
+accelerate_test(NAME zero_observation_tests SOURCES ${TEST_DIR}/zero_observation_test.cpp LABELS dist COST 20 TIMEOUT 300)

@@ -1,1 +1,1 @@
-accelerate_test(NAME profiler_tests SOURCES ${TEST_DIR}/memory_timeline_test.cpp ${TEST_DIR}/profiler_test.cpp ${TEST_DIR}/profiler_stacks_test.cpp ${TEST_DIR}/trace_test.cpp LIBS nlohmann_json::nlohmann_json LABELS unit)
+accelerate_test(NAME profiler_tests SOURCES ${TEST_DIR}/memory_timeline_test.cpp ${TEST_DIR}/module_profile_test.cpp ${TEST_DIR}/profiler_test.cpp ${TEST_DIR}/profiler_stacks_test.cpp ${TEST_DIR}/trace_test.cpp LIBS nlohmann_json::nlohmann_json LABELS unit)

@@ -128,18 +128,14 @@ const std::map<std::string, std::vector<std::string>>& expected_later() {
         "zero_optimization.zero_hpz_partition_size"}},
       {"page_offload_param", {"zero_optimization.offload_param.device"}},
       {"page_offload_optimizer", {"zero_optimization.offload_optimizer.device"}},
-      {"page_comms", {"comms_logger.enabled"}},
-      {"page_comms_ops", {"comms_logger.enabled"}},
       {"tutorial_zeropp",
        {"zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients",
         "zero_optimization.zero_hpz_partition_size"}},
       {"tutorial_mixz",
        {"zero_optimization.zero_quantized_nontrainable_weights", "zero_optimization.zero_hpz_partition_size"}},
-      {"tutorial_flops", {"flops_profiler.enabled"}},
       {"tutorial_moe", {"fp16.fp16_master_weights_and_grads"}},
       {"zero3_page_nvme", {"zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device"}},
       {"post_zero_inference", {"zero_optimization.offload_param.device"}},
-      {"features_profile", {"wall_clock_breakdown", "activation_checkpointing.profile"}},
   };
   return later;
 }
@@ -388,6 +384,45 @@ TEST(ZeroSettings, WhatIsNotInThisVersionIsRefusedWhereItWouldAct) {
   EXPECT_THAT(
       refusal(R"("zero_optimization": {"stage": 1}, "bf16": {"enabled": true, "bf16_master_weights_and_grads": true})"),
       HasSubstr("without 'bf16.bf16_optimizer_states', which is not in this version"));
+}
+
+TEST(ZeroSettings, WhatIsSeenOfARunActsWhereThereIsSomethingToSee) {
+  const auto reason = [](const std::string& members, const std::string& key,
+                         const ReadOptions& options = {.ranks = 2}) {
+    return entry_of(settings_of(members, options), key).reason;
+  };
+  const std::string comms = R"("comms_logger": {"enabled": true, "prof_ops": ["all_reduce"], "debug": true})";
+  EXPECT_EQ(reason(comms, "comms_logger.enabled"), "");
+  EXPECT_EQ(reason(comms, "comms_logger.enabled", {.ranks = 1}), "one process has no collectives");
+  EXPECT_EQ(reason(R"("comms_logger": {"enabled": true, "prof_all": false})", "comms_logger.enabled"),
+            "prof_all is false, and prof_ops names nothing");
+  EXPECT_EQ(reason(comms, "comms_logger.prof_ops"), "prof_all counts all operations");
+  EXPECT_THAT(reason(comms, "comms_logger.debug"), HasSubstr("Python"));
+  EXPECT_EQ(reason(R"("comms_logger": {"verbose": true})", "comms_logger.verbose"), "comms_logger is off");
+  EXPECT_THAT(refusal(R"("comms_logger": {"enabled": true, "prof_all": false, "prof_ops": ["allreduce"]})"),
+              HasSubstr("'comms_logger.prof_ops' has 'allreduce', which DeepSpeed logs nothing as"));
+  EXPECT_THAT(settings_of(R"("comms_logger": {"enabled": true, "prof_all": false, "prof_ops": ["gather"]})").warnings,
+              Contains(HasSubstr("gather, which nothing here does")));
+  EXPECT_EQ(reason(R"("flops_profiler": {"top_modules": 3})", "flops_profiler.top_modules"), "flops_profiler is off");
+  EXPECT_THAT(refusal(R"("flops_profiler": {"module_depth": -2})"), HasSubstr("'flops_profiler.module_depth' is -2"));
+  const auto flops = settings_of(R"("flops_profiler": {"enabled": true})");
+  EXPECT_TRUE(flops.wall_clock_breakdown) << "as DeepSpeed's";
+  EXPECT_EQ(entry_of(flops, "wall_clock_breakdown").value, "true");
+  const std::string recomputes = R"("activation_checkpointing": {"cpu_checkpointing": true, "profile": true,
+      "synchronize_checkpoint_boundary": true, "partition_activations": true, "contiguous_memory_optimization": true,
+      "number_checkpoints": 4})";
+  for (const bool cuda : {false, true}) {
+    const ReadOptions options{.ranks = 2, .cuda = cuda};
+    const std::string key = "activation_checkpointing.";
+    EXPECT_EQ(reason(recomputes, key + "cpu_checkpointing", options).empty(), cuda);
+    EXPECT_EQ(reason(recomputes, key + "synchronize_checkpoint_boundary", options).empty(), cuda);
+    EXPECT_EQ(reason(recomputes, key + "profile", options), "");
+    EXPECT_THAT(reason(recomputes, key + "partition_activations", options), HasSubstr("not split over ranks"));
+    EXPECT_NE(reason(recomputes, key + "contiguous_memory_optimization", options), "");
+    EXPECT_NE(reason(recomputes, key + "number_checkpoints", options), "");
+  }
+  EXPECT_THAT(refusal(R"("activation_checkpointing": {"contiguous_memory_optimization": true})"),
+              HasSubstr("needs partition_activations and number_checkpoints"));
 }
 
 TEST(ZeroSettings, RemovedKeysNameWhatDoesItNow) {

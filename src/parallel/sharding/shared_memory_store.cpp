@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "comm/average.hpp"
+#include "comm/comms_log.hpp"
 #include "comm/group.hpp"
 #include "comm/shared_memory.hpp"
 #include "parallel/sharding/replicas.hpp"
@@ -183,6 +184,7 @@ class SharedReducer final : public GradientReducer {
     FlatGradient whole;  ///< in this rank's room
     int64_t offset = kNothing;
     bool joined = false, announced = false;
+    comm::LoggedCollective under_way;  ///< from the announcement until all ranks' pieces are added up here
     at::Tensor gradient;  ///< this rank's stretch of the average; its memory is used again when nobody else holds it
   };
   struct Slot {
@@ -274,6 +276,9 @@ class SharedReducer final : public GradientReducer {
     for (size_t m = 0; m < parts_[p].members.size(); ++m) used[m] = static_cast<char>(state.whole.came(m));
     auto& announcement = mapping_->announcement(generation_, group_->rank(), p);
     announcement.offset = state.offset;
+    const ShardedPart& part = parts_[p];
+    state.under_way = comm::LoggedCollective(
+        comm::Collective::reduce_scatter, part.numel() * static_cast<int64_t>(c10::elementSize(wire(part))), *group_);
     if (state.whole.begun()) count_reduced(state.whole.flat());
     announcement.generation.store(generation_, std::memory_order_release);
   }
@@ -322,6 +327,7 @@ class SharedReducer final : public GradientReducer {
       else give(p);
     }
     for (int64_t rank = 0; rank < world; ++rank) mapping_->consumed(rank, p).fetch_add(1, std::memory_order_acq_rel);
+    states_[p].under_way.end();
   }
 
   /// The shards get their pieces of a part's average.

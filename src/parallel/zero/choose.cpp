@@ -22,6 +22,7 @@
 #include "parallel/zero/plugins.hpp"
 #include "parallel/zero/translate.hpp"
 #include "parallel/zero/units.hpp"
+#include "residency/activations/checkpoint_rules.hpp"
 #include "utils/environment.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
@@ -98,14 +99,18 @@ class ChosenZero final : public ChosenLayer {
   /// The effective configuration: every key that DeepSpeed has.
   std::vector<Receipt> receipts() const override {
     std::vector<Receipt> all;
+    const bool recomputes = residency::checkpointed_calls() > checkpointed_before_;
     for (const auto& entry : settings_.effective) {
-      const bool acts = entry.verdict == zero::Verdict::acts;
+      const bool idle = entry.verdict == zero::Verdict::acts && !recomputes && zero::is_of_recomputation(entry.key);
+      const bool acts = entry.verdict == zero::Verdict::acts && !idle;
       all.push_back({.setting = "deepspeed_plugin." + entry.key,
                      .value = entry.value,
                      .source = entry.given ? "DeepSpeed configuration" : "default",
                      .expected = "in training",
                      .state = acts ? ReceiptState::acted : ReceiptState::without_effect,
-                     .effect = acts ? "holds" : entry.reason});
+                     .effect = acts   ? "holds"
+                               : idle ? "no layer is recomputed: call accelerate::checkpoint() in the model's forward"
+                                      : entry.reason});
     }
     return all;
   }
@@ -135,11 +140,15 @@ class ChosenZero final : public ChosenLayer {
       for (const auto& warning : filled.warnings)
         logs::warn("accelerate.parallel", "DeepSpeed configuration: {}", warning);
     settings_ = read(/*filled=*/true);
+    checkpointed_before_ = residency::checkpointed_calls();
+    recomputed_ = nullptr;  // before the next one: the last that comes holds
+    recomputed_ = zero::checkpoint_rules_of(settings_);
     say_what_has_no_meaning();
     return others;
   }
   std::vector<FileMonitor> monitors() const override { return zero::monitors_of(settings_); }
   int64_t samples_of_step() const override { return settings_.train_batch_size; }
+  Observed observed() const override { return zero::observed_of(settings_); }
   std::shared_ptr<const DeepSpeedFiles> deepspeed_files() const override {
     return zero::make_files(settings_, plugins_->get(std::nullopt).deepspeed_config());
   }
@@ -259,6 +268,8 @@ class ChosenZero final : public ChosenLayer {
   zero::ZeroSettings settings_;
   PrecisionType mixed_precision_ = PrecisionType::NO;
   zero::ParameterNames names_;
+  std::unique_ptr<residency::CheckpointRulesScope> recomputed_;
+  int64_t checkpointed_before_ = 0;  ///< calls of the process
   bool spoke_ = false;
 };
 

@@ -19,11 +19,14 @@
 #include "accelerate/optim/lamb.hpp"
 #include "accelerate/optim/lion.hpp"
 #include "accelerate/optim/muon.hpp"
+#include "accelerate/state.hpp"
 #include "accelerate/utils/error.hpp"
 #include "parallel/deepspeed_files.hpp"
 #include "parallel/engines.hpp"
 #include "parallel/zero/document.hpp"
+#include "parallel/zero/logged_operations.hpp"
 #include "parallel/zero/translate.hpp"
+#include "residency/activations/checkpoint_rules.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::zero {
@@ -209,6 +212,42 @@ std::vector<parallel::FileMonitor> monitors_of(const ZeroSettings& settings) {
     add(one, "experiment_key", comet.experiment_key);
   }
   return all;
+}
+
+bool is_of_recomputation(std::string_view key) { return key.starts_with("activation_checkpointing."); }
+
+std::unique_ptr<residency::CheckpointRulesScope> checkpoint_rules_of(const ZeroSettings& settings) {
+  const auto& given = settings.activation_checkpointing;
+  if (!given.cpu_checkpointing && !given.synchronize_checkpoint_boundary && !given.profile) return nullptr;
+  residency::CheckpointRules rules{.inputs_on_host = given.cpu_checkpointing,
+                                   .synchronize = given.synchronize_checkpoint_boundary};
+  if (given.profile && PartialState().is_main_process())
+    rules.timed = [](bool again, double ms) {
+      PartialState().print(fmt::format("[Rank 0] time (ms) | {}: {:.2f}", again ? "backward" : "fwd", ms));
+    };
+  return std::make_unique<residency::CheckpointRulesScope>(std::move(rules));
+}
+
+parallel::Observed observed_of(const ZeroSettings& settings) {
+  parallel::Observed observed{.times = settings.wall_clock_breakdown, .memory = settings.memory_breakdown};
+  if (const auto& flops = settings.flops_profiler; flops.enabled)
+    observed.flops = parallel::Observed::Flops{.step = flops.profile_step,
+                                               .module_depth = flops.module_depth,
+                                               .top_modules = flops.top_modules,
+                                               .detailed = flops.detailed,
+                                               .file = flops.output_file.value_or(""),
+                                               .recompute_fwd_factor = flops.recompute_fwd_factor};
+  for (const auto& entry : settings.effective)
+    if (entry.given && entry.verdict == Verdict::acts && is_of_recomputation(entry.key))
+      observed.of_recomputation.push_back(entry.key);
+  const auto& comms = settings.comms_logger;
+  if (!comms.enabled) return observed;
+  observed.comms.emplace().verbose = comms.verbose;
+  if (comms.prof_all) return observed;
+  for (const auto& name : comms.prof_ops)
+    if (const auto* known = logged_operation(name); known && known->here) observed.comms->only.insert(*known->here);
+  if (observed.comms->only.empty()) observed.comms.reset();  // nothing is named
+  return observed;
 }
 
 namespace {

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -18,7 +19,11 @@ class GradScaler;
 namespace parallel {
 struct DeepSpeedFiles;
 struct FileMonitor;
+struct Observed;
 }  // namespace parallel
+namespace residency {
+class CheckpointRulesScope;
+}  // namespace residency
 }  // namespace accelerate
 
 /// What a configuration has instead of the program: its optimizer, its schedule, its loss scale.
@@ -35,6 +40,12 @@ optim::Scheduler make_scheduler(const ZeroSettings& settings, const DummySchedul
                                 torch::optim::Optimizer& optimizer);
 
 std::vector<parallel::FileMonitor> monitors_of(const ZeroSettings& settings);
+
+parallel::Observed observed_of(const ZeroSettings& settings);
+/// Whether a key acts only on layers that are recomputed.
+bool is_of_recomputation(std::string_view key);
+/// How those are, while it lives; null: as without a configuration.
+std::unique_ptr<residency::CheckpointRulesScope> checkpoint_rules_of(const ZeroSettings& settings);
 
 /// What checkpoints are written by. @param config  of which settings were read, filled
 std::shared_ptr<const parallel::DeepSpeedFiles> make_files(const ZeroSettings& settings, const DeepSpeedConfig& config);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "parallel/zero/batch.hpp"
+#include "parallel/zero/logged_operations.hpp"
 #include "parallel/zero/settings_table.hpp"
 #include "utils/raise.hpp"
 
@@ -191,6 +192,18 @@ void check_together(const ZeroSettings& s, const GivenKeys& given, const ReadOpt
     wrong(*s.data_parallel_size != options.ranks,
           fmt::format("'data_parallel_size' is {}, but there are {} ranks; leave it out", *s.data_parallel_size,
                       options.ranks));
+  if (s.comms_logger.enabled && !s.comms_logger.prof_all)
+    for (const auto& name : s.comms_logger.prof_ops) {
+      const auto* known = logged_operation(name);
+      wrong(!known,
+            fmt::format("'comms_logger.prof_ops' has '{}', which DeepSpeed logs nothing as, expected all_reduce, "
+                        "all_gather, reduce_scatter, broadcast, barrier, send or recv, or DeepSpeed's other "
+                        "names of these; correct it",
+                        name.substr(0, 40)));
+      if (known && !known->here)
+        findings.warnings.push_back(
+            fmt::format("comms_logger.prof_ops has {}, which nothing here does: it counts none", name));
+    }
   const auto& activation = s.activation_checkpointing;
   wrong(
       activation.contiguous_memory_optimization && !(activation.partition_activations && activation.number_checkpoints),

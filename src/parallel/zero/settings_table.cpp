@@ -77,6 +77,28 @@ const char* no_csv(const ZeroSettings& s, const ReadOptions&) {
 }
 const char* no_wandb(const ZeroSettings& s, const ReadOptions&) { return s.wandb.enabled ? nullptr : "wandb is off"; }
 const char* no_comet(const ZeroSettings& s, const ReadOptions&) { return s.comet.enabled ? nullptr : "comet is off"; }
+const char* no_comms(const ZeroSettings& s, const ReadOptions&) {
+  return s.comms_logger.enabled ? nullptr : "comms_logger is off";
+}
+const char* nothing_to_log(const ZeroSettings& s, const ReadOptions& options) {
+  if (!s.comms_logger.enabled) return nullptr;
+  if (options.ranks == 1) return "one process has no collectives";
+  return s.comms_logger.prof_all || !s.comms_logger.prof_ops.empty() ? nullptr
+                                                                     : "prof_all is false, and prof_ops names nothing";
+}
+const char* all_are_logged(const ZeroSettings& s, const ReadOptions& options) {
+  if (const char* why = no_comms(s, options)) return why;
+  return s.comms_logger.prof_all ? "prof_all counts all operations" : nullptr;
+}
+const char* no_flops(const ZeroSettings& s, const ReadOptions&) {
+  return s.flops_profiler.enabled ? nullptr : "flops_profiler is off";
+}
+const char* inputs_on_cpu(const ZeroSettings&, const ReadOptions& options) {
+  return options.cuda ? nullptr : kOneMemory;
+}
+const char* no_streams(const ZeroSettings&, const ReadOptions& options) {
+  return options.cuda ? nullptr : "operators of a CPU are done when they return";
+}
 const char* always_decoupled(const ZeroSettings& s, const ReadOptions&) {
   return s.optimizer && s.optimizer->type == "AdamW"
              ? "type AdamW decays weights apart from gradients, whatever it says"
@@ -96,7 +118,6 @@ constexpr const char* kDeadThere = "DeepSpeed 0.19.8 does not read it either";
 constexpr const char* kLoaders = "loaders are the program's: set it there";
 constexpr const char* kLibTorchSteps = "says how torch's optimizers step; there is one step here";
 constexpr const char* kTracker = "record with a tracker of the Accelerator (log_with)";
-constexpr const char* kProfile = "profile with Accelerator::profile and `accelerate profile`";
 constexpr const char* kNvme = "use cpu, which keeps them in memory";
 constexpr const char* kFp32Moments = "leave it out: moments are fp32";
 constexpr const char* kAdams = "Adam AdamW";
@@ -126,8 +147,8 @@ std::vector<Row> general_rows() {
       {ROW(steps_per_print), .state = no_meaning,
        .reason = "the plugin turns these lines off, as the reference does: print them from the program",
        .infinite = true, .moved = "0.15.2", .before = "10.0"},
-      {ROW(wall_clock_breakdown), .state = later, .reason = kProfile},
-      {ROW(memory_breakdown), .state = later, .reason = kProfile},
+      {ROW(wall_clock_breakdown)},
+      {ROW(memory_breakdown)},
       {ROW(dump_state)},
       {ROW(log_level), .state = later, .reason = "set ACCELERATE_LOG_LEVEL",
        .choices = "debug|info|warning|error|critical", .since = "0.19.3"},
@@ -155,11 +176,14 @@ std::vector<Row> general_rows() {
       {ROW(gradient_predivide_factor), .state = later, .reason = "leave it out: gradients are divided after the sum",
        .least = 0, .above = true},
       {ROW(gradient_allreduce_op), .choices = "mean|sum", .since = "0.19.6"},
-      {ROW(comms_logger.enabled), .state = later, .reason = kProfile},
-      {.key = "comms_logger.verbose", .fallback = "false", .state = no_meaning},
-      {.key = "comms_logger.prof_all", .fallback = "true", .state = no_meaning},
-      {.key = "comms_logger.debug", .fallback = "false", .state = no_meaning},
-      {.key = "comms_logger.prof_ops", .fallback = "[]", .state = no_meaning},
+      {ROW(comms_logger.enabled), .idle = nothing_to_log},
+      {ROW(comms_logger.verbose), .idle = no_comms},
+      {ROW(comms_logger.prof_all), .idle = no_comms},
+      {.key = "comms_logger.debug",
+       .fallback = "false",
+       .state = no_meaning,
+       .reason = "it names the function of Python that called"},
+      {ROW(comms_logger.prof_ops), .idle = all_are_logged},
   };
 }
 
@@ -394,13 +418,15 @@ std::vector<Row> file_rows() {
       {ROW(aio.single_submit), .idle = no_files},
       {ROW(aio.overlap_events), .idle = no_files},
       {ROW(aio.use_gds), .state = refused, .reason = "files are read through the host's memory; leave it out"},
-      {ROW(activation_checkpointing.partition_activations), .state = later},
-      {ROW(activation_checkpointing.cpu_checkpointing), .state = later},
-      {ROW(activation_checkpointing.contiguous_memory_optimization), .state = later},
+      {ROW(activation_checkpointing.partition_activations), .state = no_meaning,
+       .reason = "tensors are not split over ranks, so each rank's inputs are its own"},
+      {ROW(activation_checkpointing.cpu_checkpointing), .idle = inputs_on_cpu},
+      {ROW(activation_checkpointing.contiguous_memory_optimization), .state = no_meaning,
+       .reason = "each layer's inputs stay where they were computed"},
       {ROW(activation_checkpointing.number_checkpoints), .state = no_meaning,
        .reason = "each layer's inputs are kept by themselves", .least = 0},
-      {ROW(activation_checkpointing.synchronize_checkpoint_boundary), .state = later},
-      {ROW(activation_checkpointing.profile), .state = later, .reason = kProfile},
+      {ROW(activation_checkpointing.synchronize_checkpoint_boundary), .idle = no_streams},
+      {ROW(activation_checkpointing.profile)},
       {ROW(checkpoint.tag_validation), .choices = "Ignore|Warn|Fail", .any_case = true},
       {ROW(checkpoint.load_universal)},
       {ROW(checkpoint.use_node_local_storage), .state = later, .reason = "save to a folder that all nodes share"},
@@ -444,13 +470,13 @@ std::vector<Row> monitor_rows() {
       {ROW(comet.experiment_key), .idle = no_comet, .nullable = true},
       {.key = "comet.online", .fallback = "null", .state = no_meaning, .reason = "COMET_START_ONLINE says it"},
       {ROW(comet.mode), .idle = no_comet, .nullable = true},
-      {ROW(flops_profiler.enabled), .state = later, .reason = kProfile},
-      {.key = "flops_profiler.profile_step", .fallback = "1", .state = no_meaning},
-      {.key = "flops_profiler.module_depth", .fallback = "-1", .state = no_meaning},
-      {.key = "flops_profiler.top_modules", .fallback = "1", .state = no_meaning},
-      {.key = "flops_profiler.detailed", .fallback = "true", .state = no_meaning},
-      {.key = "flops_profiler.output_file", .fallback = "null", .state = no_meaning},
-      {.key = "flops_profiler.recompute_fwd_factor", .fallback = "0.0", .state = no_meaning},
+      {ROW(flops_profiler.enabled)},
+      {ROW(flops_profiler.profile_step), .idle = no_flops, .least = 0},
+      {ROW(flops_profiler.module_depth), .idle = no_flops, .least = -1},
+      {ROW(flops_profiler.top_modules), .idle = no_flops, .least = 0},
+      {ROW(flops_profiler.detailed), .idle = no_flops},
+      {ROW(flops_profiler.output_file), .idle = no_flops},
+      {ROW(flops_profiler.recompute_fwd_factor), .idle = no_flops, .least = 0},
       {.key = "autotuning.enabled",
        .fallback = "false",
        .state = refused,
@@ -654,20 +680,19 @@ const std::vector<Section>& setting_sections() {
       {"scheduler.params"},
       {"torch_autocast"},
       {"data_types"},
-      {.key = "activation_checkpointing",
-       .reason = "recompute and offload activations with the Accelerator's own settings"},
+      {"activation_checkpointing"},
       {.key = "aio", .nullable = true, .lenient = true},
       {"checkpoint"},
       {"checkpoint.parallel_write"},
       {.key = "checkpoint.writer", .reason = "leave it out: files are written by all ranks, each its own"},
       {.key = "timers", .classed = true},
       {.key = "timers.throughput", .classed = true},
-      {.key = "comms_logger", .classed = true, .reason = "comms_logger is off"},
+      {.key = "comms_logger", .classed = true},
       {.key = "tensorboard", .classed = true},
       {.key = "csv_monitor", .classed = true},
       {.key = "wandb", .classed = true},
       {.key = "comet", .classed = true},
-      {.key = "flops_profiler", .reason = "flops_profiler is off"},
+      {"flops_profiler"},
       {.key = "autotuning", .reason = "autotuning is off"},
       {.key = "tensor_parallel", .classed = true, .reason = "tensors are not split over ranks"},
       {.key = "tensor_parallel.tp", .classed = true, .reason = "tensors are not split over ranks"},

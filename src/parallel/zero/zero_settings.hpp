@@ -210,10 +210,15 @@ struct Comet {
 
 struct FlopsProfiler {
   bool enabled = false;
+  int64_t profile_step = 1, module_depth = -1, top_modules = 1;
+  bool detailed = true;
+  std::optional<std::string> output_file;
+  double recompute_fwd_factor = 0;
 };
 
 struct CommsLogger {
-  bool enabled = false;
+  bool enabled = false, verbose = false, prof_all = true;
+  std::vector<std::string> prof_ops;
 };
 
 struct ACCELERATE_API ZeroSettings {

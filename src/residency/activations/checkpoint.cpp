@@ -12,6 +12,7 @@
 #include <variant>
 
 #include "accelerate/residency/recompute.hpp"
+#include "residency/activations/checkpoint_rules.hpp"
 #include "residency/activations/replay_state.hpp"
 #include "residency/activations/saved_tensor_hooks.hpp"
 #include "residency/activations/unit_checkpoints.hpp"
@@ -303,6 +304,7 @@ void Frame::run_again(int pass, size_t asked) {
   }
   if (!recipe) recipe = std::get<std::shared_ptr<const Recipe>>(outer_->take());
   const auto rerun = std::make_shared<Rerun>(*this, pass, asked);
+  const CheckpointRun timed(/*again=*/true);
   try {
     const SavedTensorHooksScope scope(rerun);
     recipe->run();
@@ -329,6 +331,7 @@ struct CheckpointedCall::State {
   std::optional<residency::ReplayState::Listening> listening;
   std::shared_ptr<residency::Frame> frame;
   residency::SavedTensorHooksScope scope;
+  residency::CheckpointRun run{/*again=*/false};
 };
 
 CheckpointedCall::CheckpointedCall(std::function<void(std::vector<at::Tensor>)> run_again,
@@ -340,14 +343,19 @@ CheckpointedCall::CheckpointedCall(std::function<void(std::vector<at::Tensor>)> 
                        options.determinism_check);
   auto pause = std::make_unique<UnitCheckpoints::Pause>();
   auto recipe = std::make_shared<Recipe>(Recipe{std::move(run_again), {}, ReplayState(options.preserve_rng_state)});
-  for (const auto& input : inputs) recipe->inputs.emplace_back(input, /*is_output=*/false);
-  std::optional<Frame::Claim> outer;
-  const auto& around = current_saved_tensor_hooks();
-  if (auto* frame = dynamic_cast<Frame*>(around.get())) {
-    outer.emplace(frame->claim(recipe));
-  } else if (auto* rerun = dynamic_cast<Rerun*>(around.get())) {
-    rerun->offer(recipe);
+  const auto around = current_saved_tensor_hooks();
+  auto* const frame = dynamic_cast<Frame*>(around.get());
+  auto* const rerun = dynamic_cast<Rerun*>(around.get());
+  {
+    // What lies within another checkpoint keeps nothing that could go anywhere.
+    std::optional<ActivationOffload> to_host;
+    if (const auto rules = checkpoint_rules(); rules && rules->inputs_on_host && !frame && !rerun)
+      to_host.emplace(ActivationOffloadOptions{.min_bytes = 0});
+    for (const auto& input : inputs) recipe->inputs.emplace_back(input, /*is_output=*/false);
   }
+  std::optional<Frame::Claim> outer;
+  if (frame) outer.emplace(frame->claim(recipe));
+  else if (rerun) rerun->offer(recipe);
   state_ =
       std::make_unique<State>(std::make_shared<Frame>(options, recipe, std::move(outer)), std::move(pause), recipe);
   if (own_generators) state_->listening.emplace(recipe->state);
