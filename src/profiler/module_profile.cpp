@@ -107,25 +107,26 @@ struct ModuleProfile::Impl {
     return path;
   }
 
-  /// Whose a call is that came after one of `before` and before one of `after`.
-  size_t between(std::optional<size_t> before, std::optional<size_t> after, const std::string& name) const {
-    const auto first = before ? path_of(*before) : std::vector<size_t>{0};
-    const auto last = after ? path_of(*after) : std::vector<size_t>{0};
+  bool is_named(size_t module, const std::string& name) const {
+    return modules[module].num_parameters == 0 && plain_name(modules[module].class_name) == name;
+  }
+
+  /// Whose a call is that came after one of `before` and before one of `after`. @param last  whose the latest call was
+  /// that a module is known of
+  size_t between(std::optional<size_t> before, std::optional<size_t> after, size_t last,
+                 const std::string& name) const {
+    // Modules are registered in the order of their use, mostly.
+    for (size_t i = last + 1; i < after.value_or(modules.size()); ++i)
+      if (is_named(i, name)) return i;
+    const auto one = before ? path_of(*before) : std::vector<size_t>{0};
+    const auto other = after ? path_of(*after) : std::vector<size_t>{0};
     size_t common = 0;
-    while (common < first.size() && common < last.size() && first[common] == last[common]) ++common;
-    const size_t parent = first[common - 1];
-    // Children are registered in the order of their use, mostly.
-    const size_t from = common < first.size() ? first[common] : 0;
-    const size_t to = common < last.size() ? last[common] : modules.size();
-    std::vector<size_t> fitting;
+    while (common < one.size() && common < other.size() && one[common] == other[common]) ++common;
+    const size_t parent = one[common - 1];
+    std::vector<size_t> named;
     for (size_t i = parent + 1; i < modules.size(); ++i)
-      if (modules[i].parent == static_cast<int64_t>(parent) && modules[i].num_parameters == 0 &&
-          plain_name(modules[i].class_name) == name)
-        fitting.push_back(i);
-    const auto in_order =
-        std::find_if(fitting.begin(), fitting.end(), [&](size_t child) { return child > from && child < to; });
-    if (in_order != fitting.end()) return *in_order;
-    return fitting.size() == 1 ? fitting.front() : parent;
+      if (modules[i].parent == static_cast<int64_t>(parent) && is_named(i, name)) named.push_back(i);
+    return named.size() == 1 ? named.front() : parent;
   }
 
   std::vector<ProfiledModule> modules;
@@ -171,9 +172,12 @@ std::vector<ModuleCost> ModuleProfile::costs() const {
   }
   std::vector<ModuleCost> costs(modules.size());
   std::optional<size_t> before;
+  size_t last = 0;
   for (size_t i = 0; i < calls.size(); ++i) {
     const auto& call = calls[i];
-    ModuleCost& own = costs[call.module ? *call.module : impl_->between(before, after[i], call.name)];
+    const size_t module = call.module ? *call.module : impl_->between(before, after[i], last, call.name);
+    if (call.module || impl_->is_named(module, call.name)) last = module;
+    ModuleCost& own = costs[module];
     own.flops += call.cost.flops, own.macs += call.cost.macs, own.seconds += call.cost.seconds;
     if (call.module) before = call.module;
   }
