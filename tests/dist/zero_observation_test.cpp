@@ -12,7 +12,9 @@
 #include "accelerate/parallel/deepspeed_plugin.hpp"
 #include "accelerate/residency/recompute.hpp"
 #include "both_stores.hpp"
+#include "parallel/zero/objects.hpp"
 #include "ranks.hpp"
+#include "residency/activations/checkpoint_rules.hpp"
 #include "warnings_of.hpp"
 
 namespace {
@@ -288,4 +290,20 @@ RANKS_TEST(ZeroObservation, KeysOfRecomputationAreNamedWhereNothingIsRecomputed,
   if (support::rank() == 0)
     EXPECT_THAT(warnings,
                 HasSubstr("activation_checkpointing.cpu_checkpointing, activation_checkpointing.number_checkpoints;"));
+}
+
+/// What they do on a GPU is tested there (gpu.offload).
+TEST(ZeroObservation, RulesOfRecomputedLayersAreTheFiles) {
+  const auto rules_of = [](const std::string& members) {
+    const auto settings = zero::read_settings(
+        DeepSpeedConfig(R"({"train_micro_batch_size_per_gpu": 1, "activation_checkpointing": {)" + members + "}}"),
+        {.cuda = true});
+    const auto rules = zero::checkpoint_rules_of(settings);
+    return residency::checkpoint_rules();
+  };
+  EXPECT_TRUE(rules_of(R"("cpu_checkpointing": true)")->inputs_on_host);
+  EXPECT_FALSE(rules_of(R"("cpu_checkpointing": true)")->synchronize);
+  EXPECT_TRUE(rules_of(R"("synchronize_checkpoint_boundary": true)")->synchronize);
+  EXPECT_TRUE(rules_of(R"("profile": true)")->timed);
+  EXPECT_EQ(rules_of(R"("number_checkpoints": 2)"), nullptr);
 }

@@ -1,8 +1,11 @@
 /// Weights and activations that are elsewhere while nobody computes with them: training is the same, bit for bit.
 #include <accelerate/accelerate.hpp>
+#include <accelerate/residency/recompute.hpp>
 
 #include "gpu.hpp"
+#include "residency/activations/checkpoint_rules.hpp"
 #include "scratch.hpp"
+#include "utils/counts.hpp"
 
 namespace gpu_test {
 namespace {
@@ -131,6 +134,60 @@ TEST_F(GpuOffload, ActivationsGoToTheHostAndComeBack) {
       EXPECT_LT(offloaded.held, plain.held / 2) << "the device must have less to hold";
     }
   NEEDS_DEVICE("activations are on the host already");
+}
+
+/// Each layer recomputed.
+struct RecomputingImpl : MlpImpl {
+  using MlpImpl::MlpImpl;
+  at::Tensor forward(at::Tensor x) {
+    for (auto& layer : layers)
+      x = checkpoint([layer](const at::Tensor& x) mutable { return torch::tanh(layer(x)); }, {}, x);
+    return x;
+  }
+};
+TORCH_MODULE(Recomputing);
+
+/// What a DeepSpeed configuration's activation_checkpointing does to layers that a model recomputes.
+struct Recomputed {
+  std::vector<at::Tensor> weights;
+  int64_t inputs_moved = 0, waits = 0;
+};
+Recomputed trained_with(const std::string& activation_checkpointing) {
+  start_again();
+  Accelerator accelerator(
+      {.deepspeed_plugin =
+           DeepSpeedPlugin{.hf_ds_config = R"({"train_micro_batch_size_per_gpu": 16, "zero_optimization": {"stage": 2},
+                               "activation_checkpointing": {)" +
+                                           activation_checkpointing + "}}"}});
+  Recomputing net(kOffloadWidth, kOffloadDepth);
+  auto [m, sgd] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.05));
+  const int64_t moved = counts::read(counts::Count::inputs_offloaded), waits = residency::checkpoint_waits();
+  accelerator.backward(loss_of(m(numbers({16, kOffloadWidth}, 1))));
+  sgd.step();
+  Recomputed result{.inputs_moved = counts::read(counts::Count::inputs_offloaded) - moved,
+                    .waits = residency::checkpoint_waits() - waits};
+  for (const auto& parameter : net->parameters()) result.weights.push_back(parameter.detach().cpu());
+  return result;
+}
+void expect_same_weights(const Recomputed& found, const Recomputed& expected) {
+  for (size_t i = 0; i < expected.weights.size(); ++i)
+    EXPECT_TRUE(same_bits(found.weights[i], expected.weights[i])) << i;
+}
+
+TEST_F(GpuOffload, TheFilePutsInputsOfRecomputedLayersOnTheHost) {
+  NEEDS_DEVICE("inputs are on the host already");
+  const auto plain = trained_with(""), on_host = trained_with(R"("cpu_checkpointing": true)");
+  expect_same_weights(on_host, plain);
+  EXPECT_EQ(plain.inputs_moved, 0);
+  EXPECT_EQ(on_host.inputs_moved, kOffloadDepth);
+}
+
+TEST_F(GpuOffload, TheFileWaitsForTheDeviceAroundRecomputedLayers) {
+  NEEDS_DEVICE("operators of the CPU are done when they return");
+  const auto plain = trained_with(""), waiting = trained_with(R"("synchronize_checkpoint_boundary": true)");
+  expect_same_weights(waiting, plain);
+  EXPECT_EQ(plain.waits, 0);
+  EXPECT_EQ(waiting.waits, 4 * kOffloadDepth) << "before and after each run, of which there are two";
 }
 
 TEST_F(GpuOffload, ActivationsGoToAFileAndComeBack) {

@@ -20,11 +20,14 @@ RulesOfProcess& rules_of_process() {
   static auto& only = *new RulesOfProcess;  // a static Accelerator may end after everything else
   return only;
 }
-std::atomic<int64_t> first_runs{0};
+std::atomic<int64_t> first_runs{0}, waits{0};
 
 void wait_for_accelerator(const CheckpointRules& rules) {
   if (!rules.synchronize) return;
-  if (const auto device = current_accelerator()) at::accelerator::synchronizeDevice(device->index());
+  const auto device = current_accelerator();
+  if (!device) return;
+  at::accelerator::synchronizeDevice(device->index());
+  waits.fetch_add(1, std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -49,6 +52,7 @@ std::shared_ptr<const CheckpointRules> checkpoint_rules() {
 }
 
 int64_t checkpointed_calls() { return first_runs.load(std::memory_order_relaxed); }
+int64_t checkpoint_waits() { return waits.load(std::memory_order_relaxed); }
 
 CheckpointRun::CheckpointRun(bool again) : rules_(checkpoint_rules()), again_(again) {
   if (!again) first_runs.fetch_add(1, std::memory_order_relaxed);

@@ -33,6 +33,8 @@ std::shared_ptr<const CheckpointRules> checkpoint_rules();
 
 /// First runs of closures that keep nothing, of the whole process.
 int64_t checkpointed_calls();
+/// How often the accelerator was waited for because of CheckpointRules::synchronize.
+int64_t checkpoint_waits();
 
 /// One run of a closure, as the rules want it.
 class CheckpointRun {
