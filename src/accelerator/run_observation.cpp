@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -36,7 +37,10 @@ constexpr std::array<PhaseNames, run_phases::kPhases> kNames{{{"fwd", "forward",
                                                               {"bwd_allreduce", "backward_allreduce", nullptr},
                                                               {"step", "step", "step"}}};
 
-void say(const std::string& text) { PartialState().print(text); }
+void say(const std::string& text) {
+  std::fprintf(stdout, "%s\n", text.c_str());
+  std::fflush(stdout);
+}
 
 double gib(int64_t bytes) { return static_cast<double>(bytes) / (int64_t{1} << 30); }
 
@@ -80,6 +84,7 @@ RunObservation::~RunObservation() {
 }
 
 void RunObservation::begin(const parallel::Observed& wanted, const Facts& facts) {
+  if (facts.device.is_meta()) return;  // a dry run: nothing takes time
   if (wanted == wanted_ && facts.samples_of_step == facts_.samples_of_step) return;
   if (wanted.comms && wanted.comms != wanted_.comms)
     comm::start_comms_log({.verbose = wanted.comms->verbose, .operations = wanted.comms->only, .say = say});
@@ -91,8 +96,7 @@ void RunObservation::begin(const parallel::Observed& wanted, const Facts& facts)
   watching_.reset();
   const bool phases = wanted.times || wanted.memory || wanted.flops || !wanted.of_recomputation.empty();
   checkpointed_before_ = residency::checkpointed_calls();
-  if (phases && facts.is_main_process && !facts.device.is_meta())
-    watching_ = std::make_unique<run_phases::Watching>(*this);
+  if (phases && facts.is_main_process) watching_ = std::make_unique<run_phases::Watching>(*this);
 }
 
 void RunObservation::end() {

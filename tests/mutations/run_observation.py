@@ -24,7 +24,7 @@ F("flops_profiler.output_file", file, ".file = «flops.output_file.value_or(\"\"
   z + "OperationsOfTheStepAreCountedByModule")
 F("flops_profiler.recompute_fwd_factor", file, ".recompute_fwd_factor = «flops.recompute_fwd_factor»};", "0.0",
   z + "TheProfileIsPrintedOnceAtItsStep")
-F("comms_logger.enabled", file, "if («!comms.enabled») return observed;", "true",
+F("comms_logger.enabled", file, "if («!comms.enabled» || logs_comms", "true",
   z + "CollectivesAreCountedByOperationAndSize")
 F("comms_logger.verbose", file, "observed.comms.emplace().verbose = «comms.verbose»;", "false",
   z + "CollectivesAreCountedByOperationAndSize")
@@ -50,7 +50,7 @@ F("flops_profiler switches the times on", "src/parallel/zero/setting_rules.cpp",
 file = "src/accelerator/run_observation.cpp"
 F("evaluations are in no step", file, "return «c10::GradMode::is_enabled()» && of &&", "true",
   z + "MemoryIsPrintedAroundEachPhase")
-F("only the main process prints what is seen", file, "if (phases && «facts.is_main_process» &&", "true",
+F("only the main process prints what is seen", file, "if (phases && «facts.is_main_process») watching_", "true",
   z + "TimesOfEachStepAreLinesAndRecords")
 F("micro-steps have a line", file, "if («phase == Phase::backward && !GradientState().sync_gradients()»)", "false",
   z + "TimesOfEachStepAreLinesAndRecords")

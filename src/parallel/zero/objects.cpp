@@ -240,13 +240,15 @@ parallel::Observed observed_of(const ZeroSettings& settings) {
   for (const auto& entry : settings.effective)
     if (entry.given && entry.verdict == Verdict::acts && is_of_recomputation(entry.key))
       observed.of_recomputation.push_back(entry.key);
+  const auto logs_comms = std::find_if(settings.effective.begin(), settings.effective.end(),
+                                       [](const auto& entry) { return entry.key == "comms_logger.enabled"; });
   const auto& comms = settings.comms_logger;
-  if (!comms.enabled) return observed;
+  if (!comms.enabled || logs_comms->verdict != Verdict::acts) return observed;
   observed.comms.emplace().verbose = comms.verbose;
   if (comms.prof_all) return observed;
   for (const auto& name : comms.prof_ops)
     if (const auto* known = logged_operation(name); known && known->here) observed.comms->only.insert(*known->here);
-  if (observed.comms->only.empty()) observed.comms.reset();  // nothing is named
+  if (observed.comms->only.empty()) observed.comms.reset();  // what is named is done by nothing here
   return observed;
 }
 
