@@ -229,17 +229,6 @@ TEST(DeepSpeedPlugin, PrecisionsThatAreNoneAndThatContradict) {
               HasSubstr("expected no, fp16, bf16 or fp8"));
 }
 
-TEST(DeepSpeedPlugin, TheNearestShardingIsNamed) {
-  const auto nearest = [](DeepSpeedPlugin plugin) {
-    return parallel::nearest_fsdp_settings(parallel::resolve(std::move(plugin)));
-  };
-  EXPECT_THAT(nearest({.zero_stage = 0}), HasSubstr("splits nothing"));
-  EXPECT_THAT(nearest({.zero_stage = 2}), HasSubstr("reshard_after_forward false"));
-  EXPECT_THAT(nearest({.zero_stage = 3, .offload_param_device = "cpu"}),
-              AllOf(HasSubstr("reshard_after_forward true"), HasSubstr("cpu_offload true"),
-                    HasSubstr("cpu_ram_efficient_loading")));
-}
-
 TEST(MegatronLMPlugin, TheProgramWinsAndArgumentsAreAdded) {
   const Variable degree("MEGATRON_LM_TP_DEGREE", "4"), layers("MEGATRON_LM_DECODER_LAST_PIPELINE_NUM_LAYERS", "7");
   auto args = parallel::resolve({.tp_degree = 2,

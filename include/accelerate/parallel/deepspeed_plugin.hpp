@@ -147,9 +147,5 @@ ACCELERATE_API bool deepspeed_requested();
 /// and a configuration beside settings that it would overrule (ACCELERATE_CONFIG_DS_FIELDS).
 ACCELERATE_API DeepSpeedPlugin resolve(DeepSpeedPlugin plugin);
 
-/// In words: the fields of FullyShardedDataParallelPlugin that split and offload the same things as a resolved plugin
-/// does.
-ACCELERATE_API std::string nearest_fsdp_settings(const DeepSpeedPlugin& resolved);
-
 }  // namespace parallel
 }  // namespace accelerate

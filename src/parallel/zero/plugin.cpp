@@ -320,16 +320,5 @@ DeepSpeedPlugin resolve(DeepSpeedPlugin plugin) {
   return plugin;
 }
 
-std::string nearest_fsdp_settings(const DeepSpeedPlugin& resolved) {
-  const int64_t stage = resolved.zero_stage.value();
-  if (stage == 0) return "none: stage 0 splits nothing, as training without a plugin";
-  std::string text = std::string("fsdp_version 2 with reshard_after_forward ") + (stage == 3 ? "true" : "false") +
-                     (stage == 1 ? " (which splits gradients too)" : "");
-  if (resolved.offload_param_device != "none" || resolved.offload_optimizer_device != "none")
-    text += ", cpu_offload true";
-  if (resolved.zero3_init_flag.value_or(false)) text += ", cpu_ram_efficient_loading true";
-  return text;
-}
-
 }  // namespace parallel
 }  // namespace accelerate
