@@ -14,3 +14,4 @@
 #include "accelerate/optim/optimizer.hpp"
 #include "accelerate/optim/scheduler.hpp"
 #include "accelerate/optim/schedules.hpp"
+#include "accelerate/optim/steps_on_pieces.hpp"

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -38,7 +39,11 @@ void Lamb::step_on(const at::Tensor& parameter, const torch::optim::OptimizerOpt
   v.value.mul_(beta2).addcmul_(g.value, g.value, 1 - beta2);
   const auto divisor = o.eps_inside_sqrt() ? v.value.add(o.eps()).sqrt_() : v.value.sqrt().add_(o.eps());
   const auto update = m.value.div(divisor).add_(p.value, o.weight_decay());
-  const auto length = at::linalg_vector_norm(p.value), of_update = at::linalg_vector_norm(update);
+  at::Tensor length = at::linalg_vector_norm(p.value), of_update = at::linalg_vector_norm(update);
+  if (const auto* pieces = pieces_of(parameter)) {
+    const at::Tensor norms = pieces->summed(parameter, at::stack({length, of_update}).square_()).sqrt_();
+    length = norms[0], of_update = norms[1];
+  }
   const auto ratio = (length / of_update).clamp_(o.min_coeff(), o.max_coeff());
   const auto trust =
       at::where((length == 0).logical_or_(of_update == 0), at::Scalar(1.0), ratio).to(ratio.scalar_type());

@@ -68,12 +68,21 @@ at::Tensor orthogonalized(const at::Tensor& matrices, const std::string& method)
   return (high ? found.mT() : found).to(matrices.scalar_type());
 }
 
-void muon_step(const MuonOptions& o, const Wide& parameter, const at::Tensor& gradient, const Wide& momentum) {
+/// One parameter, or the pieces of one.
+struct MuonPlace {
+  const at::Tensor& parameter;
+  const Pieces* pieces;  ///< null: it is whole
+};
+
+void muon_step(const MuonOptions& o, const MuonPlace& place, const Wide& parameter, const at::Tensor& gradient,
+               const Wide& momentum) {
   momentum.value.lerp_(gradient, 1 - o.momentum());
-  const auto ahead = gradient.lerp(momentum.value, o.momentum());  // Nesterov's
+  const auto mine = gradient.lerp(momentum.value, o.momentum());  // Nesterov's
+  const auto ahead = place.pieces ? place.pieces->whole(place.parameter, mine) : mine;
   const auto matrix = ahead.dim() == 4 ? ahead.reshape({ahead.size(0), -1}) : ahead;
-  const auto rows = static_cast<double>(gradient.size(-2)), columns = static_cast<double>(gradient.size(-1));
-  const auto update = orthogonalized(matrix, o.ns_method()).reshape(gradient.sizes());
+  const auto rows = static_cast<double>(ahead.size(-2)), columns = static_cast<double>(ahead.size(-1));
+  at::Tensor update = orthogonalized(matrix, o.ns_method()).reshape(ahead.sizes());
+  if (place.pieces) update = place.pieces->piece_of(place.parameter, update);
   parameter.value.mul_(1 - o.lr() * o.weight_decay());
   parameter.value.sub_(update, o.lr() * std::sqrt(std::max(1.0, rows / columns)));
 }
@@ -119,7 +128,7 @@ void Muon::step_on(const at::Tensor& parameter, const torch::optim::OptimizerOpt
   const Wide p(parameter), g(parameter.grad());
   if (o.use_muon()) {
     const Wide momentum(state.momentum_buffer());
-    muon_step(o, p, g.value, momentum);
+    muon_step(o, {parameter, pieces_of(parameter)}, p, g.value, momentum);
     momentum.put();
   } else {
     state.step(state.step() + 1);

@@ -3,6 +3,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
 
 #include "comm/mesh.hpp"
 #include "parallel/stretch.hpp"
@@ -45,6 +46,23 @@ at::Tensor slice_of(const Held& held, const at::Tensor& whole) {
     box = box.narrow(dim, slice.corner[static_cast<size_t>(dim)], slice.sizes[static_cast<size_t>(dim)]);
   if (held.value.sizes() == slice.sizes) return box.clone(at::MemoryFormat::Contiguous);
   return stretch_of(box_like(held.whole, slice), box, slice.begin, slice.numel).clone();
+}
+
+at::Tensor among_zeros(const Held& held, const at::Tensor& values) {
+  const Slice& slice = held.slice;
+  at::Tensor whole = at::zeros(held.whole.sizes(), values.options().requires_grad(false));
+  if (slice.numel == 0) return whole;
+  at::Tensor place = whole;
+  for (int64_t dim = 0; dim < place.dim(); ++dim)
+    place = place.narrow(dim, slice.corner[static_cast<size_t>(dim)], slice.sizes[static_cast<size_t>(dim)]);
+  if (values.sizes() == slice.sizes) return place.copy_(values), whole;
+  const at::Tensor like = box_like(held.whole, slice);
+  const at::Tensor ordered = like.is_non_overlapping_and_dense() ? like : like.contiguous();
+  const at::Tensor box = at::empty_strided(ordered.sizes(), ordered.strides(), whole.options());
+  const at::Tensor line = box.as_strided({box.numel()}, {1}).zero_();
+  line.narrow(0, slice.begin, slice.numel).copy_(values);
+  place.copy_(box);
+  return whole;
 }
 
 }  // namespace accelerate::parallel

@@ -13,6 +13,7 @@
 #include "accelerate/comm.hpp"
 #include "comm/agreement.hpp"
 #include "optim/optimizer_state.hpp"
+#include "run_state/pieces_for_steps.hpp"
 #include "run_state/state_parts.hpp"
 #include "utils/counts.hpp"
 #include "utils/log.hpp"
@@ -124,7 +125,11 @@ void look_for_whole(parallel::Engine& engine, const std::unordered_set<const voi
 
 void give_pieces_to_optimizers(const RunState& run) {
   using Tensors = std::unordered_set<const void*>;
-  for (const auto& engine : run.engines()) {
+  const auto engines = run.engines();
+  const auto for_steps = std::make_shared<const PiecesForSteps>(engines);
+  for (const auto& optimizer : run.optimizers)
+    if (auto* asking = dynamic_cast<optim::StepsOnPieces*>(&optimizer.optimizer())) asking->set_pieces(for_steps);
+  for (const auto& engine : engines) {
     const auto sharded = std::make_shared<Tensors>(), pieces = std::make_shared<Tensors>();
     if (engine->holds_pieces())
       for (const auto& holding : engine->pieces()) {

@@ -38,11 +38,12 @@ bool is_returned(const std::string& name) {
   return name == "output" || name == "evaluated" || name == "gathered" || name == "sum" || name == "mean";
 }
 
+bool is_normalised(const Case& what) { return what["optimizer"] != "sgd" && what["optimizer"] != "momentum"; }
+
 /// A normalised step is as large as the rate (a fifth of the case's), however small its gradient: where two of them
 /// cancel, what is left is their roundings, of which each step has a few.
 double rounding_of_steps(const Case& what) {
-  const bool normalised = what["optimizer"] != "sgd" && what["optimizer"] != "momentum";
-  return normalised ? 4 * 0.2 * std::stod(what["rate"]) * rounding_of(what).unit : 0;
+  return is_normalised(what) ? 4 * 0.2 * std::stod(what["rate"]) * rounding_of(what).unit : 0;
 }
 
 /// What the reference's ranks see, and how it failed.
@@ -267,6 +268,14 @@ Verdict judge(const Case& what, const Report& report, const std::vector<Refusal>
   for (const auto& own : report)
     if (listed(what, own, refusals)) return {"refused", own.error_text};
   return {"refusal: " + gist(report), all_errors(report)};
+}
+
+std::optional<Case> in_double(Case what) {
+  if (what["dtype"] != "f32" || what["optimizer"] == "adamw8bit" || !is_normalised(what) ||
+      rounding_of(what).unit != 0x1p-24)
+    return std::nullopt;
+  what.settings["dtype"] = "f64";
+  return what;
 }
 
 }  // namespace equivalence

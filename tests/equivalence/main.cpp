@@ -113,8 +113,8 @@ class Fuzzer {
     for (const auto& [name, what] : named) cases.push_back(what);
     const auto reports = run_cases(cases);
     for (size_t i = 0; i < named.size() && !done(); ++i) {
-      const Verdict verdict = judge(cases[i], reports[i], refusals_);
-      ++counts_[verdict.kind.empty() ? "right" : verdict.failed() ? "failed" : "refused"];
+      const Verdict verdict = verdict_of(cases[i], reports[i]);
+      ++counts_[verdict.kind.empty() ? "right" : verdict.failed() ? "failed" : verdict.kind];
       if (verdict.failed()) failed(named[i], verdict, reports[i]);
     }
   }
@@ -158,6 +158,13 @@ class Fuzzer {
     std::fflush(stdout);
   }
 
+  Verdict verdict_of(const Case& what, const Report& report) const {
+    const Verdict verdict = judge(what, report, refusals_);
+    if (!verdict.kind.starts_with("numbers")) return verdict;
+    const auto precise = in_double(what);
+    return precise && verdicts_of({*precise})[0].kind.empty() ? Verdict{"right in fp64", verdict.text} : verdict;
+  }
+
   /// Of cases with any numbers of ranks.
   std::vector<Verdict> verdicts_of(const std::vector<Case>& cases) const {
     std::map<int64_t, std::vector<size_t>> by_ranks;
@@ -167,7 +174,7 @@ class Fuzzer {
       std::vector<Case> same;
       for (const size_t i : indices) same.push_back(cases[i]);
       const auto reports = run_cases(same);
-      for (size_t i = 0; i < indices.size(); ++i) verdicts[indices[i]] = judge(same[i], reports[i], refusals_);
+      for (size_t i = 0; i < indices.size(); ++i) verdicts[indices[i]] = verdict_of(same[i], reports[i]);
     }
     return verdicts;
   }

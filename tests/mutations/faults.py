@@ -2600,6 +2600,11 @@ F("gradient_allreduce_op", file, 'settings.sums_gradients = «zero.gradient_allr
   z + "GradientsMayBeSummed")
 F("gradients of DeepSpeed keep 16 bits", file, "if («stage < 3 || ranks == 1») settings.kept_gradients", "false",
   "zero_memory_tests ZeroMemory.ModelStatesAreThoseOfThePaper")
+F("Muon's update is of the whole matrix", "src/run_state/pieces_for_steps.cpp",
+  "return «added_up(known, parallel::among_zeros(known, values))»;", "parallel::among_zeros(known, values)",
+  z + "MuonAndLambOfTheFileStepAsAlone")
+F("Lamb's norms are of whole parameters", "src/run_state/pieces_for_steps.cpp",
+  "return «added_up(held(piece), sums)»;", "sums", z + "MuonAndLambOfTheFileStepAsAlone")
 F("the file's Muon has rates of its own", "src/parallel/zero/objects.cpp",
   "rest.lr(«p.adam_lr.value_or(p.lr)»);", "p.lr", z + "MuonAndLambOfTheFileStepAsAlone")
 F("what is shown of a gradient does not keep its memory", "src/parallel/sharding/whole_gradients.cpp",

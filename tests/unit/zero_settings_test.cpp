@@ -379,8 +379,6 @@ TEST(ZeroSettings, WhatIsNotInThisVersionIsRefusedWhereItWouldAct) {
       settings_of(R"("zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8})", {.ranks = 1});
   EXPECT_EQ(more_than_ranks.zero_optimization.zero_hpz_partition_size, 1);
   EXPECT_THAT(more_than_ranks.warnings, Contains(HasSubstr("more than the 1 ranks")));
-  EXPECT_THAT(refusal(R"("bf16": {"enabled": true}, "optimizer": {"type": "lamb"})"),
-              HasSubstr("'optimizer.type' is Lamb together with 'fp16' or 'bf16', which is not in this version"));
   EXPECT_THAT(
       refusal(R"("zero_optimization": {"stage": 1}, "bf16": {"enabled": true, "bf16_master_weights_and_grads": true})"),
       HasSubstr("without 'bf16.bf16_optimizer_states', which is not in this version"));

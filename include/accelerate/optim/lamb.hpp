@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "accelerate/optim/own_optimizer.hpp"
+#include "accelerate/optim/steps_on_pieces.hpp"
 #include "accelerate/utils/export.hpp"
 
 namespace accelerate::optim {
@@ -42,9 +43,10 @@ struct ACCELERATE_API LambParamState : torch::optim::OptimizerCloneableParamStat
 };
 
 /// Adam whose update of a parameter is as long as the parameter, times lr (arXiv:1904.00962), as DeepSpeed's FusedLamb
-/// computes it: parameter -= rate * clamp(|parameter| / |update|) * update, where a norm of zero makes the ratio 1. It
-/// needs whole parameters: of a sharded model each rank holds whole states. State dicts have DeepSpeed's names.
-class ACCELERATE_API Lamb : public OwnOptimizer {
+/// computes it: parameter -= rate * clamp(|parameter| / |update|) * update, where a norm of zero makes the ratio 1. Of
+/// a sharded model each rank holds the states of its pieces; ranks add up the squares of both norms. State dicts have
+/// DeepSpeed's names.
+class ACCELERATE_API Lamb : public OwnOptimizer, public StepsOnPieces {
  public:
   /// @throws ConfigError for options out of range.
   explicit Lamb(const std::vector<torch::optim::OptimizerParamGroup>& groups,

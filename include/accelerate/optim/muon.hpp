@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "accelerate/optim/own_optimizer.hpp"
+#include "accelerate/optim/steps_on_pieces.hpp"
 #include "accelerate/utils/export.hpp"
 
 namespace accelerate::optim {
@@ -48,9 +49,9 @@ struct ACCELERATE_API MuonParamState : torch::optim::OptimizerCloneableParamStat
 /// Momentum whose update of a matrix is made nearly orthogonal by five Newton-Schulz iterations, and Adam for what is
 /// no matrix: one optimizer for a whole model, as DeepSpeed's MuonWithAuxAdam. Convolutions' weights are matrices of
 /// one row per output channel; of other tensors of more than two axes each matrix by itself. Parameters without a
-/// gradient stay as they are (DeepSpeed takes it for zeros). It needs whole parameters: of a sharded model each rank
-/// holds whole states. State dicts have DeepSpeed's names.
-class ACCELERATE_API Muon : public OwnOptimizer {
+/// gradient stay as they are (DeepSpeed takes it for zeros). Of a sharded model each rank holds the states of its
+/// pieces, and has a matrix whole while it makes that one's update. State dicts have DeepSpeed's names.
+class ACCELERATE_API Muon : public OwnOptimizer, public StepsOnPieces {
  public:
   /// A group's MuonOptions are all its own; groups without any take `defaults`.
   /// @throws ConfigError for options out of range, and parameters of fewer than two axes in a group with use_muon.

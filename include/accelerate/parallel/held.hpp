@@ -71,5 +71,8 @@ struct Held {
 /// Those elements of `whole`, a tensor of the sizes of `held.whole`, that are held: a copy of the sizes of
 /// `held.value`. Not collective.
 ACCELERATE_API at::Tensor slice_of(const Held& held, const at::Tensor& whole);
+/// The other way round: of the sizes of `held.whole`, contiguous, with `values` where they belong and zeros elsewhere.
+/// @param values  of the sizes of `held.value`. Not collective.
+ACCELERATE_API at::Tensor among_zeros(const Held& held, const at::Tensor& values);
 
 }  // namespace accelerate::parallel

@@ -179,12 +179,6 @@ void check_together(const ZeroSettings& s, const GivenKeys& given, const ReadOpt
               "'zero_allow_untested_optimizer' is false, but 'optimizer.type' {} is none that ZeRO was tested with "
               "(Adam, AdamW, Adagrad, Lion, Muon); set it to true, or use one of these",
               s.optimizer->type));
-    const bool on_whole_ones = s.optimizer->type == "Lamb" || s.optimizer->type == "Muon";
-    wrong(on_whole_ones && (s.fp16.enabled || s.bf16.enabled) && options.later_is_error,
-          fmt::format(
-              "'optimizer.type' is {} together with 'fp16' or 'bf16', which is not in this version: what steps on "
-              "whole parameters has no fp32 masters of them; train in fp32, or use AdamW",
-              s.optimizer->type));
     wrong(s.optimizer->params.amsgrad && !s.optimizer->params.torch_adam,
           "'optimizer.params.amsgrad' is true, which DeepSpeed's own optimizers do not have; leave it out");
   }
