@@ -221,7 +221,7 @@ RANKS_TEST(Universal, TheirsLoadsHere, 1, 2, 3) {
 // save_state's folder, converted beside its model; without load_universal the one that was saved counts while it is
 // there.
 RANKS_TEST(Universal, LoadStateFindsThem, 1, 2) {
-  const auto folder = support::scratch("state");
+  const auto folder = support::scratch(fmt::format("state_{}", support::world_size()));
   State state;
   {
     Training training(config_of(2), kTiedAndFrozen);
@@ -255,7 +255,7 @@ RANKS_TEST(Universal, LoadStateFindsThem, 1, 2) {
 
 // A folder that is not of this kind is an error where the configuration asks for one, and says what to do.
 RANKS_TEST(Universal, OthersAreRefusedWhereOneIsAskedFor, 1, 2) {
-  const auto folder = support::scratch("plain");
+  const auto folder = support::scratch(fmt::format("plain_{}", support::world_size()));
   Training training(universal_config(2), kTiedAndFrozen);
   training.steps(1);
   training.prepared->save_checkpoint(folder, "tag");
@@ -340,8 +340,8 @@ TEST(Universal, DamagedFilesAreNamed) {
       write(file, before);
     }
   }
-  EXPECT_GT(refused, 50U);
-  EXPECT_GT(read, 10U) << "of bytes that say nothing";
+  EXPECT_GT(refused, 25U);
+  EXPECT_GT(read, 25U) << "of bytes that say nothing";
 }
 
 // Our conversion of their checkpoint has the files, keys, kinds and values of their own.
@@ -388,7 +388,7 @@ TEST(Universal, OursHasTheFilesOfTheirs) {
     expect_same(get_fp32_state_dict_from_zero_checkpoint(theirs.parent_path(), "global_step3_universal"), weights);
     EXPECT_TRUE(is_zero_checkpoint(ours.parent_path()));
     EXPECT_EQ(get_fp32_state_dict_from_zero_checkpoint(theirs, "", /*exclude_frozen_parameters=*/true).size(),
-              weights.size() - 1);
+              weights.size() - (name == "z3fp16" ? 0 : 1));  // wpe.weight, which is not trained in the others
   }
 }
 
@@ -540,7 +540,7 @@ RANKS_TEST(Universal, TheCommandTakesTheToolsOptions, 1) {
 
 // Where some parameters had gradients and others none, each keeps its own count.
 RANKS_TEST(Universal, ParametersWithoutStateStaySo, 1, 2) {
-  const auto folder = support::scratch("some");
+  const auto folder = support::scratch(fmt::format("some_{}", support::world_size()));
   const auto train = [](Training& training) {
     torch::manual_seed(3);
     const auto ids = torch::randint(0, 16, {2, 4}, at::kLong);
