@@ -25,7 +25,7 @@ namespace support {
 using nlohmann::json;
 
 inline const std::filesystem::path kTheirs =
-    std::filesystem::path(__FILE__).parent_path().parent_path() / "dist" / "deepspeed_checkpoints";
+    std::filesystem::path(ACCELERATE_SOURCE_DIR) / "tests" / "dist" / "deepspeed_checkpoints";
 inline constexpr int64_t kVocabulary = 16, kTokens = 4, kBatch = 2;
 
 inline accelerate::DeepSpeedPlugin plugin_of(json config) {
