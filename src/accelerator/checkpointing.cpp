@@ -137,6 +137,7 @@ fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serializa
                   {.form = form,
                    .weights = weights ? &*weights : nullptr,
                    .writers = {.here = writes, .several = project.save_on_each_node},
+                   .first_on_its_disk = checkpoint.is_first_on_its_disk(),
                    .loaders = impl_->options.dataloader_config.use_stateful_dataloader,
                    .num_steps = impl_->gradients->num_steps(),
                    .average = impl_->gradients->average(),

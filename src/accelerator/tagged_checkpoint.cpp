@@ -66,10 +66,12 @@ fs::path save_tag(const PreparedModel& model, const fs::path& save_dir, std::opt
     raise<ConfigError>("save_checkpoint: the tag is '{}', expected the name of a folder", chosen);
   run_state::UnfinishedCheckpoint checkpoint(save_dir / chosen, is_first_here(), run_state::CheckpointKind::tag);
   run_state::save_zero(*run, *prepared, checkpoint.where(),
-                       {.client_state = client_state, .exclude_frozen_parameters = options.exclude_frozen_parameters});
+                       {.client_state = client_state,
+                        .exclude_frozen_parameters = options.exclude_frozen_parameters,
+                        .first_on_its_disk = checkpoint.is_first_on_its_disk()});
   checkpoint.publish();
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
-    if (comm::rank() != 0) return;
+    if (!run_state::writes_for_others(*prepared, checkpoint.is_first_on_its_disk())) return;
     if (prepared->deepspeed->stage > 0) run_state::write_zero_to_fp32(save_dir);
     if (options.save_latest) run_state::write_latest(save_dir, chosen);
   });

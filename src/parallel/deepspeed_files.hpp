@@ -20,6 +20,8 @@ struct DeepSpeedFiles {
   int64_t train_batch_size = 1;
   bool tags_must_agree = false;  ///< else ranks with another tag get a warning
   bool checks_tags = true;
+  /// What one rank writes for all, one of each machine writes, where machines have disks of their own.
+  bool each_node_writes = false;
   bool load_from_fp32_weights = true;  ///< false: masters begin as the 16-bit weights
   bool load_universal = false;         ///< what is loaded must be a universal checkpoint
   c10::IValue ds_config;               ///< a dict

@@ -145,7 +145,9 @@ void replace_older(const fs::path& folder) {
     stale = read_text<CheckpointError>("list of older files", finished / kStale, kMostSettingsBytes);
   std::istringstream lines(stale);
   for (std::string name; std::getline(lines, name);)  // the list may be a stranger's
-    if (is_ours(name, CheckpointKind::run) || is_ours(name, CheckpointKind::distributed)) fs::remove_all(folder / name);
+    if (is_ours(name, CheckpointKind::run) || is_ours(name, CheckpointKind::distributed) ||
+        is_ours(name, CheckpointKind::tag))
+      fs::remove_all(folder / name);
   std::vector<fs::path> names;  // first, since renaming changes what is being listed
   for (const auto& entry : fs::directory_iterator(finished))
     if (const auto name = entry.path().filename(); name != kStale && name != last) names.push_back(name);
@@ -207,7 +209,8 @@ UnfinishedCheckpoint::UnfinishedCheckpoint(const fs::path& folder, bool first_he
   choose();
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
     // Who does not see the mark has a disk of its own.
-    if (comm::rank() != 0 && first_here_ && !fs::exists(where_ / kMark)) make_folder(folder_, where_);
+    is_first_on_its_disk_ = comm::rank() == 0 || (first_here_ && !fs::exists(where_ / kMark));
+    if (comm::rank() != 0 && is_first_on_its_disk_) make_folder(folder_, where_);
   });
   if (comm::rank() == 0) fs::remove(where_ / kMark);
 }

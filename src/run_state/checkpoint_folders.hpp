@@ -48,12 +48,14 @@ class UnfinishedCheckpoint {
   UnfinishedCheckpoint& operator=(const UnfinishedCheckpoint&) = delete;
 
   const std::filesystem::path& where() const { return where_; }
+  /// Whether this rank has made the folder: rank 0, and one rank of each machine that does not see rank 0's disk.
+  bool is_first_on_its_disk() const { return is_first_on_its_disk_; }
   /// Flushes what was written to the disk and gives it its name. Collective. @throws CheckpointError on all ranks.
   void publish();
 
  private:
   std::filesystem::path folder_, where_;
-  bool first_here_, published_ = false;
+  bool first_here_, is_first_on_its_disk_ = false, published_ = false;
   CheckpointKind kind_;
 };
 

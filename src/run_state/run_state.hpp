@@ -64,8 +64,9 @@ struct SaveOptions {
   /// Written in the place of the models, all of which are whole on all ranks then; null: the models.
   const std::vector<std::map<std::string, at::Tensor>>* weights = nullptr;
   Writers writers = {};
-  bool loaders = false;   ///< save where they stand
-  int64_t num_steps = 1;  ///< of an accumulation group
+  bool first_on_its_disk = false;  ///< of UnfinishedCheckpoint
+  bool loaders = false;            ///< save where they stand
+  int64_t num_steps = 1;           ///< of an accumulation group
   GradientAverage average = GradientAverage::steps;
   at::Device device = at::kCPU;
 };

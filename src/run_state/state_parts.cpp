@@ -71,11 +71,12 @@ const detail::PreparedModel& prepared_of(const RunState& run, const ModelRef& mo
 void save_zero_models(const RunState& run, const fs::path& folder, const SaveOptions& options) {
   for (size_t i = 0; i < run.models.size(); ++i) {
     const auto tag = numbered("pytorch_model", i, "");
+    const bool here = options.writers.here || writes_for_others(*run.models[i], options.first_on_its_disk);
     comm::on_all_ranks_or_throw<CheckpointError>([&] {
       fs::create_directories(folder / tag);
-      if (options.writers.here && i + 1 == run.models.size()) write_latest(folder, tag), write_zero_to_fp32(folder);
+      if (here && i + 1 == run.models.size()) write_latest(folder, tag), write_zero_to_fp32(folder);
     });
-    save_zero(run, *run.models[i], folder / tag);
+    save_zero(run, *run.models[i], folder / tag, {.first_on_its_disk = options.first_on_its_disk});
   }
 }
 void save_models(const RunState& run, const fs::path& folder, const SaveOptions& options) {

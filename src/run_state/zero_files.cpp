@@ -647,6 +647,10 @@ std::optional<size_t> model_of_scheduler(const RunState& run, size_t scheduler) 
   return std::nullopt;
 }
 
+bool writes_for_others(const detail::PreparedModel& model, bool first_on_its_disk) {
+  return comm::rank() == 0 || (model.deepspeed->each_node_writes && first_on_its_disk);
+}
+
 void save_zero(const RunState& run, const detail::PreparedModel& model, const fs::path& folder,
                const SaveZeroOptions& options) {
   Contents contents{.model = model, .how = *model.deepspeed, .holdings = holdings_of(model), .scaler = run.scaler};
@@ -657,10 +661,11 @@ void save_zero(const RunState& run, const detail::PreparedModel& model, const fs
     if (const auto of = model_of_scheduler(run, i); of && run.models[*of].get() == &model && !contents.scheduler)
       contents.scheduler = run.schedulers[i].state_dict();
   const int64_t stage = contents.how.stage;
-  WholeStream weights(stages_of_model_file(contents, options), {.everywhere = stage == 3});
+  WholeStream weights(stages_of_model_file(contents, options),
+                      {.everywhere = stage == 3 || contents.how.each_node_writes});
   const std::string prefix = fmt::format("zero_pp_rank_{}_", rank);
   const std::string name = fmt::format("{}mp_rank_00_model_states.pt", stage == 3 ? prefix : "");
-  write_in_step(weights, stage == 3 || rank == 0, [&] {
+  write_in_step(weights, stage == 3 || writes_for_others(model, options.first_on_its_disk), [&] {
     write_model_file(contents, {.path = folder / name, .ranks = ranks, .rank = rank, .options = options}, weights);
   });
   if (stage == 0) return;

@@ -26,7 +26,10 @@ std::optional<size_t> model_of_scheduler(const RunState& run, size_t scheduler);
 struct SaveZeroOptions {
   std::map<std::string, c10::IValue> client_state = {};
   bool exclude_frozen_parameters = false;
+  bool first_on_its_disk = false;  ///< of UnfinishedCheckpoint
 };
+/// Whether this rank writes what the ranks of the model have alike.
+bool writes_for_others(const detail::PreparedModel& model, bool first_on_its_disk);
 /// Writes the files of one model, which DeepSpeed's settings train, into a folder that exists. Each rank writes its
 /// own, and tensors become whole part by part on the way. Collective; throws what goes wrong on all ranks.
 void save_zero(const RunState& run, const detail::PreparedModel& model, const std::filesystem::path& folder,

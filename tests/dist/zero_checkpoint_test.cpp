@@ -508,3 +508,68 @@ RANKS_TEST(ZeroPlugins, StageZeroInAllOrInNone, 2) {
   accelerator.state().select_deepspeed_plugin("whole");
   accelerator.prepare(model);
 }
+
+// Two machines without a common file system, of two ranks and of one.
+RANKS_TEST(ZeroCheckpoint, EachMachineCanHaveWhatOneRankWritesForAll, 3) {
+  const bool second = support::rank() == 2;
+  ::setenv("LOCAL_RANK", second ? "0" : std::to_string(support::rank()).c_str(), 1);
+  ::setenv("LOCAL_WORLD_SIZE", second ? "1" : "2", 1);
+  const auto disks = fs::path(support::scratch_dir());
+  for (const bool each : {true, false})
+    for (const int64_t stage : {1, 3}) {
+      SCOPED_TRACE("stage " + std::to_string(stage) + (each ? ", each" : ""));
+      support::reset_states();
+      Training training({{"zero_optimization", {{"stage", stage}}},
+                         {"optimizer", {{"type", "Adam"}}},
+                         {"checkpoint", {{"use_node_local_storage", each}}}});
+      training.steps(2);
+      const auto folder = std::to_string(stage) + (each ? " each" : " one");
+      const auto disk = disks / (second ? "second" : "first") / folder;
+      training.prepared->save_checkpoint(disk, "tag");
+      training.accelerator.save_state(disk / "state");
+      const auto here = [&](const fs::path& file) { return fs::exists(disk / file); };
+      const bool has_alike = each || !second;
+      for (const fs::path at : {fs::path("."), fs::path("state")}) {
+        EXPECT_EQ(here(at / "latest"), has_alike) << at;
+        EXPECT_EQ(here(at / "zero_to_fp32.py"), has_alike) << at;
+      }
+      for (const fs::path at : {fs::path("tag"), fs::path("state/pytorch_model")}) {
+        const std::string own = "zero_pp_rank_" + std::to_string(support::rank()) + "_mp_rank_00_";
+        EXPECT_TRUE(here(at / (own + "optim_states.pt"))) << at;
+        EXPECT_EQ(here(at / "mp_rank_00_model_states.pt"), has_alike && stage == 1) << at;
+        EXPECT_EQ(here(at / (own + "model_states.pt")), stage == 3) << at;
+      }
+      EXPECT_THAT(support::message_of<CheckpointError>([&] { training.prepared->load_checkpoint(disk, "tag"); }),
+                  HasSubstr("_states.pt"))
+          << "of the other machine";
+      // All machines' files in one folder are a checkpoint.
+      const auto together = disks / "together" / folder;
+      if (support::rank() == 0) {
+        fs::create_directories(together);
+        for (const auto* machine : {"second", "first"})
+          fs::copy(disks / machine / folder / "tag", together / "tag",
+                   fs::copy_options::recursive | fs::copy_options::overwrite_existing);
+      }
+      training.accelerator.wait_for_everyone();
+      const auto before = training.weights();
+      training.steps(1);
+      training.prepared->load_checkpoint(together, "tag");
+      expect_same(training.weights(), before);
+    }
+}
+
+// Files that the first save had, and the second has not, are none of the checkpoint.
+RANKS_TEST(ZeroCheckpoint, ATagMayBeSavedAgainAtAnotherStage, 2) {
+  const auto folder = support::scratch_dir();
+  for (const int64_t stage : {1, 3, 0, 2}) {
+    SCOPED_TRACE("stage " + std::to_string(stage));
+    support::reset_states();
+    Training training({{"zero_optimization", {{"stage", stage}}}, {"optimizer", {{"type", "Adam"}}}});
+    training.steps(1);
+    training.prepared->save_checkpoint(folder, "tag");
+    const auto saved = training.weights();
+    training.steps(1);
+    training.prepared->load_checkpoint(folder, "tag");
+    expect_same(training.weights(), saved);
+  }
+}

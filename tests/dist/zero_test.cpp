@@ -16,6 +16,7 @@
 #include "parallel/zero/objects.hpp"
 #include "ranks.hpp"
 #include "utils/counts.hpp"
+#include "utils/log.hpp"
 #include "variable.hpp"
 #include "warnings_of.hpp"
 #include "zero_runs.hpp"
@@ -729,4 +730,17 @@ TEST(Zero, TheFilesTrackersGetTheirArguments) {
   EXPECT_EQ(monitors[1].arguments,
             (Arguments{{"api_key", "k"}, {"experiment_key", "e"}, {"mode", "create"}, {"workspace", "w"}}));
   for (const auto& entry : settings.effective) EXPECT_THAT(entry.value, Not(testing::StrEq("k"))) << entry.key;
+}
+
+TEST(Zero, TheFilesLogLevelHolds) {
+  const auto says = [](const std::string& level) {
+    support::reset_states();
+    Accelerator accelerator({.cpu = true, .deepspeed_plugin = stage(1, R"(, "log_level": ")" + level + "\"")});
+    return std::pair(logs::enabled("accelerate.parallel", LogLevel::info),
+                     logs::enabled("accelerate.parallel", LogLevel::warning));
+  };
+  EXPECT_EQ(says("debug"), std::pair(true, true));
+  EXPECT_EQ(says("error"), std::pair(false, false));
+  EXPECT_EQ(says("warning"), std::pair(false, true));
+  logs::set_level("accelerate", LogLevel::notset);
 }

@@ -22,8 +22,8 @@ int64_t on_device() {
   return memory().devices.front().allocated;
 }
 
-struct Run {
-  Run(int64_t stage, const std::string& precision)
+struct Training {
+  Training(int64_t stage, const std::string& precision)
       : accelerator({.mixed_precision = precision,
                      .deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = R"({"train_micro_batch_size_per_gpu": 16,
                        "fp16": {"enabled": "auto", "initial_scale_power": 4}, "bf16": {"enabled": "auto"},
@@ -56,9 +56,9 @@ void leaves_and_comes_back() {
       for (const bool pinned : {false, true}) {
         SCOPED_TRACE("stage " + std::to_string(stage) + ", " + precision + (pinned ? ", pinned" : ""));
         start_again();
-        const auto expected = Run(stage, precision).train([](auto&, uint64_t) {});
+        const auto expected = Training(stage, precision).train([](auto&, uint64_t) {});
         start_again();
-        Run run(stage, precision);
+        Training run(stage, precision);
         const auto found = run.train([&](auto& m, uint64_t step) {
           const auto before = on_device();
           const auto frees = [&](std::initializer_list<OffloadStateTypeEnum> which, bool frees_any) {
@@ -96,7 +96,7 @@ TEST_F(GpuOffloadStates, OfTwoRanks) {
 TEST_F(GpuOffloadStates, BytesThatAreAwayAreNamed) {
   NEEDS_DEVICE("nothing leaves");
   start_again();
-  Run run(2, "no");
+  Training run(2, "no");
   auto [m, optimizer] = run.accelerator.prepare(run.net, torch::optim::SGD(run.net->parameters(), 0.1));
   m.offload_states();
   EXPECT_THAT(support::message_of<std::exception>([&] { run.net->layers[0]->weight.data_ptr(); }),

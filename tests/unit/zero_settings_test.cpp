@@ -133,7 +133,6 @@ const std::map<std::string, std::vector<std::string>>& expected_later() {
         "zero_optimization.zero_hpz_partition_size"}},
       {"tutorial_mixz",
        {"zero_optimization.zero_quantized_nontrainable_weights", "zero_optimization.zero_hpz_partition_size"}},
-      {"tutorial_moe", {"fp16.fp16_master_weights_and_grads"}},
       {"zero3_page_nvme", {"zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device"}},
       {"post_zero_inference", {"zero_optimization.offload_param.device"}},
   };
@@ -360,11 +359,64 @@ TEST(ZeroSettings, SettingsThatExcludeEachOther) {
               HasSubstr("at stage 0 gradients add up"));
   EXPECT_THAT(refusal(R"("prescale_gradients": true, "zero_optimization": {"stage": 2})"),
               HasSubstr("does not go with zero_optimization.reduce_scatter"));
+  EXPECT_NO_THROW(
+      settings_of(R"("prescale_gradients": true, "zero_optimization": {"stage": 2, "reduce_scatter": false})"));
+  EXPECT_NO_THROW(
+      settings_of(R"("prescale_gradients": true, "gradient_allreduce_op": "sum", "zero_optimization": {"stage": 2})"));
+  EXPECT_THAT(refusal(R"("gradient_predivide_factor": 2, "zero_optimization": {"stage": 3})"),
+              HasSubstr("'gradient_predivide_factor' does not go with zero_optimization.reduce_scatter"));
   EXPECT_THAT(refusal(R"("zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2})", {.ranks = 3}),
               HasSubstr("expected a divisor of the 3 ranks"));
   EXPECT_THAT(refusal(R"("gradient_allreduce_op": "sum", "zero_optimization": {"stage": 3})"),
               HasSubstr("which stage 3 does not have"));
+  EXPECT_THAT(refusal(R"("optimizer": {"type": "AdamW", "params": {"amsgrad": true}})"),
+              HasSubstr("set torch_adam with Adam or AdamW"));
+  EXPECT_THAT(refusal(R"("optimizer": {"type": "AdamW",
+                           "params": {"torch_adam": true, "amsgrad": true, "bias_correction": false}})"),
+              HasSubstr("which torch's Adam does not have"));
   EXPECT_THAT(refusal(R"("data_parallel_size": 3)"), HasSubstr("but there are 2 ranks"));
+}
+
+// DeepSpeed's Adam for the host is what has fp32 moments of them.
+TEST(ZeroSettings, MastersOf16BitsNeedAnOptimizerForThem) {
+  const std::string fp16 = R"("fp16": {"enabled": true, "fp16_master_weights_and_grads": true})";
+  const std::string bf16 = R"("bf16": {"enabled": true, "bf16_master_weights_and_grads": true})";
+  const std::string both =
+      R"("bf16": {"enabled": true, "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true})";
+  const auto zero = [](const char* device, const std::string& more = "") {
+    return R"(, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": ")" + std::string(device) + "\"}}" +
+           more;
+  };
+  for (const auto& one : {fp16, bf16}) {
+    EXPECT_THAT(refusal(one + zero("none")), HasSubstr("true without zero_optimization.offload_optimizer"));
+    EXPECT_TRUE(settings_of(one + zero("cpu")).has_low_masters());
+  }
+  EXPECT_NO_THROW(settings_of(both + zero("none")));
+  for (const auto& one : {fp16, bf16, both}) {
+    EXPECT_THAT(refusal(one + zero("cpu", R"(, "optimizer": {"type": "Lion"})")), HasSubstr("'optimizer.type' Lion, "));
+    EXPECT_THAT(refusal(one + zero("cpu", R"(, "optimizer": {"type": "Adam", "params": {"torch_adam": true}})")),
+                HasSubstr("Adam (torch_adam)"));
+  }
+  const auto reason = [&](const std::string& members) {
+    const std::string adam = R"(, "optimizer": {"type": "Adam", "params": {"fp32_optimizer_states": false}})";
+    return entry_of(settings_of(members + adam), "optimizer.params.fp32_optimizer_states").reason;
+  };
+  EXPECT_EQ(reason(fp16 + zero("cpu")), "");
+  EXPECT_EQ(reason(R"("fp16": {"enabled": true})" + zero("cpu")), "masters are fp32, and so are moments");
+  EXPECT_EQ(reason(both + zero("none")), "without offload_optimizer moments have the masters' dtype");
+  EXPECT_EQ(reason(both + zero("cpu")), "bf16_optimizer_states has moments in bf16");
+}
+
+TEST(ZeroSettings, KeysOfWhatIsNotDividedSayWhy) {
+  const auto reason = [](const std::string& members, const char* key) {
+    return entry_of(settings_of(members), key).reason;
+  };
+  EXPECT_EQ(reason(R"("gradient_predivide_factor": 2)", "gradient_predivide_factor"), "");
+  EXPECT_EQ(reason(R"("prescale_gradients": true)", "prescale_gradients"), "");
+  EXPECT_EQ(reason(R"("prescale_gradients": true, "gradient_predivide_factor": 2)", "gradient_predivide_factor"),
+            "prescale_gradients has gradients divided by the number of ranks");
+  EXPECT_EQ(reason(R"("prescale_gradients": true, "gradient_allreduce_op": "sum")", "prescale_gradients"),
+            "gradients are summed (gradient_allreduce_op)");
 }
 
 TEST(ZeroSettings, WhatIsNotInThisVersionIsRefusedWhereItWouldAct) {
@@ -379,9 +431,6 @@ TEST(ZeroSettings, WhatIsNotInThisVersionIsRefusedWhereItWouldAct) {
       settings_of(R"("zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8})", {.ranks = 1});
   EXPECT_EQ(more_than_ranks.zero_optimization.zero_hpz_partition_size, 1);
   EXPECT_THAT(more_than_ranks.warnings, Contains(HasSubstr("more than the 1 ranks")));
-  EXPECT_THAT(
-      refusal(R"("zero_optimization": {"stage": 1}, "bf16": {"enabled": true, "bf16_master_weights_and_grads": true})"),
-      HasSubstr("without 'bf16.bf16_optimizer_states', which is not in this version"));
 }
 
 TEST(ZeroSettings, WhatIsSeenOfARunActsWhereThereIsSomethingToSee) {

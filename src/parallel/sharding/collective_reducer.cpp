@@ -30,7 +30,10 @@ class LocalReducer final : public GradientReducer {
     // In the order of the parameter's bytes, which need not be the order of its indices.
     const auto type =
         options_.keeps_low_precision() ? part.reduce_dtype.value_or(gradient.scalar_type()) : shard.scalar_type();
-    const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1}).to(shard.device(), type).variable_data();
+    at::Tensor flat = gradient.as_strided({gradient.numel()}, {1});
+    if (options_.before != 1)  // what travels nowhere is rounded as what does
+      flat = flat.to(part.reduce_dtype.value_or(gradient.scalar_type())).div(options_.before).mul_(options_.before);
+    flat = flat.to(shard.device(), type).variable_data();
     if (options_.keeps_low_precision() && type != shard.scalar_type())
       counts::add(counts::Count::low_precision_gradients);
     add_to_gradient(shard, flat, options_.widens());
@@ -58,7 +61,9 @@ class CollectiveReducer final : public GradientReducer {
                     UsedUnits* used)
       : parts_(parts),
         group_(groups.shard),
-        replicas_(groups.replicate ? std::make_unique<Replicas>(parts, groups.replicate) : nullptr),
+        replicas_(groups.replicate ? std::make_unique<Replicas>(parts, groups.replicate,
+                                                                group_->world_size() == 1 ? options.before : 1)
+                                   : nullptr),
         options_(options),
         used_(used),
         states_(parts.size()) {
@@ -190,6 +195,11 @@ class CollectiveReducer final : public GradientReducer {
   /// so part of the division comes first (PyTorch's rule); else all of it comes last, on the small result.
   Division divide(at::ScalarType dtype) const {
     const int64_t world = group_->world_size();
+    if (const double before = options_.before; before != 1) {
+      const double rest = static_cast<double>(world) / before;
+      return group_->device().is_cpu() ? Division{.before = before, .within = rest}
+                                       : Division{.before = before, .after = rest};
+    }
     if (group_->device().is_cpu()) return {.within = static_cast<double>(world)};
     int64_t factor = 1;
     if (dtype == at::kHalf || dtype == at::kBFloat16)

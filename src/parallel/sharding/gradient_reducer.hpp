@@ -44,6 +44,7 @@ struct ReducerOptions {
 
   KeptGradients kept = {};  ///< what becomes of the result's dtype
   double times = 1;         ///< averages are multiplied by this
+  double before = 1;        ///< what of the division comes before the sum, see ShardingSettings::divides_before
   bool overlap = true;      ///< else wait for each reduction as it starts, where gradients are sent
 };
 

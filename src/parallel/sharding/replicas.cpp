@@ -11,8 +11,8 @@
 
 namespace accelerate::parallel {
 
-Replicas::Replicas(const std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group)
-    : parts_(parts), group_(std::move(group)), gradients_(parts.size()), exchange_(parts.size()) {
+Replicas::Replicas(const std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, double before)
+    : parts_(parts), group_(std::move(group)), before_(before), gradients_(parts.size()), exchange_(parts.size()) {
   if (comm::SharedMemory::create(group_, 1)) shared_ = std::make_unique<comm::SharedAllReduce>(group_);
   for (size_t p = parts.size(); p-- > 0;)
     if (parts[p].trainable) order_.push_back(p);
@@ -30,24 +30,30 @@ void Replicas::advance() {
     at::Tensor& gradient = gradients_[order_[next_]];
     if (!parts_[order_[next_]].trained) continue;
     if (!gradient.defined()) return;
+    const auto world = static_cast<double>(group_->world_size());
+    if (before_ != 1) gradient.div_(before_);
     if (shared_) {
       const size_t p = order_[next_];
       at::Tensor& exchanged = exchange_[p];
       if (!exchanged.defined()) exchanged = at::empty_like(gradient);
       exchanged.copy_(gradient);
-      if (shared_->average_(p, exchanged, static_cast<double>(group_->world_size()))) {
+      if (shared_->average_(p, exchanged, world / before_)) {
         gradient.copy_(exchanged);
         continue;
       }
     }
-    gradient.div_(group_->world_size());  // before the sum, which half precision might not hold
+    if (before_ == 1) gradient.div_(world);  // before the sum, which half precision might not hold
     running_.push_back(group_->all_reduce_async(gradient));
+    summed_.push_back(gradient);
   }
 }
 
 void Replicas::finish(std::vector<std::vector<char>>& used) {
   advance();
   for (const auto& future : std::exchange(running_, {})) group_->wait("backward", *future);
+  const double rest = before_ == 1 ? 1 : static_cast<double>(group_->world_size()) / before_;
+  for (at::Tensor& sum : std::exchange(summed_, {}))
+    if (rest != 1) sum.div_(rest);
   int64_t members = 0;
   std::vector<size_t> trained;
   for (const size_t p : order_)

@@ -21,8 +21,8 @@ namespace accelerate::parallel {
 /// that does not depend on when that is.
 class Replicas {
  public:
-  /// Collective over `group`.
-  Replicas(const std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group);
+  /// Collective over `group`. @param before  see ShardingSettings::divides_before
+  Replicas(const std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, double before = 1);
 
   /// This rank's piece of a trained part's gradient, zeros where the replica has none. Averaged in place at some time
   /// until finish() returns.
@@ -36,12 +36,14 @@ class Replicas {
 
   const std::vector<ShardedPart>& parts_;
   std::shared_ptr<comm::Group> group_;
+  double before_;
   std::unique_ptr<comm::SharedAllReduce> shared_;  ///< null: replicas on several hosts
   std::vector<size_t> order_;                      ///< parts that may be trained; backward reaches the last ones first
   size_t next_ = 0;                                ///< in order_
   std::vector<at::Tensor> gradients_;
   std::vector<at::Tensor> exchange_;  ///< per part: memory that stays with shared_, which gradients don't
   std::vector<c10::intrusive_ptr<c10::ivalue::Future>> running_;
+  std::vector<at::Tensor> summed_;  ///< by these
 };
 
 }  // namespace accelerate::parallel

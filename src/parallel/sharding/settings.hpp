@@ -67,7 +67,11 @@ struct ShardingSettings {
   std::function<bool(const at::Tensor& parameter)> travels_low = {};
   at::ScalarType their_reduce_dtype = at::kFloat;
   KeptGradients kept_gradients = {};
-  bool sums_gradients = false;    ///< over all ranks, in place of averages
+  bool sums_gradients = false;  ///< over all ranks, in place of averages
+  /// Gradients are divided by it in the dtype in which they travel, and rounded to that, before they are added up;
+  /// their sum is divided by what is left of the number of ranks. 1: all of it comes after the sum, where the sum can
+  /// hold it.
+  double divides_before = 1;
   bool overlap_reduction = true;  ///< else backward waits for each, and holds one whole gradient less
   std::optional<at::ScalarType> buffer_dtype = {};
   std::optional<at::ScalarType> input_dtype = {}, output_dtype = {};  ///< of the model's forward

@@ -27,6 +27,7 @@ ReducerOptions reducer_options(const ShardingSettings& settings, const ShardGrou
   const int64_t replicas = groups.replicate ? groups.replicate->world_size() : 1;
   return {.kept = settings.kept_gradients,
           .times = settings.sums_gradients ? static_cast<double>(groups.ranks() * replicas) : 1,
+          .before = settings.divides_before,
           .overlap = settings.overlap_reduction};
 }
 

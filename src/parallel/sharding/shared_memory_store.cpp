@@ -279,7 +279,10 @@ class SharedReducer final : public GradientReducer {
     const ShardedPart& part = parts_[p];
     state.under_way = comm::LoggedCollective(
         comm::Collective::reduce_scatter, part.numel() * static_cast<int64_t>(c10::elementSize(wire(part))), *group_);
-    if (state.whole.begun()) count_reduced(state.whole.flat());
+    if (state.whole.begun()) {
+      if (options_.before != 1) at::Tensor(state.whole.flat()).div_(options_.before);
+      count_reduced(state.whole.flat());
+    }
     announcement.generation.store(generation_, std::memory_order_release);
   }
 
@@ -322,7 +325,8 @@ class SharedReducer final : public GradientReducer {
       if (!gradient.defined() || gradient.scalar_type() != type || gradient.storage().use_count() > 1)
         gradient = at::empty({length}, at::TensorOptions().dtype(type));
       if (inputs.empty()) gradient.zero_();
-      else comm::average(type, gradient.mutable_data_ptr(), inputs, length, static_cast<double>(world));
+      else
+        comm::average(type, gradient.mutable_data_ptr(), inputs, length, static_cast<double>(world) / options_.before);
       if (replicas_ && !apart_) replicas_->add(p, gradient);
       else give(p);
     }

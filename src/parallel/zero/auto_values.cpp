@@ -134,11 +134,11 @@ std::string host_kernel_of(const DeepSpeedPlugin& plugin, const ProgramOptimizer
   if (!device || *device == DeepSpeedValue("none")) return "";
   const auto& config = plugin.deepspeed_config();
   if (config.is_false("zero_force_ds_cpu_optimizer")) return "";
-  for (const char* name : {"Adam", "AdamW", "Adagrad", "Lion"})
+  for (const char* name : {"Adam", "AdamW", "Adagrad", "Lion", "DeepSpeedAdam"})
     if (optimizer.class_name == name) return name;
   refuse_fill(
       "'zero_optimization.offload_optimizer.device' is not none, and the program's optimizer is {}, expected Adam, "
-      "AdamW, Adagrad or Lion, which have kernels for host memory; use one of these, or set "
+      "AdamW, Adagrad, Lion or DeepSpeedAdam, which have kernels for host memory; use one of these, or set "
       "zero_force_ds_cpu_optimizer to false",
       optimizer.class_name);
 }

@@ -7,6 +7,7 @@
 #include <typeinfo>
 
 #include "accelerate/model/hidden_size.hpp"
+#include "accelerate/optim/deepspeed_adam.hpp"
 #include "accelerate/optim/grad_scaler.hpp"
 #include "accelerate/parallel/deepspeed_plugin.hpp"
 #include "accelerate/parallel/prepare_facts.hpp"
@@ -140,6 +141,7 @@ class ChosenZero final : public ChosenLayer {
       for (const auto& warning : filled.warnings)
         logs::warn("accelerate.parallel", "DeepSpeed configuration: {}", warning);
     settings_ = read(/*filled=*/true);
+    for (const auto& optimizer : facts.optimizers) check_moments(*optimizer);
     checkpointed_before_ = residency::checkpointed_calls();
     recomputed_ = nullptr;  // before the next one: the last that comes holds
     recomputed_ = zero::checkpoint_rules_of(settings_);
@@ -176,6 +178,7 @@ class ChosenZero final : public ChosenLayer {
 
   RunRules rules_of_active() {
     settings_ = read(/*filled=*/false);
+    if (settings_.log_level) logs::set_level("accelerate", log_level_from_string(*settings_.log_level));
     RunRules rules{.decided_by = "the DeepSpeed configuration (fp16, bf16)"};
     rules.mixed_precision = settings_.fp16.enabled   ? PrecisionType::FP16
                             : settings_.bf16.enabled ? PrecisionType::BF16
@@ -198,6 +201,22 @@ class ChosenZero final : public ChosenLayer {
           "configuration has stage3_gather_16bit_weights_on_model_save (DeepSpeedPlugin::zero3_save_16bit_model, "
           "--zero3_save_16bit_model), expected that to be true";
     return rules;
+  }
+
+  /// Of an optimizer of the program's, where DeepSpeed would have its own Adam for the host keep them.
+  void check_moments(const torch::optim::Optimizer& optimizer) const {
+    if (!settings_.has_low_masters() || !settings_.offloads_states()) return;
+    const bool exact = !settings_.bf16.bf16_optimizer_states;
+    const auto* const own = dynamic_cast<const optim::DeepSpeedAdam*>(&optimizer);
+    if (own && static_cast<const optim::DeepSpeedAdamOptions&>(own->defaults()).fp32_optimizer_states() == exact)
+      return;
+    raise<ConfigError>(
+        "prepare: masters have 16 bits ({}_master_weights_and_grads) and lie on the host, and the program's optimizer "
+        "is "
+        "{}{}, expected optim::DeepSpeedAdam with fp32_optimizer_states({}), or a DummyOptim for the file's Adam or "
+        "AdamW: others would keep moments of other precision",
+        settings_.fp16.enabled ? "fp16.fp16" : "bf16.bf16", class_name_of(optimizer),
+        own ? exact ? " with fp32_optimizer_states(false)" : " with fp32_optimizer_states(true)" : "", exact);
   }
 
   zero::AutoFacts facts_of(const PrepareFacts& facts, int64_t num_steps) const {

@@ -65,19 +65,25 @@ std::shared_ptr<torch::optim::Optimizer> make_optimizer(const ZeroSettings& sett
   namespace to = torch::optim;
   const auto& [type, p] = *settings.optimizer;
   const std::tuple<double, double> betas(p.betas[0], p.betas[1]);
-  if ((type == "AdamW" || type == "Adam") && !p.bias_correction)
-    return std::make_shared<optim::DeepSpeedAdam>(dummy.param_groups, optim::DeepSpeedAdamOptions(p.lr)
-                                                                          .betas(betas)
-                                                                          .eps(p.eps)
-                                                                          .weight_decay(p.weight_decay)
-                                                                          .adam_w_mode(type == "AdamW" || p.adam_w_mode)
-                                                                          .bias_correction(false));
+  const bool on_host = settings.has_low_masters() && settings.offloads_states();
+  if ((type == "AdamW" || type == "Adam") && (!p.bias_correction || on_host))
+    return std::make_shared<optim::DeepSpeedAdam>(
+        dummy.param_groups,
+        optim::DeepSpeedAdamOptions(p.lr)
+            .betas(betas)
+            .eps(p.eps)
+            .weight_decay(p.weight_decay)
+            .adam_w_mode(type == "AdamW" || p.adam_w_mode)
+            .bias_correction(p.bias_correction)
+            .fp32_optimizer_states(p.fp32_optimizer_states && !settings.bf16.bf16_optimizer_states));
   if (type == "AdamW" || (type == "Adam" && p.adam_w_mode))
-    return std::make_shared<to::AdamW>(dummy.param_groups,
-                                       to::AdamWOptions(p.lr).betas(betas).eps(p.eps).weight_decay(p.weight_decay));
+    return std::make_shared<to::AdamW>(
+        dummy.param_groups,
+        to::AdamWOptions(p.lr).betas(betas).eps(p.eps).weight_decay(p.weight_decay).amsgrad(p.amsgrad));
   if (type == "Adam")
-    return std::make_shared<to::Adam>(dummy.param_groups,
-                                      to::AdamOptions(p.lr).betas(betas).eps(p.eps).weight_decay(p.weight_decay));
+    return std::make_shared<to::Adam>(
+        dummy.param_groups,
+        to::AdamOptions(p.lr).betas(betas).eps(p.eps).weight_decay(p.weight_decay).amsgrad(p.amsgrad));
   if (type == "Adagrad")
     return std::make_shared<to::Adagrad>(dummy.param_groups,
                                          to::AdagradOptions(p.lr)
@@ -287,6 +293,7 @@ std::shared_ptr<const parallel::DeepSpeedFiles> make_files(const ZeroSettings& s
                                .train_batch_size = settings.train_batch_size,
                                .tags_must_agree = settings.checkpoint.tag_validation == "Fail",
                                .checks_tags = settings.checkpoint.tag_validation != "Ignore",
+                               .each_node_writes = settings.checkpoint.use_node_local_storage,
                                .load_from_fp32_weights = zero.load_from_fp32_weights,
                                .load_universal = settings.checkpoint.load_universal,
                                .ds_config = to_ivalue(config.document().json),
@@ -316,7 +323,7 @@ std::shared_ptr<optim::GradScaler> scaler_of(const ZeroSettings& settings) {
 
 std::shared_ptr<optim::GradScaler> make_scaler(const ZeroSettings& settings) {
   auto scaler = scaler_of(settings);
-  if (scaler) scaler->set_widening(true);
+  if (scaler) scaler->set_widening(true), scaler->set_fp16_gradients(settings.has_low_masters());
   return scaler;
 }
 

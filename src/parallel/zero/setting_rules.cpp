@@ -114,11 +114,21 @@ void check_together(const ZeroSettings& s, const GivenKeys& given, const ReadOpt
         "'fp16.fp16_master_weights_and_grads' is true at stage 0, expected zero_optimization.stage 1, 2 or 3");
   wrong(zero.stage == 0 && s.bf16.enabled && s.bf16.bf16_master_weights_and_grads,
         "'bf16.bf16_master_weights_and_grads' is true at stage 0, expected zero_optimization.stage 1, 2 or 3");
+  // What has fp32 moments of 16-bit masters is DeepSpeed's Adam for the host alone.
+  const bool needs_host_adam =
+      zero.stage > 0 && s.has_low_masters() && (!s.bf16.bf16_optimizer_states || offloads || s.fp16.enabled);
+  const char* const low = s.fp16.enabled ? "fp16.fp16_master_weights_and_grads" : "bf16.bf16_master_weights_and_grads";
+  wrong(needs_host_adam && !offloads,
+        fmt::format("'{}' is true without zero_optimization.offload_optimizer, expected its device to be cpu, where "
+                    "DeepSpeed's Adam keeps fp32 moments of 16-bit masters{}; set it, or leave the masters out",
+                    low, s.bf16.enabled ? " (or 'bf16.bf16_optimizer_states')" : ""));
   wrong(
-      s.bf16.enabled && s.bf16.bf16_master_weights_and_grads && !s.bf16.bf16_optimizer_states && options.later_is_error,
-      "'bf16.bf16_master_weights_and_grads' is true without 'bf16.bf16_optimizer_states', which is not in this "
-      "version: "
-      "moments have the masters' dtype. Set both, or neither");
+      needs_host_adam && s.optimizer &&
+          ((s.optimizer->type != "Adam" && s.optimizer->type != "AdamW") || s.optimizer->params.torch_adam),
+      fmt::format("'{}' is true with 'optimizer.type' {}{}, expected DeepSpeed's own Adam or AdamW, which alone steps "
+                  "on 16-bit masters of the host; use one of these, or leave the masters out",
+                  low, s.optimizer ? s.optimizer->type : "",
+                  s.optimizer && s.optimizer->params.torch_adam ? " (torch_adam)" : ""));
   const std::string dtype = s.fp16.enabled ? "fp16" : s.bf16.enabled ? "bf16" : "fp32";
   wrong(zero.stage == 0 && s.data_types.grad_accum_dtype.value_or(dtype) != dtype,
         fmt::format(
@@ -146,8 +156,10 @@ void check_together(const ZeroSettings& s, const GivenKeys& given, const ReadOpt
         "'gradient_allreduce_op' is sum, which stage 3 does not have; use mean, or stage 0, 1 or 2");
   for (const auto& [key, used] : {std::pair("prescale_gradients", s.prescale_gradients),
                                   std::pair("gradient_predivide_factor", s.gradient_predivide_factor != 1)})
-    wrong(used && zero.stage >= 2 && zero.reduce_scatter,
-          fmt::format("'{}' does not go with zero_optimization.reduce_scatter at stages 2 and 3; leave it out", key));
+    wrong(used && zero.stage >= 2 && zero.reduce_scatter && s.gradient_allreduce_op == "mean",
+          fmt::format("'{}' does not go with zero_optimization.reduce_scatter at stages 2 and 3; set that to false, or "
+                      "leave it out",
+                      key));
   wrong(
       !s.managed_gradient_accumulation && zero.stage <= 1 && zero.overlap_comm.value_or(false),
       "'managed_gradient_accumulation' is false, which does not go with zero_optimization.overlap_comm at stages 0 and "
@@ -180,7 +192,12 @@ void check_together(const ZeroSettings& s, const GivenKeys& given, const ReadOpt
               "(Adam, AdamW, Adagrad, Lion, Muon); set it to true, or use one of these",
               s.optimizer->type));
     wrong(s.optimizer->params.amsgrad && !s.optimizer->params.torch_adam,
-          "'optimizer.params.amsgrad' is true, which DeepSpeed's own optimizers do not have; leave it out");
+          "'optimizer.params.amsgrad' is true, which DeepSpeed's own optimizers do not have; leave it out, or set "
+          "torch_adam with Adam or AdamW");
+    wrong(
+        s.optimizer->params.amsgrad && !s.optimizer->params.bias_correction,
+        "'optimizer.params.amsgrad' is true and 'optimizer.params.bias_correction' false, which torch's Adam does not "
+        "have; leave one of them out");
   }
   if (s.data_parallel_size)
     wrong(*s.data_parallel_size != options.ranks,

@@ -104,6 +104,18 @@ const char* always_decoupled(const ZeroSettings& s, const ReadOptions&) {
              ? "type AdamW decays weights apart from gradients, whatever it says"
              : nullptr;
 }
+const char* moments_are_as_masters(const ZeroSettings& s, const ReadOptions&) {
+  if (!s.has_low_masters()) return "masters are fp32, and so are moments";
+  if (!s.offloads_states()) return "without offload_optimizer moments have the masters' dtype";
+  return s.bf16.bf16_optimizer_states ? "bf16_optimizer_states has moments in bf16" : nullptr;
+}
+const char* nothing_is_divided(const ZeroSettings& s, const ReadOptions&) {
+  return s.gradient_allreduce_op == "sum" ? "gradients are summed (gradient_allreduce_op)" : nullptr;
+}
+const char* nothing_is_predivided(const ZeroSettings& s, const ReadOptions& options) {
+  if (const char* why = nothing_is_divided(s, options)) return why;
+  return s.prescale_gradients ? "prescale_gradients has gradients divided by the number of ranks" : nullptr;
+}
 const char* not_guarded(const ZeroSettings& s, const ReadOptions& options) { return at_stage_0(s, options); }
 const char* no_program_optimizer(const ZeroSettings& s, const ReadOptions& options) {
   if (const char* why = states_stay(s, options)) return why;
@@ -119,7 +131,6 @@ constexpr const char* kLoaders = "loaders are the program's: set it there";
 constexpr const char* kLibTorchSteps = "says how torch's optimizers step; there is one step here";
 constexpr const char* kTracker = "record with a tracker of the Accelerator (log_with)";
 constexpr const char* kNvme = "use cpu, which keeps them in memory";
-constexpr const char* kFp32Moments = "leave it out: moments are fp32";
 constexpr const char* kAdams = "Adam AdamW";
 constexpr const char* kAllOptimizers = "Adam AdamW Adagrad Lion Lamb Muon SGD RMSprop";
 constexpr const char* kWarmups = "WarmupLR WarmupDecayLR WarmupCosineLR";
@@ -150,8 +161,7 @@ std::vector<Row> general_rows() {
       {ROW(wall_clock_breakdown)},
       {ROW(memory_breakdown)},
       {ROW(dump_state)},
-      {ROW(log_level), .state = later, .reason = "set ACCELERATE_LOG_LEVEL",
-       .choices = "debug|info|warning|error|critical", .since = "0.19.3"},
+      {ROW(log_level), .choices = "debug|info|warning|error|critical", .since = "0.19.3"},
       {.key = "disable_python_gc", .fallback = "false", .state = no_meaning, .reason = kNoGarbage, .since = "0.19.7"},
       {.key = "dataloader_drop_last", .fallback = "false", .state = no_meaning, .reason = kLoaders},
       {.key = "vocabulary_size",
@@ -171,10 +181,8 @@ std::vector<Row> general_rows() {
       {ROW(communication_data_type), .choices = kDtypes},
       {ROW(seq_parallel_communication_data_type), .state = no_meaning, .reason = "no sequences are split over ranks",
        .choices = kDtypes},
-      {ROW(prescale_gradients), .state = later,
-       .reason = "leave it out: gradients are divided after the sum, within rounding the same"},
-      {ROW(gradient_predivide_factor), .state = later, .reason = "leave it out: gradients are divided after the sum",
-       .least = 0, .above = true},
+      {ROW(prescale_gradients), .idle = nothing_is_divided},
+      {ROW(gradient_predivide_factor), .idle = nothing_is_predivided, .least = 0, .above = true},
       {ROW(gradient_allreduce_op), .choices = "mean|sum", .since = "0.19.6"},
       {ROW(comms_logger.enabled), .idle = nothing_to_log},
       {ROW(comms_logger.verbose), .idle = no_comms},
@@ -206,9 +214,8 @@ std::vector<Row> optimizer_rows() {
        .reason = "there is one implementation here, which equals torch's within rounding"},
       {OPTIMIZER(adam_w_mode), .types = kAdams, .idle = always_decoupled},
       {OPTIMIZER(bias_correction), .types = "Adam AdamW Lamb"},
-      {OPTIMIZER(amsgrad), .types = "Adam AdamW Adagrad Lamb", .state = later,
-       .reason = "leave it out, or give prepare() an optimizer of the program"},
-      {OPTIMIZER(fp32_optimizer_states), .types = "Adam AdamW Adagrad Lion", .state = later, .reason = kFp32Moments},
+      {OPTIMIZER(amsgrad), .types = "Adam AdamW Adagrad Lamb"},
+      {OPTIMIZER(fp32_optimizer_states), .types = "Adam AdamW Adagrad Lion", .idle = moments_are_as_masters},
       {.key = "optimizer.params.set_grad_none",
        .fallback = "true",
        .types = kAllOptimizers,
@@ -289,8 +296,7 @@ std::vector<Row> precision_rows() {
       {ROW(fp16.hysteresis), .idle = no_dynamic_scale},
       {ROW(fp16.consecutive_hysteresis), .idle = no_dynamic_scale},
       {ROW(fp16.min_loss_scale), .idle = no_dynamic_scale, .no_truth = true},
-      {ROW(fp16.fp16_master_weights_and_grads), .state = later, .reason = "leave it out: masters are fp32",
-       .idle = not_fp16},
+      {ROW(fp16.fp16_master_weights_and_grads), .idle = not_fp16},
       {ROW(bf16.enabled)},
       {ROW(bf16.immediate_grad_update), .state = no_meaning,
        .reason = "gradients are added as soon as they are whole, always"},
@@ -429,7 +435,7 @@ std::vector<Row> file_rows() {
       {ROW(activation_checkpointing.profile)},
       {ROW(checkpoint.tag_validation), .choices = "Ignore|Warn|Fail", .any_case = true},
       {ROW(checkpoint.load_universal)},
-      {ROW(checkpoint.use_node_local_storage), .state = later, .reason = "save to a folder that all nodes share"},
+      {ROW(checkpoint.use_node_local_storage)},
       {ROW(checkpoint.parallel_write.pipeline_stage), .state = no_meaning, .reason = "the model is no pipeline"},
       {.key = "checkpoint.checkpoint_serialization", .fallback = "true", .state = no_meaning, .reason = kNoGarbage},
       {.key = "checkpoint.writer.type", .fallback = "null", .state = later},

@@ -115,13 +115,15 @@ ShardingSettings settings_of(const ZeroSettings& zero, int64_t ranks) {
         "DeepSpeed's stage 3 keeps only this rank's piece of a gradient, expected stage 0 or 1; leave no_sync out "
         "(accumulate() goes on working)";
   settings.param_dtype = settings.buffer_dtype = compute_dtype(zero);
-  settings.masters_in_param_dtype = zero.bf16.enabled && zero.bf16.bf16_master_weights_and_grads;
+  settings.masters_in_param_dtype = zero.has_low_masters();
   if (const auto dtype = autocast_dtype(zero)) settings.their_reduce_dtype = *dtype;
   settings.first_values_in_param_dtype = true;
   if (zero.fp16.enabled && zero.fp16.auto_cast) settings.input_dtype = at::kHalf;
   settings.overlap_reduction = stage == 0 || zero.zero_optimization.overlap_comm.value();
   settings.reduce_dtype = dtype_named(zero.communication_data_type);
   settings.sums_gradients = zero.gradient_allreduce_op == "sum";
+  if (!settings.sums_gradients)
+    settings.divides_before = zero.prescale_gradients ? static_cast<double>(ranks) : zero.gradient_predivide_factor;
   // Stages 0 to 2 keep 16 bits, as DeepSpeed's do; stage 3 adds up in fp32 from the first one on, as its own does,
   // where no copy in 16 bits lies beside the masters.
   if (stage < 3 || ranks == 1) settings.kept_gradients = KeptGradients::as_reduced_until_added;

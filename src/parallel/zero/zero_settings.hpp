@@ -262,6 +262,14 @@ struct ACCELERATE_API ZeroSettings {
   /// What whoever wrote the file should hear, a line each.
   std::vector<std::string> warnings;
 
+  /// Optimizers step on masters of 16 bits.
+  bool has_low_masters() const {
+    return fp16.enabled ? fp16.fp16_master_weights_and_grads : bf16.enabled && bf16.bf16_master_weights_and_grads;
+  }
+  /// Masters and optimizers' states lie elsewhere than the device.
+  bool offloads_states() const {
+    return zero_optimization.stage > 0 && zero_optimization.offload_optimizer.device != "none";
+  }
   /// What the file gave and what changes nothing here.
   std::vector<Entry> without_meaning() const;
 };

@@ -1,0 +1,106 @@
+/// How gradients are divided and added up under DeepSpeed.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "accelerate/accelerate.hpp"
+#include "both_stores.hpp"
+#include "ranks.hpp"
+#include "zero_runs.hpp"
+
+namespace {
+
+using namespace accelerate;
+using namespace zero_runs;
+
+/// Its weight's gradient is its input.
+struct ProductImpl : torch::nn::Module {
+  ProductImpl() { weight = register_parameter("weight", torch::ones({6})); }
+  at::Tensor forward(const at::Tensor& x) { return (x * weight).sum(); }
+  at::Tensor weight;
+};
+TORCH_MODULE(Product);
+
+/// Where they may be divided before the sum.
+std::string zero_of(int64_t number) {
+  return R"("zero_optimization": {"stage": )" + std::to_string(number) + R"(, "reduce_scatter": false})";
+}
+
+/// The gradient that one backward of so many copies of `x` leaves, in fp16 without a loss scale.
+at::Tensor average_in_fp16(int64_t number, const std::string& more, double x) {
+  support::reset_states();
+  Accelerator accelerator(
+      {.mixed_precision = "fp16",
+       .cpu = true,
+       .deepspeed_plugin = DeepSpeedPlugin{
+           .hf_ds_config = R"({"train_micro_batch_size_per_gpu": 4, "fp16": {"enabled": true, "loss_scale": 1},)" +
+                           zero_of(number) + more + "}"}});
+  Product model;
+  auto [m, opt] = accelerator.prepare(model, torch::optim::SGD(model->parameters(), 0.1));
+  accelerator.backward(m(torch::full({6}, x, at::kHalf)));
+  return safe_get_full_grad(m->weight);
+}
+
+const std::vector<std::string> kDivisions{R"(, "prescale_gradients": true)", R"(, "gradient_predivide_factor": 4.0)",
+                                          R"(, "gradient_predivide_factor": 0.5)",
+                                          R"(, "prescale_gradients": true, "gradient_predivide_factor": 8.0)"};
+
+}  // namespace
+
+RANKS_TEST(ZeroGradients, DividedEarlyOrLateTheyAreAverages, 1, 2, 3) {
+  ThreeLayers alone;
+  auto plain = torch::optim::SGD(alone->parameters(), 0.2);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    plain.zero_grad();
+    for (int64_t rank = 0; rank < support::world_size(); ++rank)
+      (loss_of(alone(batch_of(step, 0, rank))) / static_cast<double>(support::world_size())).backward();
+    plain.step();
+  }
+  support::on_both_stores([&](const std::string& store) {
+    for (int64_t number = 0; number <= 3; ++number)
+      for (const auto& more : kDivisions) {
+        SCOPED_TRACE(store + ", stage " + std::to_string(number) + more);
+        support::reset_states();
+        Accelerator accelerator(
+            {.cpu = true,
+             .deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = R"({"train_micro_batch_size_per_gpu": 4,
+                                                   "gradient_clipping": 0,)" +
+                                                                 zero_of(number) + more + "}"}});
+        ThreeLayers model;
+        auto [m, opt] = accelerator.prepare(model, torch::optim::SGD(model->parameters(), 0.2));
+        for (int64_t step = 0; step < kSteps; ++step) {
+          accelerator.backward(loss_of(m(batch_of(step, 0, support::rank()))));
+          opt.step();
+          opt.zero_grad();
+        }
+        expect_equal(m->parameters(), alone->parameters(), 1e-5);
+      }
+  });
+}
+
+// What the early division can't hold is lost; sums are exact here.
+RANKS_TEST(ZeroGradients, EarlyDivisionsRoundInTheDtypeThatTravels, 1, 2, 3) {
+  const double smallest = std::ldexp(1.0, -24);  // of fp16
+  const bool several = support::world_size() > 1;
+  support::on_both_stores([&](const std::string& store) {
+    for (int64_t number = 0; number <= 3; ++number) {
+      SCOPED_TRACE(store + ", stage " + std::to_string(number));
+      const auto is = [&](const std::string& more, double x, double expected) {
+        const auto found = average_in_fp16(number, more, x);
+        EXPECT_TRUE(found.equal(torch::full({6}, expected))) << found << " of" << more << ", expected " << expected;
+      };
+      if (number > 0) is("", smallest, smallest);
+      is(R"(, "prescale_gradients": true)", smallest, several ? 0 : smallest);
+      is(R"(, "gradient_predivide_factor": 2.0)", smallest, 0);
+      is("", 40000, 40000);
+      is(R"(, "gradient_predivide_factor": 0.5)", 40000, std::numeric_limits<double>::infinity());
+      is(R"(, "prescale_gradients": true, "gradient_predivide_factor": 0.5)", 39936, 39936);
+      // Of sums nothing is divided.
+      if (number < 3)
+        is(R"(, "gradient_allreduce_op": "sum", "prescale_gradients": true)", 8,
+           8.0 * static_cast<double>(support::world_size()));
+    }
+  });
+}
