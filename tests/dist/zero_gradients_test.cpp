@@ -104,3 +104,32 @@ RANKS_TEST(ZeroGradients, EarlyDivisionsRoundInTheDtypeThatTravels, 1, 2, 3) {
     }
   });
 }
+
+// What the sum can't hold beside the first term is lost in 16 bits.
+RANKS_TEST(ZeroGradients, SumsOfMicroStepsHaveTheDtypeThatIsAskedFor, 1, 2, 3) {
+  const auto sum = [](int64_t number, const std::string& precision, const std::string& data_types, double large) {
+    support::reset_states();
+    Accelerator accelerator(
+        {.mixed_precision = precision,
+         .cpu = true,
+         .deepspeed_plugin =
+             DeepSpeedPlugin{.hf_ds_config = R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+               "fp16": {"enabled": "auto", "loss_scale": 1}, "bf16": {"enabled": "auto"}, "data_types": {)" +
+                                             data_types + "}," + zero_of(number) + "}"}});
+    Product model;
+    auto [m, opt] = accelerator.prepare(model, torch::optim::SGD(model->parameters(), 0.1));
+    for (const double x : {2 * large, 1.0}) {
+      const auto scope = accelerator.accumulate(m);
+      accelerator.backward(m(torch::full({6}, x, m->weight.options().requires_grad(false))));
+    }
+    return safe_get_full_grad(m->weight)[0].item<double>();
+  };
+  support::on_both_stores([&](const std::string& store) {
+    for (int64_t number = 1; number <= 3; ++number)
+      for (const auto& [precision, large] : {std::pair("bf16", 128.0), std::pair("fp16", 1024.0)}) {
+        SCOPED_TRACE(store + ", stage " + std::to_string(number) + ", " + precision);
+        EXPECT_EQ(sum(number, precision, R"("grad_accum_dtype": "fp32")", large), large + 0.5);
+        EXPECT_EQ(sum(number, precision, R"("grad_accum_dtype": ")" + std::string(precision) + "\"", large), large);
+      }
+  });
+}

@@ -2466,8 +2466,9 @@ WITHOUT = {name: why for why, names in {
     "a struct whose fields have faults":
         "AcceleratorOptions::project_config PartialStateOptions::process_group DispatchOptions::offload "
         "LoadAndDispatchOptions::offload OffloadAllOptions::offload",
-    "pinned memory, which needs a GPU":
-        "CPUOffload::pin_memory DataLoaderOptions::pin_memory ActivationOffloadOptions::pin_memory",
+    "pinned memory and copies beside the host's work, which need a GPU":
+        "CPUOffload::pin_memory DataLoaderOptions::pin_memory ActivationOffloadOptions::pin_memory "
+        "OffloadStatesOptions::pin_memory OffloadStatesOptions::non_blocking",
     "read in a header, which tests compile themselves": "FindBatchSizeOptions RandomSamplerOptions::num_samples",
     "compared with the reference, case by case (tests/conformance)":
         "Zero2MemoryOptions Zero3MemoryOptions ParallelismConfig BalancedMemoryOptions::special_dtypes DeviceMapOptions::offload_buffers "
@@ -2598,6 +2599,78 @@ F("the file's schedule follows the optimizer's steps", "src/accelerator/dummies.
 file = "src/parallel/zero/translate.cpp"
 F("gradient_allreduce_op", file, 'settings.sums_gradients = «zero.gradient_allreduce_op == "sum"»;', "false",
   z + "GradientsMayBeSummed")
+y = "zero_gradients_tests ZeroGradients."
+F("prescale_gradients", file, "settings.divides_before = «zero.prescale_gradients» ?", "false",
+  y + "EarlyDivisionsRoundInTheDtypeThatTravels")
+F("gradient_predivide_factor", file, ": «zero.gradient_predivide_factor»;", "1.0",
+  y + "EarlyDivisionsRoundInTheDtypeThatTravels")
+F("sums are not divided early", file, "if («!settings.sums_gradients»)", "true",
+  y + "EarlyDivisionsRoundInTheDtypeThatTravels")
+F("grad_accum_dtype fp32 at stage 1", file, "if («stage == 1 && widens_sums»)", "false",
+  y + "SumsOfMicroStepsHaveTheDtypeThatIsAskedFor")
+F("grad_accum_dtype of 16 bits", file, "if («sums && compute_dtype(zero) && !widens_sums») settings.kept_gradients", "false",
+  y + "SumsOfMicroStepsHaveTheDtypeThatIsAskedFor")
+F("early divisions where gradients are sent", "src/parallel/sharding/collective_reducer.cpp",
+  "«if (division.before != 1) flat.div_(division.before);»", "", y + "EarlyDivisionsRoundInTheDtypeThatTravels",
+  y + "DividedEarlyOrLateTheyAreAverages")
+F("early divisions alone", "src/parallel/sharding/collective_reducer.cpp", "if («options_.before != 1»)  //", "false",
+  y + "EarlyDivisionsRoundInTheDtypeThatTravels")
+F("early divisions in shared memory", "src/parallel/sharding/shared_memory_store.cpp", "if («options_.before != 1»)",
+  "false", y + "EarlyDivisionsRoundInTheDtypeThatTravels", y + "DividedEarlyOrLateTheyAreAverages")
+F("early divisions of replicas", "src/parallel/sharding/replicas.cpp", "«if (before_ != 1) gradient.div_(before_);»", "",
+  y + "EarlyDivisionsRoundInTheDtypeThatTravels", y + "DividedEarlyOrLateTheyAreAverages")
+F("what is left of the division of replicas", "src/parallel/sharding/replicas.cpp", "«if (rest != 1) sum.div_(rest);»",
+  "", y + "DividedEarlyOrLateTheyAreAverages")
+y = "zero_masters_tests ZeroMasters."
+F("masters of 16 bits", file, "settings.masters_in_param_dtype = «zero.has_low_masters()»;", "false",
+  y + "StepInTheirOwnPrecision")
+F("fp32_optimizer_states of the file", "src/parallel/zero/objects.cpp",
+  ".fp32_optimizer_states(«p.fp32_optimizer_states» &&", "true", y + "StepInTheirOwnPrecision")
+F("bf16_optimizer_states on the host", "src/parallel/zero/objects.cpp", "&& «!settings.bf16.bf16_optimizer_states»)", "true",
+  y + "StepInTheirOwnPrecision")
+F("16-bit masters of the host have DeepSpeed's Adam", "src/parallel/zero/objects.cpp",
+  "(!p.bias_correction || «on_host»)", "false", y + "StepInTheirOwnPrecision")
+F("optimizers that would keep other moments are refused", "src/parallel/zero/choose.cpp",
+  "«for (const auto& optimizer : facts.optimizers) check_moments(*optimizer);»", "",
+  y + "OptimizersThatWouldKeepOtherMomentsAreNamed")
+F("amsgrad of the file's AdamW", "src/parallel/zero/objects.cpp",
+  "to::AdamWOptions(p.lr).betas(betas).eps(p.eps).weight_decay(p.weight_decay).amsgrad(«p.amsgrad»)", "false",
+  y + "AmsgradIsTorchs")
+F("amsgrad of the file's Adam", "src/parallel/zero/objects.cpp",
+  "to::AdamOptions(p.lr).betas(betas).eps(p.eps).weight_decay(p.weight_decay).amsgrad(«p.amsgrad»)", "false",
+  y + "AmsgradIsTorchs")
+F("log_level of the file", "src/parallel/zero/choose.cpp", "if («settings_.log_level») logs::set_level(", "false",
+  z + "TheFilesLogLevelHolds")
+y = "zero_engine_tests ZeroStates."
+F("a forward with offloaded states is named", "src/parallel/sharding/sharding.cpp",
+  "«self.expect_here({OffloadStateTypeEnum::lp_params}, \"forward\");»", "", y + "WhatIsAwayIsNamedWhereItIsNeeded")
+F("a step with offloaded states is named", "src/parallel/sharding/sharding.cpp", "«expect_all_states_here(\"step\");»", "",
+  y + "WhatIsAwayIsNamedWhereItIsNeeded")
+F("gradients that are offloaded are named", "src/parallel/sharding/sharding.cpp",
+  "«impl_->expect_here({OffloadStateTypeEnum::lp_grads}, \"gradients\");»", "", y + "WhatIsAwayIsNamedWhereItIsNeeded")
+F("loading over offloaded states is named", "src/run_state/models.cpp",
+  "«layer->expect_all_states_here(\"loading a checkpoint\");»", "static_cast<void>(layer);",
+  y + "WhatIsAwayIsNamedWhereItIsNeeded")
+F("states that are reloaded are here", "src/parallel/sharding/sharding.cpp",
+  "if («std::exchange(self.offloaded, {})».empty()) return;", "self.offloaded", y + "TrainingGoesOnExactlyWhenTheyAreBack")
+F("contiguous_grad_buffer is freed", "src/parallel/sharding/sharding.cpp", "«self.reducer->trim();»", "",
+  y + "WhatIsGatheredAndBuffersAreFreed")
+F("lp_params that are gathered are freed", "src/parallel/sharding/sharding.cpp", "«self.release(); self.units->trim();»",
+  "", y + "WhatIsGatheredAndBuffersAreFreed")
+F("OffloadStatesOptions::include", "src/accelerator/offload_states.cpp", "= «options.include».value_or(",
+  "std::optional<std::vector<OffloadStateTypeEnum>>()", y + "WhatIsAwayIsNamedWhereItIsNeeded")
+F("where states cannot be offloaded is said", "src/parallel/sharding/sharding.cpp",
+  "if (const char* const why = «self.settings.states_stay»)", "nullptr", y + "WhereTheyCannotGoIsSaid")
+F("OffloadStatesOptions::device", "src/accelerator/offload_states.cpp",
+  "if («options.device == OffloadDeviceEnum::none»)", "false", y + "WhereTheyCannotGoIsSaid")
+y = "zero_engine_tests ZeroEngine."
+F("the engine's backward says where groups end", "src/accelerator/deepspeed_engine.cpp",
+  "GradientState().set_sync_gradients(«sync_gradients»);", "true", y + "TrainsAsTheAcceleratorDoes")
+F("the engine tells of steps that nobody takes", "src/accelerator/deepspeed_engine.cpp",
+  "engine = {.group_ended = «true»,", "false", y + "AStepThatNobodyTakesIsNamed")
+F("norms are known after the step", "src/accelerator/clip.cpp",
+  "«if (!impl_->wrapped.empty() && !total.is_meta()) impl_->norms[&stepped] = total.item<double>();»", "",
+  y + "TellsTheNormOfAllGradients")
 F("gradients of DeepSpeed keep 16 bits", file, "if («stage < 3 || ranks == 1») settings.kept_gradients", "false",
   "zero_memory_tests ZeroMemory.ModelStatesAreThoseOfThePaper")
 F("Muon's update is of the whole matrix", "src/run_state/pieces_for_steps.cpp",
@@ -2641,6 +2714,10 @@ F("sub_group_size cuts the vectors of stage 3", file, "how.stage == 3 && «eleme
   "false", z + "OursHasTheKeysOfTheirs")
 F("round_robin_gradients orders the vectors", file, "«how.round_robin» && how.stage < 3", "false",
   z + "OursHasTheKeysOfTheirs")
+F("use_node_local_storage", file, "(«model.deepspeed->each_node_writes» && first_on_its_disk)", "false",
+  z + "EachMachineCanHaveWhatOneRankWritesForAll")
+F("files of an older tag go", "src/run_state/checkpoint_folders.cpp", "«is_ours(name, CheckpointKind::tag)») fs::remove_all",
+  "false", z + "ATagMayBeSavedAgainAtAnotherStage")
 file = "src/checkpoint/zero_checkpoint.cpp"
 F("pieces of stage 3 are each rank's share of a parameter", file,
   "begin = «static_cast<int64_t>(rank) * piece», end", "int64_t{0}", z + "TheirsGoesOnHere")

@@ -407,6 +407,17 @@ TEST(ZeroSettings, MastersOf16BitsNeedAnOptimizerForThem) {
   EXPECT_EQ(reason(both + zero("cpu")), "bf16_optimizer_states has moments in bf16");
 }
 
+TEST(ZeroSettings, DataTypesMustBeThoseOfTheModel) {
+  const std::string bf16 = R"("bf16": {"enabled": true}, "zero_optimization": {"stage": 2}, "data_types": )";
+  EXPECT_EQ(settings_of(bf16 + R"({"grad_accum_dtype": "bf16", "param_dtype": "bf16"})").data_types.grad_accum_dtype,
+            "bf16");
+  EXPECT_NO_THROW(settings_of(bf16 + R"({"grad_accum_dtype": "fp32"})"));
+  EXPECT_THAT(refusal(bf16 + R"({"grad_accum_dtype": "fp16"})"), HasSubstr("is fp16 in a model of bf16"));
+  EXPECT_THAT(refusal(bf16 + R"({"grad_accum_dtype": "bf16"}, "communication_data_type": "fp32")"),
+              HasSubstr("whose gradients travel in fp32"));
+  EXPECT_THAT(refusal(bf16 + R"({"param_dtype": "fp32"})"), HasSubstr("but the sections fp16 and bf16 say bf16"));
+}
+
 TEST(ZeroSettings, KeysOfWhatIsNotDividedSayWhy) {
   const auto reason = [](const std::string& members, const char* key) {
     return entry_of(settings_of(members), key).reason;

@@ -135,6 +135,17 @@ void check_together(const ZeroSettings& s, const GivenKeys& given, const ReadOpt
             "'data_types.grad_accum_dtype' is {}, but at stage 0 gradients add up in the model's dtype, {}; leave "
             "it out, or use zero_optimization.stage 1, 2 or 3",
             s.data_types.grad_accum_dtype.value_or(""), dtype));
+  // What is added up is as it has travelled, or as wide as the masters.
+  const auto& sums = s.data_types.grad_accum_dtype;
+  const std::string travels = s.communication_data_type.value_or(dtype);
+  wrong(zero.stage > 0 && sums && *sums != "fp32" && (*sums != dtype || travels != dtype),
+        fmt::format(
+            "'data_types.grad_accum_dtype' is {} in a model of {} whose gradients travel in {}, expected fp32, or "
+            "one dtype for all of them; leave it out",
+            sums.value_or(""), dtype, travels));
+  wrong(s.data_types.param_dtype.value_or(dtype) != dtype,
+        fmt::format("'data_types.param_dtype' is {}, but the sections fp16 and bf16 say {}; leave it out",
+                    s.data_types.param_dtype.value_or(""), dtype));
   wrong(s.torch_autocast.enabled && zero.stage == 3 && zero.zero_quantized_weights &&
             has("torch_autocast.lower_precision_safe_modules"),
         "'torch_autocast.lower_precision_safe_modules' and 'zero_optimization.zero_quantized_weights' exclude each "

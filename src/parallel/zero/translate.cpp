@@ -114,6 +114,12 @@ ShardingSettings settings_of(const ZeroSettings& zero, int64_t ranks) {
     settings.always_reduces =
         "DeepSpeed's stage 3 keeps only this rank's piece of a gradient, expected stage 0 or 1; leave no_sync out "
         "(accumulate() goes on working)";
+  const auto sums = dtype_named(zero.data_types.grad_accum_dtype);
+  const bool widens_sums = sums == at::kFloat && compute_dtype(zero);
+  if (stage == 1 && widens_sums)
+    settings.always_reduces =
+        "data_types.grad_accum_dtype is fp32, and parameters have 16 bits: sums are of this rank's pieces, expected it "
+        "to be left out; leave no_sync out (accumulate() goes on working)";
   settings.param_dtype = settings.buffer_dtype = compute_dtype(zero);
   settings.masters_in_param_dtype = zero.has_low_masters();
   if (const auto dtype = autocast_dtype(zero)) settings.their_reduce_dtype = *dtype;
@@ -126,7 +132,8 @@ ShardingSettings settings_of(const ZeroSettings& zero, int64_t ranks) {
     settings.divides_before = zero.prescale_gradients ? static_cast<double>(ranks) : zero.gradient_predivide_factor;
   // Stages 0 to 2 keep 16 bits, as DeepSpeed's do; stage 3 adds up in fp32 from the first one on, as its own does,
   // where no copy in 16 bits lies beside the masters.
-  if (stage < 3 || ranks == 1) settings.kept_gradients = KeptGradients::as_reduced_until_added;
+  if (sums && compute_dtype(zero) && !widens_sums) settings.kept_gradients = KeptGradients::as_reduced;
+  else if (stage < 3 || ranks == 1) settings.kept_gradients = KeptGradients::as_reduced_until_added;
   const auto& offload = zero.zero_optimization;
   settings.offload = offload.offload_optimizer.device == "cpu" || offload.offload_param.device == "cpu";
   settings.pin_memory = offload.offload_optimizer.pin_memory || offload.offload_param.pin_memory;
