@@ -529,11 +529,11 @@ RANKS_TEST(ZeroCheckpoint, EachMachineCanHaveWhatOneRankWritesForAll, 3) {
       training.accelerator.save_state(disk / "state");
       const auto here = [&](const fs::path& file) { return fs::exists(disk / file); };
       const bool has_alike = each || !second;
-      for (const fs::path at : {fs::path("."), fs::path("state")}) {
+      for (const auto& at : {fs::path("."), fs::path("state")}) {
         EXPECT_EQ(here(at / "latest"), has_alike) << at;
         EXPECT_EQ(here(at / "zero_to_fp32.py"), has_alike) << at;
       }
-      for (const fs::path at : {fs::path("tag"), fs::path("state/pytorch_model")}) {
+      for (const auto& at : {fs::path("tag"), fs::path("state/pytorch_model")}) {
         const std::string own = "zero_pp_rank_" + std::to_string(support::rank()) + "_mp_rank_00_";
         EXPECT_TRUE(here(at / (own + "optim_states.pt"))) << at;
         EXPECT_EQ(here(at / "mp_rank_00_model_states.pt"), has_alike && stage == 1) << at;
@@ -564,7 +564,8 @@ RANKS_TEST(ZeroCheckpoint, ATagMayBeSavedAgainAtAnotherStage, 2) {
   for (const int64_t stage : {1, 3, 0, 2}) {
     SCOPED_TRACE("stage " + std::to_string(stage));
     support::reset_states();
-    Training training({{"zero_optimization", {{"stage", stage}}}, {"optimizer", {{"type", "Adam"}}}});
+    const json config{{"zero_optimization", {{"stage", stage}}}, {"optimizer", {{"type", "Adam"}}}};
+    Training training(config);
     training.steps(1);
     training.prepared->save_checkpoint(folder, "tag");
     const auto saved = training.weights();

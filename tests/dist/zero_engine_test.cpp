@@ -119,7 +119,7 @@ RANKS_TEST(ZeroStates, WhatIsAwayIsNamedWhereItIsNeeded, 1, 2) {
       opt.zero_grad();
 
       const auto folder = support::scratch_dir() + "/tags";
-      m.offload_states({.include = {{optim_states, hp_params}}});
+      m.offload_states();
       m.save_checkpoint(folder, "away");
       EXPECT_THAT(error([&] { m.load_checkpoint(folder, "away"); }),
                   AllOf(HasSubstr("loading a checkpoint: "), HasSubstr("reload_states()")));

@@ -37,8 +37,9 @@ Choose fsdp2(FullyShardedDataParallelPlugin plugin = {}) {
 }
 
 /// Buckets and modules are small here, too.
-Choose zero(int64_t stage, double limit, const std::string& more = "") {
-  const auto config = R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": )" + std::to_string(limit) +
+/// @param more  in its section  @param top  beside it
+Choose zero(int64_t stage, double limit, const std::string& more = "", const std::string& top = "") {
+  const auto config = R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": )" + std::to_string(limit) + top +
                       R"(, "zero_allow_untested_optimizer": true, "zero_optimization": {"stage": )" +
                       std::to_string(stage) + R"(, "reduce_bucket_size": 20, "allgather_bucket_size": 50,
                       "stage3_param_persistence_threshold": 4, "stage3_gather_16bit_weights_on_model_save": true)" +
@@ -127,8 +128,9 @@ std::vector<Layout> make_layouts() {
   hybrid.keeps = true;
   sharded("fsdp1_from_rank0", kAny, fsdp1(ShardingStrategy::full_shard, {.sync_module_states = true}))
       .starts_from_rank0 = true;
-  const auto stage = [&](const char* name, int64_t number, double limit, const std::string& more = "") {
-    Layout& layout = sharded(name, kAny, zero(number, limit, more));
+  const auto stage = [&](const char* name, int64_t number, double limit, const std::string& more = "",
+                         const std::string& top = "") {
+    Layout& layout = sharded(name, kAny, zero(number, limit, more, top));
     layout.starts_from_rank0 = layout.own_precision = layout.converts_buffers = true;
     layout.keeps = number < 3;
     layout.always_reduces = number >= 2;
@@ -145,6 +147,9 @@ std::vector<Layout> make_layouts() {
   stage("deepspeed3_eager", 3, 0, R"(, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 30)");
   stage("deepspeed3_sequential", 3, 0, R"(, "stage3_allgather_sequential": true, "stage3_max_live_parameters": 60)");
   stage("deepspeed3_modules", 3, 0, R"(, "stage3_module_granularity_threshold": 100)");
+  stage("deepspeed0_prescaled", 0, 0, "", R"(, "prescale_gradients": true)");
+  stage("deepspeed1_predivided", 1, 0, "", R"(, "gradient_predivide_factor": 2.0)");
+  stage("deepspeed2_prescaled", 2, 0, R"(, "reduce_scatter": false)", R"(, "prescale_gradients": true)");
   return all;
 }
 

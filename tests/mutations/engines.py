@@ -59,7 +59,7 @@ F("what was cleared past the prepared optimizer", "src/parallel/sharding/whole_g
   "void WholeGradients::drop_cleared(ShardedMember& member) { if («!member.shard.grad().defined()» && shows", "false")
 file = "src/parallel/sharding/replicas.cpp"
 F("replicas sum", file, "«if (before_ == 1) gradient.div_(world);»", "")
-F("replicas in shared memory sum", file, "«static_cast<double>(group_->world_size())»)) {", "1.0")
+F("replicas in shared memory sum", file, "shared_->average_(p, exchanged, «world / before_»)", "1.0")
 F("a rank without a step in a join has no loss scale", "src/accelerator/join.cpp",
   "if («rest[next++].toBool() && !run.scaler->has_checked()»)", "!rest[next++].isBool()")
 file = "src/parallel/averaging/averaging.cpp"
