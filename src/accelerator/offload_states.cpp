@@ -1,6 +1,9 @@
 #include "accelerate/accelerator/offload_states.hpp"
 
+#include <algorithm>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "accelerate/comm.hpp"
 #include "accelerator/accelerator_impl.hpp"
@@ -13,24 +16,36 @@
 namespace accelerate::detail {
 namespace {
 
-/// What prepared optimizers keep of what the model holds. @throws ConfigError where none does, as DeepSpeed
-std::vector<at::Tensor> optimizer_states_of(const run_state::RunState& run, const PreparedModel& model) {
-  std::vector<at::Tensor> states;
-  bool any = false;
+using OptimizerOfModel = std::pair<AcceleratedOptimizer, std::vector<at::Tensor>>;
+
+/// The prepared optimizers that step on what the model holds, with what they step on. @throws ConfigError where none
+/// does, as DeepSpeed
+std::vector<OptimizerOfModel> optimizers_of(const run_state::RunState& run, const PreparedModel& model) {
+  std::vector<OptimizerOfModel> all;
   for (const auto& optimizer : run.optimizers) {
     std::vector<at::Tensor> of_model;
     for (const auto& held : run_state::holdings_of(model))
       for (const auto& group : optimizer.param_groups())
         for (const auto& parameter : group.params())
           if (parameter.is_same(held.value)) of_model.push_back(parameter);
-    if (of_model.empty()) continue;
-    any = true;
-    const auto more = optim::states_of(optimizer.optimizer(), of_model);
-    states.insert(states.end(), more.begin(), more.end());
+    if (!of_model.empty()) all.emplace_back(optimizer, std::move(of_model));
   }
-  if (!any)
+  if (all.empty())
     throw ConfigError(
         "offload_states: no prepared optimizer trains the model, expected one, as in DeepSpeed; prepare them together");
+  return all;
+}
+
+std::vector<at::Tensor> states_of(const std::vector<OptimizerOfModel>& optimizers) {
+  std::vector<at::Tensor> states;
+  for (const auto& [optimizer, parameters] : optimizers) {
+    if (optim::has_own_state_dict(optimizer.optimizer()))
+      throw ConfigError(
+          "offload_states: an optimizer keeps its states in a form of its own (codes), expected one whose states are "
+          "tensors; leave optim_states out of `include`");
+    const auto more = optim::states_of(optimizer.optimizer(), parameters);
+    states.insert(states.end(), more.begin(), more.end());
+  }
   return states;
 }
 
@@ -39,7 +54,7 @@ std::vector<at::Tensor> optimizer_states_of(const run_state::RunState& run, cons
 void offload_states(const PreparedModel& model, const OffloadStatesOptions& options) {
   using enum OffloadStateTypeEnum;
   const auto trained = deepspeed_run_of(model, "offload_states");
-  const auto states = optimizer_states_of(*trained.run, *trained.model);
+  const auto optimizers = optimizers_of(*trained.run, *trained.model);
   if (options.device == OffloadDeviceEnum::nvme)
     throw ConfigError(
         "offload_states: device is nvme, expected cpu: states go to memory of the host only, as in DeepSpeed; write "
@@ -56,10 +71,12 @@ void offload_states(const PreparedModel& model, const OffloadStatesOptions& opti
                  "offload_states: the model computes on the host, where its states lie and stay; what is gathered and "
                  "buffers of gradients are freed");
     });
+  const auto which =
+      options.include.value_or(std::vector{optim_states, hp_params, lp_params, lp_grads, contiguous_grad_buffer});
+  const bool with_states = std::find(which.begin(), which.end(), optim_states) != which.end();
   for (const auto& layer : trained.model->engine->layers())
-    layer->offload_states({.which = options.include.value_or(
-                               std::vector{optim_states, hp_params, lp_params, lp_grads, contiguous_grad_buffer}),
-                           .optimizer_states = states,
+    layer->offload_states({.which = which,
+                           .optimizer_states = with_states ? states_of(optimizers) : std::vector<at::Tensor>{},
                            .pin_memory = options.pin_memory,
                            .non_blocking = options.non_blocking});
 }
