@@ -20,7 +20,7 @@ using OptimizerOfModel = std::pair<AcceleratedOptimizer, std::vector<at::Tensor>
 
 /// The prepared optimizers that step on what the model holds, with what they step on. @throws ConfigError where none
 /// does, as DeepSpeed
-std::vector<OptimizerOfModel> optimizers_of(const run_state::RunState& run, const PreparedModel& model) {
+std::vector<OptimizerOfModel> optimizers_stepping_on(const run_state::RunState& run, const PreparedModel& model) {
   std::vector<OptimizerOfModel> all;
   for (const auto& optimizer : run.optimizers) {
     std::vector<at::Tensor> of_model;
@@ -54,7 +54,7 @@ std::vector<at::Tensor> states_of(const std::vector<OptimizerOfModel>& optimizer
 void offload_states(const PreparedModel& model, const OffloadStatesOptions& options) {
   using enum OffloadStateTypeEnum;
   const auto trained = deepspeed_run_of(model, "offload_states");
-  const auto optimizers = optimizers_of(*trained.run, *trained.model);
+  const auto optimizers = optimizers_stepping_on(*trained.run, *trained.model);
   if (options.device == OffloadDeviceEnum::nvme)
     throw ConfigError(
         "offload_states: device is nvme, expected cpu: states go to memory of the host only, as in DeepSpeed; write "
