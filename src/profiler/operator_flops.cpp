@@ -45,12 +45,12 @@ Rule norm(size_t weight, int64_t times = 4) {
 }
 
 /// Each element of the result is a sum over the last dimension of a factor. @param added  whether an input before the
-/// factors is added
+/// factors is added; a vector is a bias of a layer, which counts in none (LibTorch's Linear is an addmm or a linear)
 Rule product(bool added) {
   return [added](Inputs inputs) {
-    const at::Tensor factor = tensor_at(inputs, added ? 1 : 0);
+    const at::Tensor factor = tensor_at(inputs, added ? 1 : 0), sum = tensor_at(inputs, 0);
     const int64_t length = factor.defined() && factor.dim() > 0 ? factor.size(-1) : 0;
-    return BegunCost{.per_result = of_macs(length, added ? 1 : 0)};
+    return BegunCost{.per_result = of_macs(length, added && sum.defined() && sum.dim() > 1 ? 1 : 0)};
   };
 }
 BegunCost linear(Inputs inputs) {

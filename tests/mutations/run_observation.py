@@ -99,6 +99,8 @@ F("parameters are seen through views", file, "if («found == places.end() && !te
 file = "src/profiler/operator_flops.cpp"
 F("a bias of a convolution is added", file, "bias = «is_there(inputs, 2) ? 1 : 0»;", "int64_t{0}",
   f + "ConvolutionsMeetEachWeightAtEachPlace")
+F("a layer's bias counts in no product", file, "of_macs(length, «added && sum.defined() && sum.dim() > 1» ? 1 : 0)", "added",
+  f + "ProductsAreTwoOperationsForEachMultiplication", z + "OperationsOfTheStepAreCountedByModule")
 F("batch_norm computes more in training", file, "((«is_true(inputs, 5)» ? 4 : 1)", "true", f + "AttentionNormsAndTheRest")
 
 # ---- recomputed layers

@@ -34,7 +34,8 @@ TEST(OperatorFlops, ProductsAreTwoOperationsForEachMultiplication) {
   EXPECT_EQ(flops_and_macs([&] { torch::mm(a, b); }), Pair(60, 30));
   EXPECT_EQ(flops_and_macs([&] { a.mv(b.select(1, 0)); }), Pair(12, 6));
   EXPECT_EQ(flops_and_macs([&] { torch::randn({3}).dot(torch::randn({3})); }), Pair(6, 3));
-  EXPECT_EQ(flops_and_macs([&] { torch::addmm(torch::randn({5}), a, b); }), Pair(60 + 10, 30));
+  EXPECT_EQ(flops_and_macs([&] { torch::addmm(torch::randn({2, 5}), a, b); }), Pair(60 + 10, 30));
+  EXPECT_EQ(flops_and_macs([&] { torch::addmm(torch::randn({5}), a, b); }), Pair(60, 30)) << "a layer's bias";
   EXPECT_EQ(flops_and_macs([&] { torch::bmm(torch::randn({4, 2, 3}), torch::randn({4, 3, 5})); }), Pair(240, 120));
   EXPECT_EQ(flops_and_macs([&] { torch::matmul(torch::randn({4, 2, 3}), b); }), Pair(240, 120));
   EXPECT_EQ(flops_and_macs([&] { torch::matmul(a, torch::randn({4, 3, 5})); }), Pair(240, 120)) << "broadcast";
