@@ -58,9 +58,11 @@ distributed_checkpoint::ShardedTensor sharded(const parallel::Held& holding, con
   return result;
 }
 
-at::Tensor read_piece(const checkpointing::StoredTensor& stored, const parallel::Held& holding) {
+at::Tensor read_piece(const checkpointing::StoredTensor& stored, const parallel::Held& holding,
+                      std::optional<at::ScalarType> dtype) {
   at::NoGradGuard no_grad;
-  const at::Tensor piece = at::empty(holding.value.sizes(), holding.value.options().requires_grad(false));
+  const auto options = holding.value.options().requires_grad(false);
+  const at::Tensor piece = at::empty(holding.value.sizes(), options.dtype(dtype.value_or(holding.value.scalar_type())));
   for (const auto& part : boxes_of(holding, piece)) stored.read(part.box, part.values);
   return piece;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "accelerate/parallel/engine.hpp"
@@ -23,7 +24,9 @@ std::vector<checkpointing::StretchPart> boxes_of(const parallel::Held& holding, 
 /// The same in a state dict, without copies. @param engine  to be told when the values are loaded, or null
 distributed_checkpoint::ShardedTensor sharded(const parallel::Held& holding, const at::Tensor& values,
                                               std::shared_ptr<parallel::Engine> engine = nullptr);
-/// What this rank holds of a stored tensor of the whole's sizes. @throws CheckpointError when the file is damaged.
-at::Tensor read_piece(const checkpointing::StoredTensor& stored, const parallel::Held& holding);
+/// What this rank holds of a stored tensor of the whole's sizes. @param dtype  unset: that of what it holds
+/// @throws CheckpointError when the file is damaged.
+at::Tensor read_piece(const checkpointing::StoredTensor& stored, const parallel::Held& holding,
+                      std::optional<at::ScalarType> dtype = std::nullopt);
 
 }  // namespace accelerate::run_state

@@ -251,7 +251,11 @@ c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const Prepared
             "or "
             "to parameters in another order",
             stored.source, kind, key, formats::to_string(field.sizes), formats::to_string(holding.whole.sizes().vec()));
-      state.insert(kind, kind != kSteps && holding.in_pieces() ? read_piece(field, holding) : field.read_whole());
+      // Moments may be more exact than what is stepped on; the optimizer takes them in its own precision.
+      const auto type = holding.value.scalar_type();
+      const auto exact = at::isReducedFloatingType(type) ? at::kFloat : type;
+      state.insert(kind,
+                   kind != kSteps && holding.in_pieces() ? read_piece(field, holding, exact) : field.read_whole());
     }
     states.insert(static_cast<int64_t>(found->second), state);
   }
