@@ -445,6 +445,7 @@ TEST(Universal, AConversionIsWholeOrNotThere) {
   EXPECT_THAT(failure(out, folder / "again"), HasSubstr("universal checkpoint already"));
   EXPECT_THAT(failure(folder / "source", out), HasSubstr("expected a new or an empty folder"));
   EXPECT_THAT(failure(folder, folder / "again"), HasSubstr("universal checkpoint already")) << "by latest_universal";
+  write(folder / "source" / "latest", "another");
   convert_zero_checkpoint_to_universal(folder / "source", folder / "by_tag", {.tag = "global_step3"});
   EXPECT_EQ(files_in(folder / "by_tag"), files_in(out));
 }

@@ -2740,7 +2740,7 @@ F("flat tensors of a universal checkpoint get their sizes", file, "if («has_no_
   u + "TheirsLoadsHere")
 file = "src/checkpoint/universal_writer.cpp"
 F("UniversalOptions::tag", file, "find(checkpoint_dir, «options.tag»)", "std::string()",
-  u + "TheCommandTakesTheToolsOptions")
+  u + "AConversionIsWholeOrNotThere")
 F("UniversalOptions::strict", file, "«options_.strict» && !unused.empty()", "true", u + "PatternsMarkParameters")
 F("patterns mark parameters", file, "marks = «patterns_.of(name)»;", "Marks()", u + "PatternsMarkParameters")
 F("a vocabulary is written without its padding", file, "sizes[0] = «std::min(sizes[0], *marks->rows)»;", "sizes[0]",
