@@ -622,9 +622,10 @@ TEST(FillAuto, AnOptimizerOfTheProgramStepsByTheKernelOfItsClass) {
   };
   EXPECT_EQ(kernel("AdamW"), "AdamW");
   EXPECT_EQ(kernel("Adam"), "Adam");
+  EXPECT_EQ(kernel("DeepSpeedAdam"), "DeepSpeedAdam");
   EXPECT_EQ(kernel("SGD", ", zero_force_ds_cpu_optimizer: false"), "");
   EXPECT_THAT(message_of<ConfigError>([&] { kernel("SGD"); }),
-              HasSubstr("the program's optimizer is SGD, expected Adam, AdamW, Adagrad or Lion"));
+              HasSubstr("the program's optimizer is SGD, expected Adam, AdamW, Adagrad, Lion or DeepSpeedAdam"));
 }
 
 }  // namespace
