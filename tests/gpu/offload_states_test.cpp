@@ -3,6 +3,9 @@
 
 #include <gmock/gmock.h>
 
+#include <chrono>
+#include <thread>
+
 #include "gpu.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
@@ -20,6 +23,15 @@ class GpuOffloadStates : public GpuTest {};
 int64_t on_device() {
   synchronize();
   return memory().devices.front().allocated;
+}
+
+/// Transfers give their memory back on threads of their own.
+bool falls_below(int64_t bytes) {
+  for (int i = 0; i < 400; ++i) {
+    if (on_device() < bytes) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return false;
 }
 
 struct Training {
@@ -58,13 +70,14 @@ void leaves_and_comes_back() {
         start_again();
         const auto expected = Training(stage, precision).train([](auto&, uint64_t) {});
         start_again();
+        const int64_t others = on_cuda() ? on_device() : 0;  // the expected weights, above all
         Training run(stage, precision);
         const auto found = run.train([&](auto& m, uint64_t step) {
-          const auto before = on_device();
+          const auto before = on_cuda() ? on_device() : 0;
           const auto frees = [&](std::initializer_list<OffloadStateTypeEnum> which, bool frees_any) {
-            const auto until_now = on_device();
+            const auto until_now = on_cuda() ? on_device() : 0;
             m.offload_states({.include = {which}, .pin_memory = pinned, .non_blocking = step % 2 == 0});
-            if (on_cuda() && frees_any) EXPECT_LT(on_device(), until_now) << static_cast<int>(*which.begin());
+            if (on_cuda() && frees_any) EXPECT_TRUE(falls_below(until_now)) << static_cast<int>(*which.begin());
           };
           frees({optim_states}, step > 0);
           // In fp32 one rank has one copy of the values.
@@ -79,7 +92,9 @@ void leaves_and_comes_back() {
           // Of several ranks nothing is whole before the first forward.
           frees({lp_params, contiguous_grad_buffer}, step > 0 || !support::is_rank());
           EXPECT_THAT(support::message_of<ConfigError>([&] { m(numbers({2, 64}, 1)); }), HasSubstr("'lp_params'"));
-          if (on_cuda()) EXPECT_LT(on_device(), before / 4) << "of " << before << " bytes";
+          if (on_cuda())
+            EXPECT_TRUE(falls_below(others + (before - others) / 4))
+                << on_device() - others << " of " << before - others << " bytes";
           if (step == 1) m.save_checkpoint(support::scratch_dir());
           m.reload_states(step % 2 == 0);
         });

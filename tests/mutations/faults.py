@@ -2654,7 +2654,7 @@ F("loading over offloaded states is named", "src/run_state/models.cpp",
   "«layer->expect_all_states_here(\"loading a checkpoint\");»", "static_cast<void>(layer);",
   y + "WhatIsAwayIsNamedWhereItIsNeeded")
 F("states that are reloaded are here", "src/parallel/sharding/sharding.cpp",
-  "if («std::exchange(self.offloaded, {})».empty()) return;", "self.offloaded", y + "TrainingGoesOnExactlyWhenTheyAreBack")
+  "const auto were = «std::exchange(self.offloaded, {})»;", "self.offloaded", y + "TrainingGoesOnExactlyWhenTheyAreBack")
 F("contiguous_grad_buffer is freed", "src/parallel/sharding/sharding.cpp", "«self.reducer->trim();»", "",
   y + "WhatIsGatheredAndBuffersAreFreed")
 F("lp_params that are gathered are freed", "src/parallel/sharding/sharding.cpp", "«self.release(); self.units->trim();»",

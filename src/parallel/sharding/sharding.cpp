@@ -836,7 +836,11 @@ void Sharding::offload_states(const StatesToOffload& states) {
            self.offloaded.insert(state).second;
   };
   self.store->meet("offloading states");
-  is_new(OffloadStateTypeEnum::hp_params), is_new(OffloadStateTypeEnum::lp_grads);
+  is_new(OffloadStateTypeEnum::hp_params);
+  if (is_new(OffloadStateTypeEnum::lp_grads))
+    for (auto& part : self.parts)
+      for (auto& member : part.members)
+        if (part.trainable) self.gradients->make_way(member);  // alone what is shown is the piece itself
   if (is_new(OffloadStateTypeEnum::lp_params)) {
     self.release();
     self.units->trim();
@@ -849,10 +853,12 @@ void Sharding::offload_states(const StatesToOffload& states) {
 
 void Sharding::reload_states(bool non_blocking) {
   Impl& self = *impl_;
-  if (std::exchange(self.offloaded, {}).empty()) return;
+  const auto were = std::exchange(self.offloaded, {});
+  if (were.empty()) return;
   self.store->meet("reloading states");
   self.away.bring_back(non_blocking);
   self.follow_moves();
+  if (were.contains(OffloadStateTypeEnum::lp_grads)) self.show_gradients();
 }
 
 void Sharding::expect_all_states_here(const char* operation) const {
