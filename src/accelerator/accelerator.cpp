@@ -337,16 +337,20 @@ void Accelerator::Impl::record_steps(const AcceleratedOptimizer& optimizer) {
   if (!state->is_main_process() || monitors.is_open()) return;  // the first optimizer's steps are the run's
   monitors.open(engine->monitors());
   if (!monitors.is_open()) return;
-  const auto record = [this, alive = std::weak_ptr(alive), &stepped = optimizer.optimizer()] {
+  const auto record = [this, alive = std::weak_ptr(alive), &stepped = optimizer.optimizer(),
+                       seen = std::optional<int64_t>()]() mutable {
     if (alive.expired()) return;
     for (const auto& one : run.optimizers) {
       if (&one.optimizer() != &stepped) continue;
       const auto counts = one.step_counts();  // without this step
       std::optional<double> scale;
       if (run.scaler && state->mixed_precision() == PrecisionType::FP16) scale = run.scaler->get_scale();
-      monitors.after_step({.samples = (counts.taken + counts.skipped + 1) * engine->samples_of_step(),
-                           .lr = stepped.param_groups().front().options().get_lr(),
-                           .loss_scale = scale});
+      const int64_t of_step = engine->samples_of_step(), before = (counts.taken + counts.skipped) * of_step;
+      // Steps that the program decides about have as many micro-steps as they had.
+      seen = counts_micro_steps() ? before + of_step
+                                  : seen.value_or(before) + of_step / gradients->num_steps() * monitors.micro_steps();
+      monitors.after_step(
+          {.samples = *seen, .lr = stepped.param_groups().front().options().get_lr(), .loss_scale = scale});
     }
   };
   optimizer.set_step_hooks(&monitors, {.before = nullptr, .after = record});

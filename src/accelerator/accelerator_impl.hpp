@@ -71,6 +71,7 @@ struct Accelerator::Impl {
   std::optional<ProfileProcess::Clock> clock;         ///< known where a profile was asked for from the start
   std::unique_ptr<profiler::RunProfile> run_profile;  ///< null: nobody asked
   std::unique_ptr<parallel::ChosenEngine> engine;
+  bool counts_micro_steps() const { return !rules || rules->counts_micro_steps; }
   std::optional<parallel::RunRules> rules;  ///< of the engine's settings; unset: it leaves them to the program
   bool spoke_of_own_norm = false;
   /// For DeepSpeedEngineWrapper, as soon as somebody has one.

@@ -32,7 +32,7 @@ void DeepSpeedEngineWrapper::backward(const at::Tensor& loss, bool sync_gradient
   const auto trained = deepspeed_run_of(*model_, "DeepSpeedEngineWrapper::backward");
   auto& engine = accelerator_->impl_->wrapped[model_];
   const int64_t steps = steps_of(*trained.run, *trained.model);
-  if (sync_gradients && engine.group_ended && engine.steps_before == steps)
+  if (accelerator_->impl_->counts_micro_steps() && sync_gradients && engine.group_ended && engine.steps_before == steps)
     throw ConfigError(
         "DeepSpeedEngineWrapper::backward: an accumulation group has ended (sync_gradients) and no optimizer of the "
         "model has taken its step, expected optimizer.step() after it: the engine steps there, not within backward");

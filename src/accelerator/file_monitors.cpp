@@ -85,7 +85,7 @@ void FileMonitors::after_step(const Step& step) {
   if (step.loss_scale) values.emplace("Train/Samples/loss_scale", *step.loss_scale);
   if (num_losses_ > 0)
     values.emplace("Train/Samples/train_loss", losses_.sum().item<double>() / static_cast<double>(num_losses_));
-  losses_.reset(), num_losses_ = 0;
+  losses_.reset(), num_losses_ = 0, latest_ = step.samples;
   for (auto& one : open_) {
     if (step.samples - one.last < one.settings.every) continue;
     one.last = step.samples;
@@ -93,9 +93,9 @@ void FileMonitors::after_step(const Step& step) {
   }
 }
 
-void FileMonitors::record(const TrackerValues& values, int64_t samples) {
+void FileMonitors::record(const TrackerValues& values) {
   for (auto& one : open_)
-    if (one.last == samples) one.tracker.log(values, {.step = samples, .log_kwargs = {}});
+    if (one.last == latest_) one.tracker.log(values, {.step = latest_, .log_kwargs = {}});
 }
 
 void FileMonitors::finish() {

@@ -30,7 +30,9 @@ class FileMonitors {
   };
   void after_step(const Step& step);
   /// More of the step that after_step() was told of last, to those that recorded it.
-  void record(const TrackerValues& values, int64_t samples);
+  void record(const TrackerValues& values);
+  /// Since the latest step.
+  int64_t micro_steps() const { return num_losses_; }
   void finish();
 
  private:
@@ -41,7 +43,7 @@ class FileMonitors {
   };
   std::list<Open> open_;
   at::Tensor losses_;
-  int64_t num_losses_ = 0;
+  int64_t num_losses_ = 0, latest_ = 0;  ///< `latest_`: samples after the latest step
 };
 
 }  // namespace accelerate

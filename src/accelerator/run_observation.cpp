@@ -191,7 +191,7 @@ void RunObservation::end_step() {
   }
   if (!wanted_.times) return;
   say(line);
-  monitors_.record(values, (steps.taken + steps.skipped) * facts_.samples_of_step);
+  monitors_.record(values);
 }
 
 void RunObservation::print_profile(int64_t step) {

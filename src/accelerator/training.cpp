@@ -17,7 +17,8 @@ using counts::Count;
 
 Scope Accelerator::begin_accumulate(const parallel::Engines& models) {
   const auto& gradients = gradient_state();
-  const bool due = (impl_->run.step + 1) % gradients.num_steps() == 0, at_end = gradients.end_of_dataloader();
+  const bool due = !impl_->counts_micro_steps() || (impl_->run.step + 1) % gradients.num_steps() == 0,
+             at_end = gradients.end_of_dataloader();
   counts::add(Count::micro_steps);
   if (at_end && !due)
     counts::add(gradients.sync_with_dataloader() ? Count::loader_end_synchronisations : Count::loader_ends_passed);

@@ -76,6 +76,8 @@ struct RunRules {
   /// Gradients are clipped by their norm before each step, to so much; 0: not. Unset: as the program does.
   std::optional<double> max_norm = {};
   std::optional<int64_t> gradient_accumulation_steps = {};
+  /// accumulate() makes groups of so many; false: the program decides, each step() of an optimizer is one.
+  bool counts_micro_steps = true;
   /// Why whole weights of a sharded model can't be had; empty: they can.
   std::string no_whole_state;
   /// How long ranks wait for each other, unless the program says.

@@ -249,7 +249,10 @@ bool Residency::comes_back_soon(const Unit& unit) const {
 void Residency::arrive(Unit& unit) {
   Unit* left = current_;
   current_ = &unit;
+  const int32_t expected = trace_.next(1);
   trace_.record(unit.index_);
+  if (surprise_ && left && expected >= 0 && expected != unit.index_)
+    surprise_(*left, *units_[static_cast<size_t>(expected)], unit);
   if (left && policy_.evict_after_use && !left->keep_ && left->pins_ == 0 && left->state_ == State::resident &&
       !comes_back_soon(*left))
     drop(*left);

@@ -86,6 +86,10 @@ class Residency {
   bool has_scribe() const { return static_cast<bool>(scribe_); }
   /// Called before what a unit's homes keep is compared with its image, for writes that no version of a tensor counts.
   void set_watcher(std::function<void(const Unit&)> watch) { watch_ = std::move(watch); }
+  /// Called, with the lock held, when after a unit another one was touched than the recorded order foretold. Before
+  /// the first touch.
+  using Surprise = std::function<void(const Unit& after, const Unit& expected, const Unit& found)>;
+  void set_surprise(Surprise surprise) { surprise_ = std::move(surprise); }
   void look_at_homes(const Unit& unit) const {
     if (watch_) watch_(unit);
   }
@@ -155,6 +159,7 @@ class Residency {
   std::function<void()> publish_;
   std::function<void(const Member&, const at::Tensor&)> scribe_;
   std::function<void(const Unit&)> watch_;
+  Surprise surprise_;
   Change change_;
   std::atomic<bool> writing_together_{false};
   std::optional<ProcessHandler> devices_;     ///< of a model across devices

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <filesystem>
 #include <fstream>
 
@@ -743,4 +744,155 @@ TEST(Zero, TheFilesLogLevelHolds) {
   EXPECT_EQ(says("error"), std::pair(false, false));
   EXPECT_EQ(says("warning"), std::pair(false, true));
   logs::set_level("accelerate", LogLevel::notset);
+}
+
+namespace {
+
+/// Buffers of the model itself and of a module in it, in another dtype than either training or fp32 for one of them.
+struct WithBuffersImpl : torch::nn::Module {
+  explicit WithBuffersImpl(at::ScalarType of_bias) {
+    layer = register_module("layer", torch::nn::Linear(4, 4));
+    router = register_module("router", std::make_shared<torch::nn::Module>());
+    register_buffer("scale", torch::full({4}, 1.0009765625));
+    register_buffer("table", torch::arange(4));
+    router->register_buffer("gate_bias", torch::full({4}, 5.0).to(of_bias));
+  }
+  at::Tensor forward(const at::Tensor& x) { return layer(x); }
+  torch::nn::Linear layer{nullptr};
+  std::shared_ptr<torch::nn::Module> router;
+};
+TORCH_MODULE(WithBuffers);
+
+/// Of scale, table and router.gate_bias in training. @param of_bias  as the model has it
+std::array<at::ScalarType, 3> buffer_dtypes(int64_t number, const std::string& more,
+                                            at::ScalarType of_bias = at::kFloat,
+                                            const std::optional<std::string>& version = std::nullopt) {
+  support::reset_states();
+  auto plugin = stage(number, more);
+  plugin.as_of_version = version;
+  Accelerator accelerator({.cpu = true, .deepspeed_plugin = plugin});
+  WithBuffers model(of_bias);
+  auto [m, opt] = accelerator.prepare(model, torch::optim::SGD(model->parameters(), 0.25));
+  const auto buffers = m->named_buffers();
+  return {buffers["scale"].scalar_type(), buffers["table"].scalar_type(), buffers["router.gate_bias"].scalar_type()};
+}
+
+}  // namespace
+
+RANKS_TEST(Zero, BuffersAreCastAsTheFileSays, 1, 2) {
+  using Dtypes = std::array<at::ScalarType, 3>;
+  constexpr auto fp32 = at::kFloat, fp16 = at::kHalf, bf16 = at::kBFloat16, whole = at::kLong;
+  const auto types = [](const std::string& members) { return R"(, "data_types": {)" + members + "}"; };
+  const std::string all = R"("buffer_dtype": "bf16")", keep = R"("keep_in_fp32_modules": ["gate*bias"])";
+  for (const int64_t number : {0, 1, 3})
+    for (const std::string precision : {"fp16", "bf16"}) {
+      SCOPED_TRACE(precision + ", stage " + std::to_string(number));
+      const std::string low = ", \"" + precision + R"(": {"enabled": true})";
+      const auto compute = precision == "fp16" ? fp16 : bf16;
+      EXPECT_EQ(buffer_dtypes(number, low, fp16), (Dtypes{fp32, whole, fp16})) << "as the model has them";
+      EXPECT_EQ(buffer_dtypes(number, low, fp32, "0.19.1"), (Dtypes{compute, whole, compute})) << "until 0.19.2";
+      EXPECT_EQ(buffer_dtypes(number, low + types(all)), (Dtypes{bf16, whole, bf16}));
+      EXPECT_EQ(buffer_dtypes(number, low + types(all + ", " + keep)), (Dtypes{bf16, whole, fp32}));
+      EXPECT_EQ(buffer_dtypes(number, low + types(keep), fp16), (Dtypes{fp32, whole, fp32})) << "made wider, too";
+      EXPECT_EQ(buffer_dtypes(number, low + types(all + R"(, "keep_in_fp32_modules": "auto")")),
+                (Dtypes{bf16, whole, bf16}));
+    }
+  EXPECT_EQ(buffer_dtypes(1, types(all)), (Dtypes{fp32, whole, fp32})) << "as DeepSpeed, which casts fp32 nowhere";
+  const auto said = support::warnings_of([&] {
+    buffer_dtypes(1, R"(, "bf16": {"enabled": true})" + types(R"("keep_in_fp32_modules": ["gaet", "^scale$"])"));
+  });
+  EXPECT_EQ(said.find("'gaet', which matches no buffer") != std::string::npos, support::rank() == 0) << said;
+  EXPECT_THAT(said, Not(HasSubstr("scale")));
+  EXPECT_THAT(support::message_of<ConfigError>([&] {
+                buffer_dtypes(1, R"(, "bf16": {"enabled": true})" + types(R"("keep_in_fp32_modules": ["(a"])"));
+              }),
+              AllOf(HasSubstr("'data_types.keep_in_fp32_modules' has '(a'"), HasSubstr("correct it")));
+}
+
+// Groups of other lengths than gradient_accumulation_steps, which the loss is divided by all the same.
+RANKS_TEST(Zero, TheProgramDecidesAboutStepsWhereTheFileSays, 1, 2, 3) {
+  const std::vector<int64_t> groups{1, 3, 2};
+  const int64_t ranks = support::world_size();
+  ThreeLayers alone;
+  auto plain = with_momentum(alone->parameters());
+  for (size_t step = 0; step < groups.size(); ++step) {
+    plain.zero_grad();
+    for (int64_t micro = 0; micro < groups[step]; ++micro)
+      for (int64_t rank = 0; rank < ranks; ++rank)
+        (loss_of(alone(batch_of(static_cast<int64_t>(step), micro, rank))) / static_cast<double>(ranks * 2)).backward();
+    plain.step();
+  }
+  const std::filesystem::path folder = std::filesystem::path(support::scratch_dir()) / ("own" + std::to_string(ranks));
+  support::on_both_stores([&](const std::string& store) {
+    for (int64_t number = 0; number <= 3; ++number) {
+      SCOPED_TRACE(store + ", stage " + std::to_string(number));
+      support::reset_states();
+      const std::filesystem::path here = folder / (store + std::to_string(number));
+      Accelerator accelerator(
+          {.cpu = true,
+           .deepspeed_plugin = stage(number, kUnclipped + R"(, "managed_gradient_accumulation": false, "csv_monitor": {
+             "enabled": true, "job_name": "csv", "output_path": ")" +
+                                                 here.string() + "\"}")});
+      ThreeLayers model;
+      auto [m, opt] = accelerator.prepare(model, with_momentum(model->parameters()));
+      for (size_t step = 0; step < groups.size(); ++step) {
+        for (int64_t micro = 0; micro < groups[step]; ++micro) {
+          const auto scope = accelerator.accumulate(m);
+          EXPECT_TRUE(accelerator.sync_gradients());
+          accelerator.backward(loss_of(m(batch_of(static_cast<int64_t>(step), micro, accelerator.process_index()))));
+        }
+        opt.step();
+        opt.zero_grad();
+        EXPECT_EQ(opt.step_counts().taken, static_cast<int64_t>(step) + 1);
+      }
+      expect_equal(m->parameters(), alone->parameters(), 1e-5);
+      accelerator.end_training();
+      if (support::rank() != 0) continue;
+      const auto line = [&](int64_t micro_steps) { return std::to_string(4 * ranks * micro_steps) + ",0.2\r\n"; };
+      EXPECT_EQ(text_of(here / "csv/Train_Samples_lr.csv"), "step,lr\r\n" + line(1) + line(4) + line(6));
+    }
+  });
+}
+
+namespace {
+
+/// Its second and third layers trade places.
+struct InAnyOrderImpl : ThreeLayersImpl {
+  at::Tensor forward(const at::Tensor& x) { return last(turned ? second(other(first(x))) : other(second(first(x)))); }
+  torch::nn::Linear other = register_module("other", torch::nn::Linear(8, 8)),
+                    last = register_module("last", torch::nn::Linear(8, 3));
+  bool turned = false;
+};
+TORCH_MODULE(InAnyOrder);
+
+}  // namespace
+
+RANKS_TEST(Zero, AnOrderOfModulesThatBreaksIsTold, 1, 2) {
+  support::on_both_stores([](const std::string& store) {
+    SCOPED_TRACE(store);
+    for (const bool asked : {true, false}) {
+      support::reset_states();
+      Accelerator accelerator(
+          {.cpu = true,
+           .deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = R"({
+        "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 3,
+        "stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0, "log_trace_cache_warnings": )" +
+                                                               std::string(asked ? "true" : "false") + "}}"}});
+      InAnyOrder model;
+      auto [m, opt] = accelerator.prepare(model, with_momentum(model->parameters()));
+      const auto said = [&, &m = m, &opt = opt](bool turned) {
+        model->turned = turned;
+        return support::warnings_of([&] { train(accelerator, m, opt, 2); });
+      };
+      const std::string broke = "the recorded order of modules broke: after 'first' came 'other', expected 'second'";
+      const bool tells = asked && support::rank() == 0;
+      EXPECT_THAT(said(false), Not(HasSubstr("recorded order"))) << "the first order is recorded";
+      const auto changed = said(true);
+      EXPECT_EQ(changed.find(broke) != std::string::npos, tells) << changed;
+      EXPECT_EQ(changed.find(broke), changed.rfind(broke)) << "once";
+      EXPECT_THAT(said(true), Not(HasSubstr("recorded order"))) << "the new one is, too";
+      said(false);
+      EXPECT_THAT(said(true), Not(HasSubstr(broke))) << "it was told of";
+    }
+  });
 }

@@ -626,7 +626,7 @@ F("FullyShardedDataParallelPlugin::sync_module_states of buffers", file,
   "if («group && settings.from_rank0») value = of_rank0(value);", "false",
   f + "RanksStartWithRankZerosParametersAndBuffers")
 F("MixedPrecision::param_dtype", file, "part.compute_dtype = «converts» ?", "false", f + "NoShardObeysTheOtherOptions")
-F("MixedPrecision::buffer_dtype", file, "if (buffer_dtype && «value.is_floating_point()» && !stays", "false",
+F("MixedPrecision::buffer_dtype", file, "if (dtype && «value.is_floating_point()» && !stays", "false",
   f + "MixedPrecisionPolicies")
 file = "src/parallel/sharding/shard_store.cpp"
 F("CPUOffload::offload_params", file, "(«offload_» || device_.is_cpu())", "false",
@@ -2773,6 +2773,28 @@ F("stage3_module_granularity_threshold", file, "(«how.smallest_average > 0» &&
 F("small blocks come at once", file, "|| «elements[i] <= how.largest_whole»);", "false",
   z + "SmallBlocksComeAtOnceWhereTheyAreFetchedAhead")
 file = "src/parallel/zero/translate.cpp"
+F("data_types.buffer_dtype", file, "if («compute_dtype(zero)») settings.buffer_dtype =", "false",
+  z + "BuffersAreCastAsTheFileSays")
+F("zero_optimization.log_trace_cache_warnings", file,
+  "stage == 3 && «zero.zero_optimization.log_trace_cache_warnings»", "false", z + "AnOrderOfModulesThatBreaksIsTold")
+F("data_types.keep_in_fp32_modules", "src/parallel/zero/choose.cpp",
+  "if (compute_dtype(settings_) && «settings_.keeps_buffers()»)", "false", z + "BuffersAreCastAsTheFileSays")
+F("data_types.keep_in_fp32_modules that matches nothing", "src/parallel/zero/units.cpp", "«if (!any) unmatched(pattern);»", "",
+  z + "BuffersAreCastAsTheFileSays")
+F("buffers before DeepSpeed 0.19.2", "src/parallel/zero/setting_rules.cpp",
+  "if («is_before(options.as_of_version, \"0.19.2\")» && !s.data_types.buffer_dtype", "false",
+  z + "BuffersAreCastAsTheFileSays")
+F("managed_gradient_accumulation", "src/parallel/zero/choose.cpp",
+  "rules.counts_micro_steps = «settings_.managed_gradient_accumulation»;", "true",
+  z + "TheProgramDecidesAboutStepsWhereTheFileSays")
+F("managed_gradient_accumulation counts samples", "src/accelerator/accelerator.cpp",
+  "seen = «counts_micro_steps()» ? before + of_step", "true", z + "TheProgramDecidesAboutStepsWhereTheFileSays")
+F("a changed order of modules is told of once", "src/parallel/sharding/sharding.cpp",
+  "if («!told.insert({after.index(), expected.index(), found.index()}).second») return;", "false",
+  z + "AnOrderOfModulesThatBreaksIsTold")
+F("only the main process tells of a changed order", "src/parallel/sharding/sharding.cpp",
+  "if (settings.tells_changed_order && «(!group || group->rank() == 0)»)", "true",
+  z + "AnOrderOfModulesThatBreaksIsTold")
 F("only what is fetched ahead comes at once", file,
   "together = «ahead ? std::min(given.prefetch_bucket_size, given.max_live_parameters) : 0»;",
   "given.max_live_parameters", z + "SmallBlocksComeAtOnceWhereTheyAreFetchedAhead")

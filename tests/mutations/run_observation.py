@@ -54,7 +54,7 @@ F("only the main process prints what is seen", file, "if (phases && «facts.is_m
   z + "TimesOfEachStepAreLinesAndRecords")
 F("micro-steps have a line", file, "if («phase == Phase::backward && !GradientState().sync_gradients()»)", "false",
   z + "TimesOfEachStepAreLinesAndRecords")
-F("times are records of monitors", file, "«monitors_.record(values, (steps.taken + steps.skipped) * facts_.samples_of_step);»",
+F("times are records of monitors", file, "«monitors_.record(values);»",
   "", z + "TimesOfEachStepAreLinesAndRecords")
 F("the end of training prints what collectives cost", file,
   "if («std::exchange(summary_due_, false)» && facts_.is_main_process)", "false",

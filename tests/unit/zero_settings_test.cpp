@@ -349,6 +349,13 @@ TEST(ZeroSettings, SettingsThatExcludeEachOther) {
       settings_of(R"("gradient_clipping": 0, "zero_optimization": {"stage": 2, "compute_grad_norm": false})"));
   EXPECT_THAT(refusal(R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}})"),
               HasSubstr("'zero_optimization.offload_optimizer.ratio' is 0.5"));
+  const auto unmanaged = [](const std::string& zero) {
+    return R"("managed_gradient_accumulation": false, "zero_optimization": {)" + zero + "}";
+  };
+  for (const char* number : {"0", "1"})
+    EXPECT_THAT(refusal(unmanaged(std::string(R"("overlap_comm": true, "stage": )") + number)),
+                HasSubstr("'managed_gradient_accumulation' is false"));
+  EXPECT_NO_THROW(settings_of(unmanaged(R"("overlap_comm": true, "stage": 2)")));
   EXPECT_THAT(refusal(R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}})"),
               HasSubstr("nvme_path' is missing"));
   EXPECT_THAT(refusal(R"("zero_optimization": {"stage": 1}, "optimizer": {"type": "SGD"})"),
@@ -442,6 +449,22 @@ TEST(ZeroSettings, WhatIsNotInThisVersionIsRefusedWhereItWouldAct) {
       settings_of(R"("zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8})", {.ranks = 1});
   EXPECT_EQ(more_than_ranks.zero_optimization.zero_hpz_partition_size, 1);
   EXPECT_THAT(more_than_ranks.warnings, Contains(HasSubstr("more than the 1 ranks")));
+}
+
+TEST(ZeroSettings, BuffersAreCastOnlyInSixteenBits) {
+  const std::string keys = R"("data_types": {"buffer_dtype": "bf16", "keep_in_fp32_modules": ["bias"]})";
+  for (const char* key : {"data_types.buffer_dtype", "data_types.keep_in_fp32_modules"}) {
+    EXPECT_EQ(entry_of(settings_of(keys), key).reason, "buffers are cast only with fp16 or bf16");
+    EXPECT_EQ(entry_of(settings_of(keys + R"(, "bf16": {"enabled": true})"), key).reason, "");
+  }
+  EXPECT_THAT(entry_of(settings_of(R"("bf16": {"enabled": true}, "data_types": {"keep_in_fp32_modules": "auto"})"),
+                       "data_types.keep_in_fp32_modules")
+                  .reason,
+              HasSubstr("models here have no list"));
+  EXPECT_THAT(refusal(R"("bf16": {"enabled": true}, "data_types": {"keep_in_fp32_modules": "bias"})"),
+              HasSubstr("expected a list of texts or auto"));
+  EXPECT_THAT(refusal(R"("data_types": {"keep_in_fp32_modules": [")" + std::string(5000, '(') + "\"]}"),
+              HasSubstr("expected a pattern of names"));
 }
 
 TEST(ZeroSettings, WhatIsSeenOfARunActsWhereThereIsSomethingToSee) {

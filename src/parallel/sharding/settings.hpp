@@ -55,7 +55,8 @@ struct ShardingSettings {
   bool prefetch_after_unit = false;  ///< in backward, the next one when a unit's gradients are complete
   /// What is whole when a pass ends stays so until values change, for the next micro-step; else it goes.
   bool keep_until_step = false;
-  bool all_have_gradients = false;  ///< else a step is an error, which names what has none on any rank
+  bool tells_changed_order = false;  ///< a warning when units are used in another order than before
+  bool all_have_gradients = false;   ///< else a step is an error, which names what has none on any rank
   /// Why gradients can't be kept back and be averaged later, for who asks to; null: they can.
   const char* always_reduces = nullptr;
 
@@ -74,6 +75,7 @@ struct ShardingSettings {
   double divides_before = 1;
   bool overlap_reduction = true;  ///< else backward waits for each, and holds one whole gradient less
   std::optional<at::ScalarType> buffer_dtype = {};
+  std::set<std::string> fp32_buffers = {};                            ///< full names: fp32 instead
   std::optional<at::ScalarType> input_dtype = {}, output_dtype = {};  ///< of the model's forward
   /// Names of parameters of two or more dimensions that travel between ranks as fp8 (E4M3, scaled by the largest value
   /// of the whole parameter) and are decoded where they are used. Of no effect where nothing travels: alone, and where

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <array>
 #include <initializer_list>
 #include <map>
 #include <set>
@@ -36,6 +37,7 @@
 #include "residency/put_away.hpp"
 #include "residency/residency.hpp"
 #include "utils/counts.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::parallel {
@@ -319,11 +321,24 @@ struct Sharding::Impl {
       if (computes) return store->use(unit);
       if (read.insert(&unit).second) store->meet("reading a parameter");
     });
+    if (settings.tells_changed_order && (!group || group->rank() == 0)) units->set_surprise(warning_of_orders());
     units->set_change({.begin = [this] { store->before_step(*units); }, .end = [this] { publish(); }});
     reducer = store->make_reducer();
     gradients = std::make_unique<WholeGradients>(parts, groups, [this] { store->meet("reading a gradient"); });
     for (auto& part : parts)
       for (auto& member : part.members) member_of_piece[member.shard.unsafeGetTensorImpl()] = &member;
+  }
+
+  /// Of each change once: what is fetched ahead is what came next the last time.
+  static residency::Residency::Surprise warning_of_orders() {
+    return [told = std::set<std::array<int32_t, 3>>()](const auto& after, const auto& expected,
+                                                       const auto& found) mutable {
+      if (!told.insert({after.index(), expected.index(), found.index()}).second) return;
+      logs::warn("accelerate.parallel",
+                 "DeepSpeed configuration: log_trace_cache_warnings: the recorded order of modules broke: after '{}' "
+                 "came '{}', expected '{}'; the new order is recorded",
+                 after.name(), found.name(), expected.name());
+    };
   }
 
   /// What is not sharded: buffers, and the parameters of ignored modules.
@@ -347,8 +362,9 @@ struct Sharding::Impl {
       if (group && settings.from_rank0) value = of_rank0(value);
       const bool stays = std::any_of(full_precision.begin(), full_precision.end(),
                                      [&name = name](const auto& path) { return name.starts_with(path + "."); });
-      if (buffer_dtype && value.is_floating_point() && !stays && value.scalar_type() != *buffer_dtype) {
-        value = value.to(*buffer_dtype);
+      const auto dtype = settings.fp32_buffers.contains(name) ? at::kFloat : buffer_dtype;
+      if (dtype && value.is_floating_point() && !stays && value.scalar_type() != *dtype) {
+        value = value.to(*dtype);
         counts::add(Count::buffers_converted);
       }
       keep(buffer, value);

@@ -166,6 +166,15 @@ class ChosenZero final : public ChosenLayer {
     const auto group = comm::mesh().along(comm::kTokens);
     auto settings = settings_of(settings_, group ? group->world_size() : 1);
     settings.compare_parameters_every = compare_parameters_every_;
+    if (compute_dtype(settings_) && settings_.keeps_buffers())
+      settings.fp32_buffers =
+          buffers_like(model, settings_.data_types.keep_in_fp32_modules, [](const std::string& pattern) {
+            if (is_rank0())
+              logs::warn("accelerate.parallel",
+                         "DeepSpeed configuration: data_types.keep_in_fp32_modules has '{}', which matches no buffer "
+                         "of the model: it has no effect.",
+                         pattern);
+          });
     if (autocast_dtype(settings_))
       settings.travels_low = [low =
                                   parameters_of_classes(model, settings_.torch_autocast.lower_precision_safe_modules)](
@@ -195,6 +204,7 @@ class ChosenZero final : public ChosenLayer {
     rules.process_group_timeout = std::chrono::minutes(minutes);
     if (!plugin().is_auto("gradient_accumulation_steps"))
       rules.gradient_accumulation_steps = settings_.gradient_accumulation_steps;
+    rules.counts_micro_steps = settings_.managed_gradient_accumulation;
     if (settings_.zero_optimization.stage == 3 && !settings_.zero_optimization.gather_16bit_weights_on_model_save)
       rules.no_whole_state =
           "the model is split by ZeRO's stage 3, whose whole 16-bit weights are gathered only if the DeepSpeed "

@@ -1,10 +1,12 @@
 #include "parallel/zero/setting_rules.hpp"
 
 #include <algorithm>
+#include <regex>
 
 #include "parallel/zero/batch.hpp"
 #include "parallel/zero/logged_operations.hpp"
 #include "parallel/zero/settings_table.hpp"
+#include "parallel/zero/units.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::zero {
@@ -70,6 +72,9 @@ void derive(ZeroSettings& s, const GivenKeys& given, const ReadOptions& options,
   if (s.scheduler) derive_scheduler(*s.scheduler, given, options, findings);
   if (s.flops_profiler.enabled) s.wall_clock_breakdown = true;
   if (is_before(options.as_of_version, "0.19.6")) s.timeout_minutes = 30;
+  // Until then a whole model was cast, with its buffers.
+  if (is_before(options.as_of_version, "0.19.2") && !s.data_types.buffer_dtype && (s.fp16.enabled || s.bf16.enabled))
+    s.data_types.buffer_dtype = s.fp16.enabled ? "fp16" : "bf16";
   if (zero.stage == 3 && zero.zero_hpz_partition_size > options.ranks) {
     findings.warnings.push_back(
         fmt::format("zero_optimization.zero_hpz_partition_size is {}, more than the {} ranks: it is now {}",
@@ -146,6 +151,14 @@ void check_together(const ZeroSettings& s, const GivenKeys& given, const ReadOpt
   wrong(s.data_types.param_dtype.value_or(dtype) != dtype,
         fmt::format("'data_types.param_dtype' is {}, but the sections fp16 and bf16 say {}; leave it out",
                     s.data_types.param_dtype.value_or(""), dtype));
+  if (s.keeps_buffers())
+    for (const auto& pattern : s.data_types.keep_in_fp32_modules) try {
+        static_cast<void>(parallel::regex_of_buffers(pattern));
+      } catch (const std::regex_error& error) {
+        wrong(true, fmt::format("'data_types.keep_in_fp32_modules' has '{}', expected a pattern of names of buffers, "
+                                "where * stands for any characters ({}); correct it",
+                                pattern.substr(0, 60), error.what()));
+      }
   wrong(s.torch_autocast.enabled && zero.stage == 3 && zero.zero_quantized_weights &&
             has("torch_autocast.lower_precision_safe_modules"),
         "'torch_autocast.lower_precision_safe_modules' and 'zero_optimization.zero_quantized_weights' exclude each "

@@ -66,6 +66,13 @@ const char* no_dynamic_scale(const ZeroSettings& s, const ReadOptions& options) 
   return s.fp16.loss_scale == 0 ? nullptr : "the loss scale is fixed";
 }
 const char* not_bf16(const ZeroSettings& s, const ReadOptions&) { return s.bf16.enabled ? nullptr : "bf16 is off"; }
+const char* not_low(const ZeroSettings& s, const ReadOptions&) {
+  return s.fp16.enabled || s.bf16.enabled ? nullptr : "buffers are cast only with fp16 or bf16";
+}
+const char* keeps_nothing(const ZeroSettings& s, const ReadOptions& options) {
+  if (const char* why = not_low(s, options)) return why;
+  return s.keeps_buffers() ? nullptr : "no buffer is named: models here have no list of their own";
+}
 const char* no_autocast(const ZeroSettings& s, const ReadOptions&) {
   return s.torch_autocast.enabled ? nullptr : "torch_autocast is off";
 }
@@ -149,9 +156,7 @@ std::vector<Row> general_rows() {
       {ROW(train_batch_size), .nullable = true},
       {ROW(train_micro_batch_size_per_gpu), .nullable = true},
       {ROW(gradient_accumulation_steps), .nullable = true},
-      {ROW(managed_gradient_accumulation), .state = later,
-       .reason = "leave it out, and set accelerator.set_sync_gradients(true) where the program decides about steps",
-       .since = "0.19.4"},
+      {ROW(managed_gradient_accumulation), .since = "0.19.4"},
       {ROW(gradient_clipping), .no_truth = true, .infinite = true, .moved = "0.19.3", .before = "0.0"},
       {ROW(zero_allow_untested_optimizer), .idle = not_guarded},
       {ROW(zero_force_ds_cpu_optimizer), .idle = no_program_optimizer},
@@ -308,10 +313,8 @@ std::vector<Row> precision_rows() {
       {ROW(torch_autocast.lower_precision_safe_modules), .idle = no_autocast},
       {ROW(data_types.grad_accum_dtype), .choices = kDtypes},
       {ROW(data_types.param_dtype), .choices = kDtypes},
-      {ROW(data_types.buffer_dtype), .state = later, .reason = "leave it out: buffers stay as the model has them",
-       .choices = kDtypes},
-      {ROW(data_types.keep_in_fp32_modules), .state = later,
-       .reason = "leave it out: buffers stay as the model has them", .choices = "auto"},
+      {ROW(data_types.buffer_dtype), .idle = not_low, .choices = kDtypes, .since = "0.19.2"},
+      {ROW(data_types.keep_in_fp32_modules), .idle = keeps_nothing, .choices = "auto", .since = "0.19.8"},
   };
 }
 
@@ -401,8 +404,7 @@ std::vector<Row> zero_rows() {
       {ROW(zero_optimization.override_module_apply), .state = no_meaning, .reason = "values are set after the split"},
       {ROW(zero_optimization.pipeline_loading_checkpoint), .state = no_meaning,
        .reason = "each rank reads only its own bytes"},
-      {ROW(zero_optimization.log_trace_cache_warnings), .state = later, .reason = "count with residency::stats()",
-       .idle = below_stage_3, .since = "0.16.4"},
+      {ROW(zero_optimization.log_trace_cache_warnings), .idle = below_stage_3, .since = "0.16.4"},
       {ROW(zero_optimization.enable_sanity_checks), .state = no_meaning,
        .reason = "ranks that reduce in other orders are named in any case"},
       {ROW(zero_optimization.save_muon_momentum_buffer_in_memory), .state = no_meaning,

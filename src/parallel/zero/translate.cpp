@@ -120,7 +120,8 @@ ShardingSettings settings_of(const ZeroSettings& zero, int64_t ranks) {
     settings.always_reduces =
         "data_types.grad_accum_dtype is fp32, and parameters have 16 bits: sums are of this rank's pieces, expected it "
         "to be left out; leave no_sync out (accumulate() goes on working)";
-  settings.param_dtype = settings.buffer_dtype = compute_dtype(zero);
+  settings.param_dtype = compute_dtype(zero);
+  if (compute_dtype(zero)) settings.buffer_dtype = dtype_named(zero.data_types.buffer_dtype);
   settings.masters_in_param_dtype = zero.has_low_masters();
   if (const auto dtype = autocast_dtype(zero)) settings.their_reduce_dtype = *dtype;
   settings.first_values_in_param_dtype = true;
@@ -137,6 +138,7 @@ ShardingSettings settings_of(const ZeroSettings& zero, int64_t ranks) {
   const auto& offload = zero.zero_optimization;
   settings.offload = offload.offload_optimizer.device == "cpu" || offload.offload_param.device == "cpu";
   settings.pin_memory = offload.offload_optimizer.pin_memory || offload.offload_param.pin_memory;
+  settings.tells_changed_order = stage == 3 && zero.zero_optimization.log_trace_cache_warnings;
   settings.states_stay =
       stage == 0 ? "the DeepSpeed configuration has stage 0, which splits nothing, expected stage 1, 2 or 3"
       : offload.offload_param.device != "none"

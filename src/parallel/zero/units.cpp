@@ -162,4 +162,23 @@ std::set<const at::TensorImpl*> parameters_of_classes(const ModelRef& model, con
   return found;
 }
 
+std::regex regex_of_buffers(const std::string& pattern) {
+  constexpr size_t kLongest = 1000;  // the standard library's expressions recurse
+  if (pattern.size() > kLongest) throw std::regex_error(std::regex_constants::error_complexity);
+  return std::regex(std::regex_replace(pattern, std::regex("\\*"), ".*"));
+}
+
+std::set<std::string> buffers_like(const ModelRef& model, const std::vector<std::string>& patterns,
+                                   const std::function<void(const std::string& pattern)>& unmatched) {
+  std::set<std::string> found;
+  for (const auto& pattern : patterns) {
+    const std::regex regex = regex_of_buffers(pattern);
+    bool any = false;
+    for (const auto& [name, buffer] : model.buffers())
+      if (buffer.is_floating_point() && std::regex_search(name, regex)) any = true, found.insert(name);
+    if (!any) unmatched(pattern);
+  }
+  return found;
+}
+
 }  // namespace accelerate::parallel

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <regex>
 #include <set>
 #include <string>
 #include <vector>
@@ -32,5 +33,12 @@ std::vector<ShardedUnit> units_by_module(const ModelRef& model, const ModuleUnit
 /// Parameters that modules of these classes register, classes by the last part of their names.
 /// @throws ConfigError for a class that is neither LibTorch's nor the model's
 std::set<const at::TensorImpl*> parameters_of_classes(const ModelRef& model, const std::vector<std::string>& classes);
+
+/// Of an entry of data_types.keep_in_fp32_modules: an expression in which * stands for any characters.
+/// @throws std::regex_error
+std::regex regex_of_buffers(const std::string& pattern);
+/// Full names of the buffers that a pattern matches anywhere. @param unmatched  is told which patterns match none
+std::set<std::string> buffers_like(const ModelRef& model, const std::vector<std::string>& patterns,
+                                   const std::function<void(const std::string& pattern)>& unmatched);
 
 }  // namespace accelerate::parallel

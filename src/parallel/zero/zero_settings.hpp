@@ -174,7 +174,8 @@ struct Checkpoint {
 /// fp32, fp16 or bf16; none: the model's own.
 struct DataTypes {
   std::optional<std::string> grad_accum_dtype, param_dtype, buffer_dtype;
-  std::vector<std::string> keep_in_fp32_modules;  ///< patterns; the one word auto: the model's own list
+  std::vector<std::string>
+      keep_in_fp32_modules;  ///< patterns; the one word auto: the model's own list, of which none has one here
 };
 
 struct TorchAutocast {
@@ -265,6 +266,11 @@ struct ACCELERATE_API ZeroSettings {
   /// Optimizers step on masters of 16 bits.
   bool has_low_masters() const {
     return fp16.enabled ? fp16.fp16_master_weights_and_grads : bf16.enabled && bf16.bf16_master_weights_and_grads;
+  }
+  /// Some buffers stay fp32 by their names.
+  bool keeps_buffers() const {
+    const auto& names = data_types.keep_in_fp32_modules;
+    return !names.empty() && names != std::vector<std::string>{"auto"};
   }
   /// Masters and optimizers' states lie elsewhere than the device.
   bool offloads_states() const {
