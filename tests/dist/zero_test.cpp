@@ -12,9 +12,13 @@
 #include "accelerate/parallel/zero_handles.hpp"
 #include "accelerate/residency.hpp"
 #include "both_stores.hpp"
+#include "comm/dry_process_group.hpp"
+#include "comm/group.hpp"
 #include "message_of.hpp"
 #include "parallel/engines.hpp"
+#include "parallel/sharding/shard_store.hpp"
 #include "parallel/zero/objects.hpp"
+#include "parallel/zero/translate.hpp"
 #include "ranks.hpp"
 #include "utils/counts.hpp"
 #include "utils/log.hpp"
@@ -895,4 +899,38 @@ RANKS_TEST(Zero, AnOrderOfModulesThatBreaksIsTold, 1, 2) {
       EXPECT_THAT(said(true), Not(HasSubstr(broke))) << "it was told of";
     }
   });
+}
+
+/// A device that need not be there: nothing may be asked of it for what goes to the host.
+TEST(Zero, AShareOfTheMastersStaysOnTheDevice) {
+  const at::Device gpu(at::kCUDA, 0);
+  const auto weight = torch::zeros({4, 4});
+  std::vector<parallel::ShardedPart> parts(4);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i].index = i;
+    parts[i].layout = residency::lay_out({weight}, 2);
+    parts[i].members.push_back({.name = "weight", .tensor = weight, .shard = {}});
+  }
+  zero::ZeroSettings settings;
+  settings.zero_optimization.stage = 3;
+  settings.zero_optimization.overlap_comm = true;
+  settings.zero_optimization.offload_optimizer.device = "cpu";
+  settings.zero_optimization.offload_optimizer.pin_memory = false;
+  for (const double ratio : {1.0, 0.5, 0.0})
+    for (const bool alone : {true, false}) {
+      SCOPED_TRACE(std::to_string(ratio) + (alone ? ", alone" : ""));
+      settings.zero_optimization.offload_optimizer.ratio = ratio;
+      parallel::ShardGroups groups;
+      if (!alone) groups.shard = comm::Group::join({.world_size = 2, .dry = std::make_shared<comm::TrafficCounter>()});
+      const auto store = parallel::make_shard_store(parts, groups, gpu, parallel::settings_of(settings, 1));
+      for (auto& part : parts) {
+        const bool on_host = static_cast<double>(part.index) >= 4 * (1 - ratio);
+        if (on_host || torch::cuda::is_available()) {
+          store->allocate(part);
+          EXPECT_EQ(part.master.is_cpu(), on_host) << part.index;
+        } else {
+          EXPECT_ANY_THROW(store->allocate(part)) << "memory on the device was asked for";
+        }
+      }
+    }
 }

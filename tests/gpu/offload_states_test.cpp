@@ -10,6 +10,7 @@
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "residency/member.hpp"
+#include "utils/counts.hpp"
 
 namespace gpu_test {
 namespace {
@@ -35,12 +36,12 @@ bool falls_below(int64_t bytes) {
 }
 
 struct Training {
-  Training(int64_t stage, const std::string& precision)
+  Training(int64_t stage, const std::string& precision, const std::string& more = "")
       : accelerator({.mixed_precision = precision,
                      .deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = R"({"train_micro_batch_size_per_gpu": 16,
                        "fp16": {"enabled": "auto", "initial_scale_power": 4}, "bf16": {"enabled": "auto"},
                        "zero_optimization": {"stage3_param_persistence_threshold": 0, "stage": )" +
-                                                                         std::to_string(stage) + "}}"},
+                                                                         std::to_string(stage) + more + "}}"},
                      .kwargs_handlers = {kGlooGroup}}),
         net(64, 4) {}
   template <class Between> std::vector<at::Tensor> train(Between&& between) {
@@ -100,6 +101,37 @@ void leaves_and_comes_back() {
         });
         for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(found[i], expected[i])) << i;
       }
+}
+
+/// A share of the masters is stepped on the host (offload_optimizer.ratio), the rest where the model computes.
+void a_share_is_stepped_on_the_host() {
+  const auto train = [](const std::string& precision, const std::string& offload) {
+    start_again();
+    return Training(3, precision, offload).train([](auto&, uint64_t) {});
+  };
+  for (const std::string precision : {"no", "bf16"}) {
+    SCOPED_TRACE(precision);
+    const auto expected = train(precision, "");
+    int64_t before = counts::read(counts::Count::parts_offloaded);
+    const auto offloaded_at = [&](const std::string& ratio) {
+      const auto found = train(precision, R"(, "offload_optimizer": {"device": "cpu", "ratio": )" + ratio + "}");
+      for (size_t i = 0; i < expected.size(); ++i)
+        EXPECT_TRUE(at::allclose(found[i].to(at::kCPU, at::kFloat), expected[i].to(at::kCPU, at::kFloat), 1e-2, 1e-3))
+            << ratio << ", " << i;
+      const int64_t now = counts::read(counts::Count::parts_offloaded);
+      return now - std::exchange(before, now);
+    };
+    const int64_t all = offloaded_at("1.0");
+    if (!on_cuda()) continue;
+    EXPECT_EQ(offloaded_at("0.5"), all / 2);
+    EXPECT_EQ(offloaded_at("0.0"), 0);
+  }
+}
+TEST_F(GpuOffloadStates, AShareIsSteppedOnTheHost) { a_share_is_stepped_on_the_host(); }
+
+TEST_F(GpuOffloadStates, AShareIsSteppedOnTheHostByTwoRanks) {
+  if (!support::is_rank()) return in_two_ranks();
+  a_share_is_stepped_on_the_host();
 }
 
 TEST_F(GpuOffloadStates, OfOneRank) { leaves_and_comes_back(); }

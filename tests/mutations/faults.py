@@ -629,10 +629,10 @@ F("MixedPrecision::param_dtype", file, "part.compute_dtype = «converts» ?", "f
 F("MixedPrecision::buffer_dtype", file, "if (dtype && «value.is_floating_point()» && !stays", "false",
   f + "MixedPrecisionPolicies")
 file = "src/parallel/sharding/shard_store.cpp"
-F("CPUOffload::offload_params", file, "(«offload_» || device_.is_cpu())", "false",
+F("CPUOffload::offload_params", file, ": any(«settings.offload» && !device.is_cpu()", "false",
   f + "OffloadedShardsLieOnTheHost")
-F("CPUOffload::offload_params alone", file, "return «offload_» && !device_.is_cpu()", "false",
-  f + "OffloadedShardsLieOnTheHost")
+F("zero_optimization.offload_optimizer.ratio", file,
+  "«(1 - share) * static_cast<double>(all)»", "0", "zero_tests Zero.AShareOfTheMastersStaysOnTheDevice")
 w = "fsdp_whole_tests FsdpWhole."
 F("others meet rank 0 where it summons alone", "src/residency/summon.cpp", "«unit.owner().look_at_homes(unit);»  // as rank 0",
   "", w + "SummonedWritesActAndAreLostWhenAskedTo")
@@ -2773,6 +2773,8 @@ F("stage3_module_granularity_threshold", file, "(«how.smallest_average > 0» &&
 F("small blocks come at once", file, "|| «elements[i] <= how.largest_whole»);", "false",
   z + "SmallBlocksComeAtOnceWhereTheyAreFetchedAhead")
 file = "src/parallel/zero/translate.cpp"
+F("zero_optimization.offload_optimizer.ratio is handed on", file,
+  "settings.offload_share = «offload.offload_optimizer.ratio»;", "1", z + "AShareOfTheMastersStaysOnTheDevice")
 F("data_types.buffer_dtype", file, "if («compute_dtype(zero)») settings.buffer_dtype =", "false",
   z + "BuffersAreCastAsTheFileSays")
 F("zero_optimization.log_trace_cache_warnings", file,

@@ -82,8 +82,9 @@ struct ShardingSettings {
   /// ranks share memory.
   std::set<std::string> fp8_weights = {};
 
-  bool offload = false;     ///< what this rank holds lies on the host
-  bool pin_memory = false;  ///< there
+  bool offload = false;      ///< what this rank holds lies on the host
+  double offload_share = 1;  ///< of its elements, the last ones; what comes first stays on the device
+  bool pin_memory = false;   ///< there
 
   /// Why offload_states() is refused; null: it is not.
   const char* states_stay = "the model's states are where its plugin's cpu_offload has them";

@@ -31,6 +31,25 @@ ReducerOptions reducer_options(const ShardingSettings& settings, const ShardGrou
           .overlap = settings.overlap_reduction};
 }
 
+/// Which parts' masters lie on the host, though the model is on a device: a share of all elements. What comes first
+/// stays on the device, as DeepSpeed's first sub-groups do.
+struct OnHost {
+  OnHost(const ShardingSettings& settings, const at::Device& device)
+      : any(settings.offload && !device.is_cpu() && !device.is_meta()),
+        pinned(settings.pin_memory),
+        share(settings.offload_share) {}
+  bool has(const ShardedPart& part, const std::vector<ShardedPart>& parts) const {
+    int64_t before = 0, all = 0;
+    for (const auto& one : parts) {
+      all += one.numel();
+      if (one.index < part.index) before += one.numel();
+    }
+    return any && static_cast<double>(before) >= (1 - share) * static_cast<double>(all);
+  }
+  bool any, pinned;
+  double share;
+};
+
 /// Each rank holds its shards itself.
 class GatheredStore final : public ShardStore {
  public:
@@ -39,23 +58,22 @@ class GatheredStore final : public ShardStore {
       : parts_(parts),
         groups_(groups),
         device_(device),
-        offload_(settings.offload),
-        pin_memory_(settings.pin_memory),
+        host_(settings, device),
         keeps_(settings.keep_until_step && !device.is_meta()),
         options_(reducer_options(settings, groups)) {}
 
   void allocate(ShardedPart& part) override {
     const meta_memory::Purpose shards(MemoryUse::parameters);
-    const bool on_host = !device_.is_meta() && (offload_ || device_.is_cpu());
+    const bool on_host = host_.has(part, parts_);
     part.master =
         at::zeros({part.numel() / groups_.ranks()},
                   at::TensorOptions().dtype(part.master_dtype).device(on_host ? at::Device(at::kCPU) : device_));
     if (part.fp8)
       part.fp8_scales =
           at::ones({static_cast<int64_t>(part.members.size())}, at::TensorOptions().dtype(at::kFloat).device(device_));
-    if (!on_host || device_.is_cpu()) return;
+    if (!on_host) return;
     counts::add(counts::Count::parts_offloaded);
-    if (pin_memory_) {
+    if (host_.pinned) {
       part.master = part.master.pin_memory();
       counts::add(counts::Count::parts_pinned);
     }
@@ -145,7 +163,8 @@ class GatheredStore final : public ShardStore {
   std::vector<ShardedPart>& parts_;
   ShardGroups groups_;
   at::Device device_;
-  bool offload_, pin_memory_, keeps_;
+  OnHost host_;
+  bool keeps_;
   ReducerOptions options_;
   UsedUnits used_;
   std::vector<Digest> digests_;  ///< by part
@@ -160,73 +179,68 @@ class LocalStore final : public ShardStore {
       : parts_(parts),
         groups_(groups),
         device_(device),
-        offload_(settings.offload),
-        pin_memory_(settings.pin_memory),
+        host_(settings, device),
         options_(reducer_options(settings, groups)) {
-    if (offloads()) worker_ = std::make_shared<residency::Worker>();
+    if (host_.any) worker_ = std::make_shared<residency::Worker>();
   }
 
   void allocate(ShardedPart& part) override {
     const meta_memory::Purpose shards(MemoryUse::parameters);
-    part.master =
-        at::zeros({part.numel()},
-                  at::TensorOptions().dtype(part.master_dtype).device(offloads() ? at::Device(at::kCPU) : device_));
-    if (offloads()) {
+    const bool goes = host_.has(part, parts_);
+    part.master = at::zeros({part.numel()},
+                            at::TensorOptions().dtype(part.master_dtype).device(goes ? at::Device(at::kCPU) : device_));
+    computed_.resize(parts_.size());
+    if (goes) {
       counts::add(counts::Count::parts_offloaded);
-      if (pin_memory_) {
+      if (host_.pinned) {
         part.master = part.master.pin_memory();
         counts::add(counts::Count::parts_pinned);
       }
       return;
     }
-    computed_.resize(parts_.size());
     computed_[part.index] =
         part.compute_dtype == part.master_dtype
             ? part.master
             : at::empty({part.numel()}, at::TensorOptions().dtype(part.compute_dtype).device(device_));
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
-    if (offloads()) return residency::host_home(part.master, worker_);
     const at::Tensor& computed = computed_[part.index];
+    if (!computed.defined()) return residency::host_home(part.master, worker_);
     return computed.is_same(part.master) ? residency::memory_home(computed)
                                          : residency::image_home(computed, part.master);
   }
-  at::Tensor computed(const ShardedPart& part) const override {
-    return offloads() ? at::Tensor() : computed_[part.index];
-  }
+  at::Tensor computed(const ShardedPart& part) const override { return computed_[part.index]; }
   std::unique_ptr<GradientReducer> make_reducer() override {
     return groups_.replicate ? collective_reducer(parts_, groups_, options_, nullptr) : local_reducer(parts_, options_);
   }
   void refresh(residency::Residency& units) override {
-    if (offloads()) return;
     const auto is_behind = [&](const ShardedPart& part) {
-      return !computed_[part.index].is_same(part.master) && part.master._version() != published_[part.index];
+      return computed_[part.index].defined() && !computed_[part.index].is_same(part.master) &&
+             part.master._version() != published_[part.index];
     };
     if (std::any_of(parts_.begin(), parts_.end(), is_behind)) publish(units);
   }
   void publish(residency::Residency& units) override {
     at::NoGradGuard no_grad;
-    if (offloads()) return;
     published_.resize(parts_.size());
     for (const auto& part : parts_) {
       auto& computed = computed_[part.index];
-      if (!computed.is_same(part.master)) computed.copy_(part.master);
+      if (computed.defined() && !computed.is_same(part.master)) computed.copy_(part.master);
       published_[part.index] = part.master._version();
     }
     units.note_up_to_date();
   }
 
  private:
-  bool offloads() const { return offload_ && !device_.is_cpu() && !device_.is_meta(); }
-
   std::vector<ShardedPart>& parts_;
   ShardGroups groups_;
   at::Device device_;
-  bool offload_, pin_memory_;
+  OnHost host_;
   ReducerOptions options_;
   std::shared_ptr<residency::Worker> worker_;
-  std::vector<at::Tensor> computed_;  ///< per part: master itself, or its image in the compute dtype
-  std::vector<int64_t> published_;    ///< per part: which version of its master the image is of
+  /// Per part: master itself, or its image in the compute dtype; undefined where the master lies on the host.
+  std::vector<at::Tensor> computed_;
+  std::vector<int64_t> published_;  ///< per part: which version of its master the image is of
 };
 
 }  // namespace

@@ -192,6 +192,14 @@ void check_together(const ZeroSettings& s, const GivenKeys& given, const ReadOpt
         fmt::format("'zero_optimization.offload_optimizer.ratio' is {}, but at stage {} all states are stepped in one "
                     "place, expected 1; leave it out, or use stage 3",
                     zero.offload_optimizer.ratio, zero.stage));
+  if (const char* other = zero.offload_param.device == "cpu" ? "offload_param, whose parameters come from the masters"
+                          : s.has_low_masters() ? "masters of 16 bits, which DeepSpeed's Adam for the host steps"
+                                                : nullptr;
+      other && zero.offload_optimizer.ratio < 1 && zero.stage == 3 && offloads && options.cuda)
+    findings.later.push_back(
+        fmt::format("'zero_optimization.offload_optimizer.ratio' is {} beside {}, which is not in this version: leave "
+                    "it out",
+                    zero.offload_optimizer.ratio, other));
   const auto no_folder = [](const std::string& device, const std::optional<std::string>& path) {
     return device == "nvme" &&
            (path.value_or("").empty() || *path == "none");  // a plugin's field for no folder is none

@@ -137,6 +137,7 @@ ShardingSettings settings_of(const ZeroSettings& zero, int64_t ranks) {
   else if (stage < 3 || ranks == 1) settings.kept_gradients = KeptGradients::as_reduced_until_added;
   const auto& offload = zero.zero_optimization;
   settings.offload = offload.offload_optimizer.device == "cpu" || offload.offload_param.device == "cpu";
+  settings.offload_share = offload.offload_optimizer.ratio;
   settings.pin_memory = offload.offload_optimizer.pin_memory || offload.offload_param.pin_memory;
   settings.tells_changed_order = stage == 3 && zero.zero_optimization.log_trace_cache_warnings;
   settings.states_stay =
