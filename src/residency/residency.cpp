@@ -181,9 +181,9 @@ void Residency::assign(const Member& member, const at::Tensor& value) {
 void Residency::note_up_to_date() {
   const MutexLock lock(mutex_);
   for (auto& unit : units_) {
-    if (!unit->fixed_) continue;  // it is fetched anew
     unit->pieces_written_ = false;
     for (auto& part : unit->parts_) {
+      if (!unit->fixed_) continue;
       part.version = part.home->version();
       for (auto& member : part.members) member->set_behind(false);
     }
