@@ -524,7 +524,7 @@ RANKS_TEST(Zero, MuonAndLambOfTheFileStepAsAlone, 1, 2, 3) {
         for (const auto& parameter : alone)
           if (parameter.dim() > 1 || std::string(kind.section).find("Lamb") != std::string::npos)
             elements += parameter.numel();
-        const auto on_all_ranks = accelerator.reduce(torch::tensor(states), Reduction::sum).item<int64_t>();
+        const auto on_all_ranks = accelerator.reduce(torch::tensor(states), "sum").item<int64_t>();
         EXPECT_EQ(on_all_ranks, elements * (number == 0 ? support::world_size() : 1)) << "each rank has its pieces'";
       }
     });
