@@ -251,7 +251,8 @@ void Residency::arrive(Unit& unit) {
   current_ = &unit;
   const int32_t expected = trace_.next(1);
   trace_.record(unit.index_);
-  if (surprise_ && left && expected >= 0 && expected != unit.index_)
+  // A unit that follows itself is one that release() came between, as a step does after some passes only.
+  if (surprise_ && left && expected >= 0 && expected != unit.index_ && expected != left->index_)
     surprise_(*left, *units_[static_cast<size_t>(expected)], unit);
   if (left && policy_.evict_after_use && !left->keep_ && left->pins_ == 0 && left->state_ == State::resident &&
       !comes_back_soon(*left))
