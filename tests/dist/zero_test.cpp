@@ -871,7 +871,7 @@ TORCH_MODULE(InAnyOrder);
 
 }  // namespace
 
-RANKS_TEST(Zero, AnOrderOfModulesThatBreaksIsTold, 1, 2) {
+RANKS_TEST(Zero, AnOrderOfModulesThatBreaksIsTold, 2, 3) {
   support::on_both_stores([](const std::string& store) {
     SCOPED_TRACE(store);
     for (const bool asked : {true, false}) {

@@ -451,6 +451,19 @@ TEST(ZeroSettings, WhatIsNotInThisVersionIsRefusedWhereItWouldAct) {
   EXPECT_THAT(more_than_ranks.warnings, Contains(HasSubstr("more than the 1 ranks")));
 }
 
+TEST(ZeroSettings, OnlyWhatIsFetchedHasAnOrder) {
+  const auto reason = [](const std::string& more, const ReadOptions& options) {
+    return entry_of(settings_of(R"("zero_optimization": {"log_trace_cache_warnings": true)" + more + "}", options),
+                    "zero_optimization.log_trace_cache_warnings")
+        .reason;
+  };
+  const std::string stage3 = R"(, "stage": 3)", offloads = stage3 + R"(, "offload_param": {"device": "cpu"})";
+  EXPECT_EQ(reason(R"(, "stage": 2)", {.ranks = 2}), "only stage 3 splits parameters");
+  EXPECT_EQ(reason(stage3, {.ranks = 2}), "");
+  EXPECT_EQ(reason(stage3, {.ranks = 1}), "one process has all parameters, and fetches none");
+  EXPECT_EQ(reason(offloads, {.ranks = 1, .cuda = true}), "");
+}
+
 TEST(ZeroSettings, BuffersAreCastOnlyInSixteenBits) {
   const std::string keys = R"("data_types": {"buffer_dtype": "bf16", "keep_in_fp32_modules": ["bias"]})";
   for (const char* key : {"data_types.buffer_dtype", "data_types.keep_in_fp32_modules"}) {

@@ -60,6 +60,11 @@ const char* no_files(const ZeroSettings& s, const ReadOptions& options) {
   const bool files = !no_states_in_files(s, options) || !no_parameters_in_files(s, options);
   return files ? nullptr : "nothing is kept in files: no offload device is nvme";
 }
+const char* nothing_is_fetched(const ZeroSettings& s, const ReadOptions& options) {
+  if (const char* why = below_stage_3(s, options)) return why;
+  const bool offloads = s.offloads_states() || s.zero_optimization.offload_param.device != "none";
+  return options.ranks > 1 || (options.cuda && offloads) ? nullptr : "one process has all parameters, and fetches none";
+}
 const char* not_fp16(const ZeroSettings& s, const ReadOptions&) { return s.fp16.enabled ? nullptr : "fp16 is off"; }
 const char* no_dynamic_scale(const ZeroSettings& s, const ReadOptions& options) {
   if (const char* why = not_fp16(s, options)) return why;
@@ -403,7 +408,7 @@ std::vector<Row> zero_rows() {
       {ROW(zero_optimization.override_module_apply), .state = no_meaning, .reason = "values are set after the split"},
       {ROW(zero_optimization.pipeline_loading_checkpoint), .state = no_meaning,
        .reason = "each rank reads only its own bytes"},
-      {ROW(zero_optimization.log_trace_cache_warnings), .idle = below_stage_3, .since = "0.16.4"},
+      {ROW(zero_optimization.log_trace_cache_warnings), .idle = nothing_is_fetched, .since = "0.16.4"},
       {ROW(zero_optimization.enable_sanity_checks), .state = no_meaning,
        .reason = "ranks that reduce in other orders are named in any case"},
       {ROW(zero_optimization.save_muon_momentum_buffer_in_memory), .state = no_meaning,
