@@ -2794,6 +2794,9 @@ F("managed_gradient_accumulation counts samples", "src/accelerator/accelerator.c
 F("a changed order of modules is told of once", "src/parallel/sharding/sharding.cpp",
   "if («!told.insert({after.index(), expected.index(), found.index()}).second») return;", "false",
   z + "AnOrderOfModulesThatBreaksIsTold")
+F("log_trace_cache_warnings says where nothing is fetched", "src/parallel/sharding/sharding.cpp",
+  "if («std::all_of(units->units().begin(), units->units().end(), [](const auto& unit) { return unit->fixed(); })»)",
+  "false", z + "AnOrderOfModulesThatBreaksIsTold")
 F("only the main process tells of a changed order", "src/parallel/sharding/sharding.cpp",
   "if (settings.tells_changed_order && «(!group || group->rank() == 0)»)", "true",
   z + "AnOrderOfModulesThatBreaksIsTold")

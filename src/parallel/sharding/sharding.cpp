@@ -321,7 +321,7 @@ struct Sharding::Impl {
       if (computes) return store->use(unit);
       if (read.insert(&unit).second) store->meet("reading a parameter");
     });
-    if (settings.tells_changed_order && (!group || group->rank() == 0)) units->set_surprise(warning_of_orders());
+    if (settings.tells_changed_order && (!group || group->rank() == 0)) tell_of_orders();
     units->set_change({.begin = [this] { store->before_step(*units); }, .end = [this] { publish(); }});
     reducer = store->make_reducer();
     gradients = std::make_unique<WholeGradients>(parts, groups, [this] { store->meet("reading a gradient"); });
@@ -330,15 +330,19 @@ struct Sharding::Impl {
   }
 
   /// Of each change once: what is fetched ahead is what came next the last time.
-  static residency::Residency::Surprise warning_of_orders() {
-    return [told = std::set<std::array<int32_t, 3>>()](const auto& after, const auto& expected,
-                                                       const auto& found) mutable {
+  void tell_of_orders() {
+    if (std::all_of(units->units().begin(), units->units().end(), [](const auto& unit) { return unit->fixed(); }))
+      return logs::warn("accelerate.parallel",
+                        "DeepSpeed configuration: log_trace_cache_warnings has no effect: nothing is fetched, since "
+                        "parameters lie where all ranks of the machine see them");
+    units->set_surprise([told = std::set<std::array<int32_t, 3>>()](const auto& after, const auto& expected,
+                                                                    const auto& found) mutable {
       if (!told.insert({after.index(), expected.index(), found.index()}).second) return;
       logs::warn("accelerate.parallel",
                  "DeepSpeed configuration: log_trace_cache_warnings: the recorded order of modules broke: after '{}' "
                  "came '{}', expected '{}'; the new order is recorded",
                  after.name(), found.name(), expected.name());
-    };
+    });
   }
 
   /// What is not sharded: buffers, and the parameters of ignored modules.
