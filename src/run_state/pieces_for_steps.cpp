@@ -28,8 +28,10 @@ PiecesForSteps::PiecesForSteps(const parallel::Engines& engines) {
     for (auto& held : engine->pieces()) {
       if (!held.in_pieces()) continue;
       const auto* key = held.value.unsafeGetTensorImpl();
-      // Of what is whole only the sizes, and in which order its elements lie.
-      held.whole = at::empty_strided(held.whole.sizes(), held.whole.strides(), held.whole.options().device(at::kMeta));
+      // Of what is whole only the sizes, and in which order its elements lie. A dry run counts what is made on meta.
+      if (!held.whole.is_meta())
+        held.whole =
+            at::empty_strided(held.whole.sizes(), held.whole.strides(), held.whole.options().device(at::kMeta));
       held.tensor = at::Tensor();
       pieces_.emplace(key, Piece{std::move(held), engine});
     }

@@ -126,9 +126,9 @@ void look_for_whole(parallel::Engine& engine, const std::unordered_set<const voi
 void give_pieces_to_optimizers(const RunState& run) {
   using Tensors = std::unordered_set<const void*>;
   const auto engines = run.engines();
-  const auto for_steps = std::make_shared<const PiecesForSteps>(engines);
   for (const auto& optimizer : run.optimizers)
-    if (auto* asking = dynamic_cast<optim::StepsOnPieces*>(&optimizer.optimizer())) asking->set_pieces(for_steps);
+    if (auto* asking = dynamic_cast<optim::StepsOnPieces*>(&optimizer.optimizer()))
+      asking->set_pieces(std::make_shared<const PiecesForSteps>(engines));
   for (const auto& engine : engines) {
     const auto sharded = std::make_shared<Tensors>(), pieces = std::make_shared<Tensors>();
     if (engine->holds_pieces())
