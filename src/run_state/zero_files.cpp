@@ -177,10 +177,8 @@ void list_flat_groups(Contents& contents, int64_t ranks, int64_t rank) {
   for (auto& flat : contents.flats) {
     for (const auto* item : flat.items)
       for (const auto& [kind, tensor] : item->state) flat.kinds.insert(kind);
-    const auto dtype = flat.items.front()->master.value.scalar_type();
-    if (std::all_of(flat.items.begin(), flat.items.end(),
-                    [&](const Item* item) { return item->master.value.scalar_type() == dtype; }))
-      flat.dtype = dtype;
+    flat.dtype = flat.items.front()->master.value.scalar_type();
+    for (const auto* item : flat.items) flat.dtype = c10::promoteTypes(flat.dtype, item->master.value.scalar_type());
     if (how.stage == 3) place_at_stage_3(flat, ranks, rank);
     else place_at_stages_1_and_2(flat, ranks, rank);
   }
@@ -235,9 +233,11 @@ at::Tensor part_here(const FlatGroup& flat, const std::string& kind, at::ScalarT
 }
 
 at::ScalarType dtype_of(const FlatGroup& flat, const std::string& kind) {
+  std::optional<at::ScalarType> dtype;
   for (const auto* item : flat.items)
-    if (const auto piece = piece_of(*item, kind); piece.defined()) return piece.scalar_type();
-  return at::kFloat;
+    if (const auto piece = piece_of(*item, kind); piece.defined())
+      dtype = c10::promoteTypes(dtype.value_or(piece.scalar_type()), piece.scalar_type());
+  return dtype.value_or(at::kFloat);
 }
 
 // ---- pickles
@@ -621,13 +621,15 @@ std::vector<size_t> optimizers_of(const RunState& run, const detail::PreparedMod
   for (size_t i = 0; i < run.optimizers.size(); ++i) {
     const auto& groups = run.optimizers[i].param_groups();
     if (optim::has_own_state_dict(run.optimizers[i].optimizer())) continue;
-    bool any = false, all = true;
+    bool any = false, all = true, alike = true;
     for (const auto& group : groups)
       for (const auto& parameter : group.params()) {
         const bool here = tensors.contains(parameter.unsafeGetTensorImpl());
         any = any || here, all = all && here;
+        alike = alike && parameter.is_complex() == group.params().front().is_complex();
       }
-    if (any && all) result.push_back(i);
+    // A group is one vector from stage 1 on: real numbers and complex ones don't go into one.
+    if (any && all && (alike || !model.deepspeed || model.deepspeed->stage == 0)) result.push_back(i);
   }
   return result;
 }

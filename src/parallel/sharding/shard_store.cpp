@@ -39,12 +39,13 @@ struct OnHost {
         pinned(settings.pin_memory),
         share(settings.offload_share) {}
   bool has(const ShardedPart& part, const std::vector<ShardedPart>& parts) const {
+    if (!any || share == 1) return any;
     int64_t before = 0, all = 0;
     for (const auto& one : parts) {
       all += one.numel();
       if (one.index < part.index) before += one.numel();
     }
-    return any && static_cast<double>(before) >= (1 - share) * static_cast<double>(all);
+    return static_cast<double>(before) >= (1 - share) * static_cast<double>(all);
   }
   bool any, pinned;
   double share;
