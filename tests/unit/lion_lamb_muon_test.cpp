@@ -515,12 +515,16 @@ TEST_F(OwnOptimizers, ClosuresAndMissingGradients) {
   EXPECT_EQ(second[0].item<double>(), 1) << "without a gradient";
 }
 
-TEST_F(OwnOptimizers, OnlySomeStepElementByElement) {
+TEST_F(OwnOptimizers, StepOnPieces) {
+  struct Derived : torch::optim::SGD {
+    using SGD::SGD;
+  };
   const Tensors one{parameter_of({2, 2})};
   EXPECT_TRUE(is_element_wise(Lion(one)));
   EXPECT_TRUE(is_element_wise(DeepSpeedAdam(one)));
-  EXPECT_FALSE(is_element_wise(Lamb(one)));
-  EXPECT_FALSE(is_element_wise(Muon({OptimizerParamGroup(one)})));
+  EXPECT_TRUE(is_element_wise(Lamb(one))) << "which asks for norms";
+  EXPECT_TRUE(is_element_wise(Muon({OptimizerParamGroup(one)}))) << "which asks for matrices";
+  EXPECT_FALSE(is_element_wise(Derived(one, 0.1)));
   EXPECT_FALSE(has_own_state_dict(Lion(one)));
 }
 
