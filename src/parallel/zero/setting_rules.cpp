@@ -1,7 +1,6 @@
 #include "parallel/zero/setting_rules.hpp"
 
 #include <algorithm>
-#include <regex>
 
 #include "parallel/zero/batch.hpp"
 #include "parallel/zero/logged_operations.hpp"
@@ -153,8 +152,8 @@ void check_together(const ZeroSettings& s, const GivenKeys& given, const ReadOpt
                     s.data_types.param_dtype.value_or(""), dtype));
   if (s.keeps_buffers())
     for (const auto& pattern : s.data_types.keep_in_fp32_modules) try {
-        static_cast<void>(parallel::regex_of_buffers(pattern));
-      } catch (const std::regex_error& error) {
+        static_cast<void>(parallel::expression_of_buffers(pattern));
+      } catch (const ConfigError& error) {
         wrong(true, fmt::format("'data_types.keep_in_fp32_modules' has '{}', expected a pattern of names of buffers, "
                                 "where * stands for any characters ({}); correct it",
                                 pattern.substr(0, 60), error.what()));

@@ -162,20 +162,21 @@ std::set<const at::TensorImpl*> parameters_of_classes(const ModelRef& model, con
   return found;
 }
 
-std::regex regex_of_buffers(const std::string& pattern) {
-  constexpr size_t kLongest = 1000;  // the standard library's expressions recurse
-  if (pattern.size() > kLongest) throw std::regex_error(std::regex_constants::error_complexity);
-  return std::regex(std::regex_replace(pattern, std::regex("\\*"), ".*"));
+RegularExpression expression_of_buffers(const std::string& pattern) {
+  std::string expression;
+  for (const char c : pattern) expression += c == '*' ? std::string(".*") : std::string(1, c);
+  static_cast<void>(RegularExpression(expression));  // by itself: brackets must not close those around it
+  return RegularExpression("(?s:.*)(?:" + expression + ")(?s:.*)");
 }
 
 std::set<std::string> buffers_like(const ModelRef& model, const std::vector<std::string>& patterns,
                                    const std::function<void(const std::string& pattern)>& unmatched) {
   std::set<std::string> found;
   for (const auto& pattern : patterns) {
-    const std::regex regex = regex_of_buffers(pattern);
+    const RegularExpression expression = expression_of_buffers(pattern);
     bool any = false;
     for (const auto& [name, buffer] : model.buffers())
-      if (buffer.is_floating_point() && std::regex_search(name, regex)) any = true, found.insert(name);
+      if (buffer.is_floating_point() && expression.matches(name)) any = true, found.insert(name);
     if (!any) unmatched(pattern);
   }
   return found;

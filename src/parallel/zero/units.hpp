@@ -2,13 +2,13 @@
 
 #include <cstdint>
 #include <functional>
-#include <regex>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "accelerate/model/model_ref.hpp"
 #include "parallel/sharding/settings.hpp"
+#include "utils/regular_expression.hpp"
 
 namespace accelerate::parallel {
 
@@ -35,8 +35,8 @@ std::vector<ShardedUnit> units_by_module(const ModelRef& model, const ModuleUnit
 std::set<const at::TensorImpl*> parameters_of_classes(const ModelRef& model, const std::vector<std::string>& classes);
 
 /// Of an entry of data_types.keep_in_fp32_modules: an expression in which * stands for any characters.
-/// @throws std::regex_error
-std::regex regex_of_buffers(const std::string& pattern);
+/// It may stand anywhere in the text. @throws ConfigError
+RegularExpression expression_of_buffers(const std::string& pattern);
 /// Full names of the buffers that a pattern matches anywhere. @param unmatched  is told which patterns match none
 std::set<std::string> buffers_like(const ModelRef& model, const std::vector<std::string>& patterns,
                                    const std::function<void(const std::string& pattern)>& unmatched);
