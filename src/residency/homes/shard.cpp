@@ -78,8 +78,9 @@ class ShardHome final : public Home {
     if (group_->debug()) agree();
     const meta_memory::Purpose on_the_way(MemoryUse::staging);
     if (at::Tensor sent = left_; sent.defined()) {
+      const bool current = left_of_ == version();
       forget();
-      return gather(near_, std::move(sent), flat, wire_near());
+      if (current) return gather(near_, std::move(sent), flat, wire_near());
     }
     if (here_.defined()) return gather(group_, message_of(here_, flat), flat, wire_.get());
     at::Tensor mine = at::empty({own_.numel}, flat.options().dtype(own_.dtype));
@@ -96,6 +97,7 @@ class ShardHome final : public Home {
     const int64_t begin = near_->rank() * length;
     const at::Tensor stretch = flat.narrow(0, begin, length);
     left_ = wire_near() ? wire_->encode(stretch, begin) : stretch.clone();
+    left_of_ = version();
     counters().add_resident(static_cast<int64_t>(left_.nbytes()));
   }
   void forget() override {
@@ -190,7 +192,8 @@ class ShardHome final : public Home {
   std::optional<Kept> kept_;  ///< the same
   mutable int64_t changes_ = 0;
   std::shared_ptr<comm::Group> group_, near_;
-  at::Tensor left_;  ///< by keep_for_backward(): what this rank sends among near_
+  at::Tensor left_;       ///< by keep_for_backward(): what this rank sends among near_
+  int64_t left_of_ = -1;  ///< the version of what it was made from: a backward may leave it, and a step come then
   std::string name_;
   const uint64_t of_ = std::hash<std::string>()(name_);  ///< the unit, for groups
   std::unique_ptr<Wire> wire_;
