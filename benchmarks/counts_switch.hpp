@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "utils/counts.hpp"
+#include "data/counts.hpp"
 
 /// x86 only. Without the variable BENCH_COUNTS it does nothing. All functions: while no other thread counts.
 class CountsSwitch {
@@ -72,7 +72,7 @@ class CountsSwitch {
     if (sites_.empty()) return "";
     constexpr int kTimes = 1'000'000;
     const int64_t begin = cpu();
-    for (int i = 0; i < kTimes; ++i) accelerate::counts::add(accelerate::counts::Count::batches);
+    for (int i = 0; i < kTimes; ++i) accelerate::counts::add(accelerate::data::DataCount::batches);
     return ",\"counted\":[" + counted_ + "],\"cpu_ms\":[" + cpu_ms_ + "],\"adds\":" + std::to_string(adds_) +
            ",\"add_ns\":" + std::to_string(static_cast<double>(cpu() - begin) / kTimes);
   }
@@ -96,7 +96,8 @@ class CountsSwitch {
   };
   static int64_t total() {
     int64_t sum = 0;
-    for (const auto& value : accelerate::counts::values) sum += value.load();
+    for (const auto values : accelerate::counts::all())
+      for (const auto& value : values) sum += value.load();
     return sum;
   }
   static int64_t cpu() {

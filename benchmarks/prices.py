@@ -57,15 +57,16 @@ def price(both):
 
 
 def sites(program):
-    """(offset, length) of each instruction that adds to a count: to the array itself, or by a register that the same
+    """(offset, length) of each instruction that adds to a count: to one of the arrays, or by a register that the same
     function loads with its address."""
     names = subprocess.run(["nm", "-S", program], capture_output=True, text=True, check=True).stdout
-    size = int(re.search(r"^\w+ (\w+) \w _ZN10accelerate6counts6valuesE$", names, re.M).group(1), 16)
-    found, registers, last = [], set(), None
+    values = "_ZN10accelerate6counts6detail6values"  # one for each module's enum
+    sizes = {name: int(size, 16) for size, name in re.findall(rf"^\w+ (\w+) \w ({values}\w+)$", names, re.M)}
+    found, registers, last = [], {}, None  # registers: the size of the array behind each
     command = ["objdump", "-d", "--no-show-raw-insn", program]
     for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
         if line.endswith(">:"):
-            registers = set()
+            registers = {}
         code = re.match(r"\s*([0-9a-f]+):\s+(.*)", line)
         if not code:
             continue
@@ -75,17 +76,18 @@ def sites(program):
             last = None
         if re.match(r"lock (addq \$0x1|add %r\w+),", text):
             base = re.search(r"(0x[0-9a-f]+)?\((%\w+)(?:,%\w+,8)?\)", text)
-            by_register = base and base.group(2) in registers and int(base.group(1) or "0", 16) < size
-            if "6counts6valuesE" in text or by_register:
+            by_register = base and base.group(2) in registers and int(base.group(1) or "0", 16) < registers[base.group(2)]
+            if values in text or by_register:
                 last = at
         elif text.startswith("call"):
-            registers &= {"%rbx", "%rbp", "%r12", "%r13", "%r14", "%r15"}
+            kept = ("%rbx", "%rbp", "%r12", "%r13", "%r14", "%r15")
+            registers = {name: size for name, size in registers.items() if name in kept}
         elif written := re.search(r"[, ](%\w+)(?:\s+#.*)?$", text):
-            if "6counts6valuesE" in text and text.startswith("lea"):
-                registers.add(written.group(1))
+            if text.startswith("lea") and (array := re.search(rf"{values}\w+", text)):
+                registers[written.group(1)] = sizes[array.group()]
             elif not re.match(r"cmp|test|push|pop|j", text):  # after a pop comes another path
-                registers.discard(written.group(1))
-                registers.discard(written.group(1).replace("%e", "%r"))
+                registers.pop(written.group(1), None)
+                registers.pop(written.group(1).replace("%e", "%r"), None)
     return found
 
 

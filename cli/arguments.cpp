@@ -26,9 +26,9 @@ std::vector<const Option*> options_of(const CommandTable& table, bool positional
   return result;
 }
 
-class Reader {
+class ArgumentsReader {
  public:
-  Reader(const CommandTable& table, const std::vector<std::string>& words) : table_(table), words_(words) {}
+  ArgumentsReader(const CommandTable& table, const std::vector<std::string>& words) : table_(table), words_(words) {}
 
   std::optional<Arguments> read() {
     const auto positional = options_of(table_, true);
@@ -133,7 +133,7 @@ class Reader {
     std::vector<std::string> names{"--help"};
     for (const auto* option : options_of(table_, false))
       for (const auto& known : option->spellings()) names.push_back(known);
-    // What torchrun and others call it is no slip of a letter.
+    // The names of torchrun and others are no slips of a letter.
     constexpr std::pair<std::string_view, const char*> kCalledElsewhere[] = {
         {"nproc_per_node", "--num_processes"}, {"nproc", "--num_processes"},          {"num_proc", "--num_processes"},
         {"num_procs", "--num_processes"},      {"num_gpus", "--num_processes"},       {"np", "--num_processes"},
@@ -187,7 +187,7 @@ std::vector<std::string> Arguments::all(const std::string& name) const {
 }
 
 std::optional<Arguments> read(const CommandTable& table, const std::vector<std::string>& arguments) {
-  return Reader(table, arguments).read();
+  return ArgumentsReader(table, arguments).read();
 }
 
 std::string help(const CommandTable& table) {

@@ -13,7 +13,7 @@
 ///
 ///     const cli::Registered kEnvCommand("env", run_env);
 ///
-/// What needs LibTorch is a program of its own in programs/, which the command calls by become(): so `accelerate`
+/// A command that needs LibTorch has a program of its own in programs/, which it calls by become(): so `accelerate`
 /// starts in milliseconds.
 namespace cli {
 

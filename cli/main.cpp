@@ -99,8 +99,7 @@ void become(const std::string& program, const std::vector<std::string>& argument
   ::execv(path.c_str(), argv.data());
   accelerate::raise<accelerate::NotBuiltError>(
       "the program {}, which does this, can't be started: {}. It is built and installed together with this one; was "
-      "only "
-      "this one copied?",
+      "only this one copied?",
       path, std::strerror(errno));
 }
 

@@ -33,7 +33,7 @@ endif()
 find_library(JEMALLOC_LIBRARY libjemalloc_pic.a)
 add_library(accelerate_allocator INTERFACE)
 if(JEMALLOC_LIBRARY AND NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
-  # mallctl: by which src/utils/huge_pages.cpp gives back what it keeps.
+  # mallctl: by which src/memory/huge_pages.cpp gives back what it keeps.
   target_link_libraries(accelerate_allocator INTERFACE ${JEMALLOC_LIBRARY} ${CMAKE_DL_LIBS} Threads::Threads)
   target_link_options(accelerate_allocator INTERFACE LINKER:--export-dynamic-symbol=mallctl)
 endif()

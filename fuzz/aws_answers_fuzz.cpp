@@ -2,10 +2,10 @@
 #include <string>
 
 #include "accelerate/utils/error.hpp"
+#include "input/json.hpp"
 #include "sagemaker/answers.hpp"
 #include "sagemaker/profiles.hpp"
 #include "scratch_folder.hpp"
-#include "utils/json.hpp"
 
 // Any bytes are an answer of a service, or a file of profiles: what it says is found, or a ConfigError.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -3,8 +3,8 @@
 
 #include "accelerate/utils/error.hpp"
 #include "formats/index_file.hpp"
+#include "input/json.hpp"
 #include "scratch_folder.hpp"
-#include "utils/json.hpp"
 
 // Any bytes are an index whose files are in its folder, or a CheckpointError; and what was read can be written, and
 // reads the same.

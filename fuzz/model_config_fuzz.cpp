@@ -7,11 +7,11 @@
 #include "accelerate/models/llama.hpp"
 #include "accelerate/utils/error.hpp"
 #include "formats/gguf_config.hpp"
+#include "input/json.hpp"
 #include "models/bert_config.hpp"
 #include "models/gpt2_config.hpp"
 #include "models/llama_config.hpp"
 #include "scratch_folder.hpp"
-#include "utils/json.hpp"
 
 namespace {
 

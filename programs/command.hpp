@@ -1,7 +1,7 @@
 #pragma once
 
-/// What commands share whose launcher has checked their options against its table: it starts them with what they are
-/// about, and pairs of an option and its text.
+/// Code that commands share whose options the launcher has checked against its table: it starts them with their
+/// subject, and pairs of an option and its text.
 
 #include <algorithm>
 #include <charconv>
@@ -24,18 +24,19 @@
 #include <accelerate/utils/error.hpp>
 #include <accelerate/utils/progress.hpp>
 
+#include "input/plain_text.hpp"
 #include "utils/error_text.hpp"
-#include "utils/plain_text.hpp"
+#include "utils/leave_libtorch.hpp"
 #include "utils/program_help.hpp"
 #include "utils/raise.hpp"
 
 namespace command {
 
 /// The options that were given.
-class Given {
+class GivenOptions {
  public:
   /// @param words  pairs, from `first` on
-  explicit Given(const std::vector<std::string>& words, size_t first) {
+  explicit GivenOptions(const std::vector<std::string>& words, size_t first) {
     for (size_t i = first; i + 1 < words.size(); i += 2) texts_.emplace_back(words[i].substr(2), words[i + 1]);
   }
   std::vector<std::string> all(const std::string& name) const {

@@ -12,12 +12,13 @@
 
 #include <unistd.h>
 
+#include "input/json.hpp"
+#include "input/plain_text.hpp"
+#include "input/read_file.hpp"
 #include "models/blocks.hpp"
 #include "utils/error_text.hpp"
-#include "utils/json.hpp"
-#include "utils/plain_text.hpp"
+#include "utils/leave_libtorch.hpp"
 #include "utils/program_help.hpp"
-#include "utils/read_file.hpp"
 
 namespace {
 
@@ -26,7 +27,7 @@ namespace models = accelerate::models;
 using accelerate::ConfigError;
 using accelerate::MemoryUse;
 
-struct Settings {
+struct EstimateSettings {
   std::string model, strategy, precision = "no";
   int64_t num_processes = 1, batch = 1;
   std::optional<int64_t> tokens;  ///< of a row, where rows are texts
@@ -39,7 +40,7 @@ struct Settings {
 };
 
 /// The configuration that a user would write for it, the rest of it DeepSpeed's defaults.
-nlohmann::ordered_json deepspeed_config(const Settings& settings) {
+nlohmann::ordered_json deepspeed_config(const EstimateSettings& settings) {
   nlohmann::ordered_json zero{{"stage", *settings.stage()}};
   if (settings.offload) zero["offload_optimizer"] = {{"device", "cpu"}};
   if (settings.offload && *settings.stage() == 3) zero["offload_param"] = {{"device", "cpu"}};
@@ -53,7 +54,7 @@ nlohmann::ordered_json deepspeed_config(const Settings& settings) {
 /// A model for training, from the config.json of a folder, that file itself, or a built-in config.
 class TrainedModel {
  public:
-  explicit TrainedModel(const Settings& settings) : settings_(settings) {
+  explicit TrainedModel(const EstimateSettings& settings) : settings_(settings) {
     const auto& name = settings.model;
     std::string text = accelerate::built_in_config(name);
     if (accelerate::is_there(name)) {
@@ -150,7 +151,7 @@ class TrainedModel {
                : "";
   }
 
-  const Settings& settings_;
+  const EstimateSettings& settings_;
   nlohmann::ordered_json config_;
   fs::path folder_;
 };
@@ -169,15 +170,15 @@ struct WithLoss : torch::nn::Module {
   models::AutoModel model;
 };
 
-struct Outcome {
+struct EstimateOutcome {
   accelerate::DryRunReport report;
   int64_t parameters = 0;
   std::optional<int64_t> tokens;  ///< of a row; none for images
 };
 
-Outcome run(const Settings& settings) {
+EstimateOutcome run(const EstimateSettings& settings) {
   const TrainedModel trained(settings);
-  Outcome outcome;
+  EstimateOutcome outcome;
   if (!trained.takes_images()) outcome.tokens = trained.tokens();
   outcome.report =
       accelerate::dry_run({.num_processes = settings.num_processes}, [&](const accelerate::DryRunMark& mark) {
@@ -222,7 +223,7 @@ Outcome run(const Settings& settings) {
   return outcome;
 }
 
-std::string note_of(const Settings& settings) {
+std::string note_of(const EstimateSettings& settings) {
   std::string note = settings.strategy == "fsdp" ? "a dry run of FULL_SHARD"
                      : settings.stage()          ? "a dry run of ZeRO's stage " + std::to_string(*settings.stage())
                                                  : "a dry run of data parallelism";
@@ -234,7 +235,7 @@ constexpr const char* kPhases[] = {"forward", "backward", "step"};
 constexpr const char* kUses[] = {
     "parameters", "gradients", "optimizer", "whole parameters in use", "gradients under way", "activations and other"};
 
-struct Step {
+struct EstimatedStep {
   std::array<accelerate::MemoryByUse, 3> at_peak;
   accelerate::comm::Traffic traffic;
   int64_t peak = 0;
@@ -242,8 +243,8 @@ struct Step {
   int64_t peak_on_host = 0;
 };
 
-Step step_of(const Settings& settings, const Outcome& outcome) {
-  Step step;
+EstimatedStep step_of(const EstimateSettings& settings, const EstimateOutcome& outcome) {
+  EstimatedStep step;
   for (size_t i = 0; i < 3; ++i) {
     const auto& phase = outcome.report.phase(kPhases[i]);
     step.at_peak[i] = phase.at_peak;
@@ -260,7 +261,7 @@ Step step_of(const Settings& settings, const Outcome& outcome) {
   return step;
 }
 
-void print_table(const Settings& settings, const Outcome& outcome, const Step& step) {
+void print_table(const EstimateSettings& settings, const EstimateOutcome& outcome, const EstimatedStep& step) {
   const auto text = [](int64_t bytes) { return accelerate::convert_bytes(static_cast<double>(bytes)); };
   std::printf("Training `%s` with %s on %lld process%s: memory of each, at the highest moment of each phase\n",
               settings.model.c_str(), settings.strategy.c_str(), static_cast<long long>(settings.num_processes),
@@ -289,7 +290,7 @@ void print_table(const Settings& settings, const Outcome& outcome, const Step& s
   std::printf("From %s. docs/dry_run.md says what is counted.\n", note_of(settings).c_str());
 }
 
-void print_json(const Settings& settings, const Outcome& outcome, const Step& step) {
+void print_json(const EstimateSettings& settings, const EstimateOutcome& outcome, const EstimatedStep& step) {
   nlohmann::ordered_json phases;
   for (size_t i = 0; i < 3; ++i) {
     auto& phase = phases[kPhases[i]];
@@ -319,8 +320,8 @@ void print_json(const Settings& settings, const Outcome& outcome, const Step& st
             << "\n";
 }
 
-Settings settings_of(const std::vector<std::string>& words) {
-  Settings settings;
+EstimateSettings settings_of(const std::vector<std::string>& words) {
+  EstimateSettings settings;
   const auto number = [](const std::string& option, const std::string& text) {
     size_t used = 0;
     int64_t value = 0;

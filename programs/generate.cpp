@@ -23,18 +23,18 @@
 
 #include "bigmodel/hub_cache.hpp"
 #include "command.hpp"
+#include "input/json.hpp"
+#include "input/read_file.hpp"
+#include "memory/loading_pages.hpp"
 #include "models/blocks.hpp"
 #include "residency/member.hpp"
-#include "utils/json.hpp"
-#include "utils/loading_pages.hpp"
-#include "utils/read_file.hpp"
 
 namespace {
 
 namespace fs = std::filesystem;
 namespace models = accelerate::models;
 using accelerate::ConfigError;
-using command::Given;
+using command::GivenOptions;
 using models::ChatMessage;
 using Clock = std::chrono::steady_clock;
 
@@ -51,8 +51,8 @@ accelerate::MaxMemory max_memory_of(const std::vector<std::string>& words) {
       accelerate::raise<ConfigError>("--max_memory: found '{}', expected PLACE=SIZE, for example cpu=150MB or 0=20GiB",
                                      word);
     const std::string size = word.substr(equals + 1);
-    const bool plain = size.find_first_not_of("0123456789") == std::string::npos && !size.empty() &&
-                       size.size() < 19;  // a number of bytes
+    // A number of bytes.
+    const bool plain = size.find_first_not_of("0123456789") == std::string::npos && !size.empty() && size.size() < 19;
     limits.insert_or_assign(
         accelerate::Place(word.substr(0, equals)),
         plain ? accelerate::MemorySize(static_cast<int64_t>(std::stoll(size))) : accelerate::MemorySize(size));
@@ -102,7 +102,7 @@ at::ScalarType dtype_of(const std::string& name) {
   return name == "float16" ? at::kHalf : name == "bfloat16" ? at::kBFloat16 : at::kFloat;
 }
 
-models::AutoLoadOptions loading_of(const Given& given) {
+models::AutoLoadOptions loading_of(const GivenOptions& given) {
   models::AutoLoadOptions options;
   if (const auto words = given.all("max_memory"); !words.empty()) options.max_memory = max_memory_of(words);
   if (const auto map = given.text("device_map")) options.device_map = device_map_of(*map);
@@ -213,7 +213,7 @@ class Speaker {
 };
 
 /// Options that this conversation would not be another one without.
-void refuse_without_effect(const Given& given) {
+void refuse_without_effect(const GivenOptions& given) {
   if (given.on("chat") && given.text("prompt"))
     accelerate::raise<ConfigError>("--chat takes its prompts from standard input: leave --prompt or --chat out");
   if (!given.on("raw")) return;
@@ -226,7 +226,7 @@ void refuse_without_effect(const Given& given) {
         "--chat was given with --raw, by which a text is continued as it is and no answer knows those before: leave "
         "one of them out");
 }
-void refuse_without_effect(const models::GenerationConfig& config, const Given& given) {
+void refuse_without_effect(const models::GenerationConfig& config, const GivenOptions& given) {
   for (const char* option : {"top_k", "top_p"})
     if (given.text(option) && !config.do_sample)
       accelerate::raise<ConfigError>(
@@ -240,7 +240,7 @@ void refuse_without_effect(const models::GenerationConfig& config, const Given& 
 }
 
 models::GenerationConfig generation_of(const fs::path& checkpoint, const models::Tokenizer& tokenizer,
-                                       const Given& given) {
+                                       const GivenOptions& given) {
   auto config = models::GenerationConfig::from_pretrained(checkpoint);
   config.max_new_tokens = 256;
   if (const auto most = given.whole("max_new_tokens")) config.max_new_tokens = most;
@@ -287,7 +287,7 @@ nlohmann::ordered_json report_of(const Measured& measured, double load_seconds, 
           {"weight_bytes_fetched", stats.bytes_fetched}};
 }
 
-int talk(const fs::path& model, const Given& given) {
+int talk(const fs::path& model, const GivenOptions& given) {
   refuse_without_effect(given);
   if (const auto threads = given.threads()) at::set_num_threads(*threads);
   if (const auto seed = given.whole("seed")) torch::manual_seed(static_cast<uint64_t>(*seed));
@@ -364,6 +364,6 @@ int talk(const fs::path& model, const Given& given) {
 
 int main(int argc, char** argv) {
   return command::main_of("generate", 1, argc, argv, [](const std::vector<std::string>& words) {
-    return talk(words.front(), command::Given(words, 1));
+    return talk(words.front(), command::GivenOptions(words, 1));
   });
 }

@@ -8,27 +8,27 @@
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/checkpoint/zero_to_fp32.hpp"
 #include "accelerate/utils/error.hpp"
+#include "input/plain_text.hpp"
 #include "utils/error_text.hpp"
-#include "utils/plain_text.hpp"
+#include "utils/leave_libtorch.hpp"
 #include "utils/program_help.hpp"
 
 namespace {
 
-struct Asked {
+struct MergeRequest {
   std::vector<std::string> folders;
   accelerate::MergeFsdpWeightsOptions fsdp;
   std::string tag;
   bool exclude_frozen_parameters = false;
 };
 
-void merge(const Asked& asked) {
+void merge(const MergeRequest& asked) {
   const std::filesystem::path from = asked.folders[0], to = asked.folders[1];
   if (accelerate::is_zero_checkpoint(from) || !asked.tag.empty()) {
     if (asked.fsdp.remove_checkpoint_dir)
       throw accelerate::ConfigError(
           "--remove_checkpoint_dir was given for a checkpoint of DeepSpeed's, whose folder holds other tags, too; "
-          "remove "
-          "it by hand");
+          "remove it by hand");
     accelerate::ZeroToFp32Options options{.safe_serialization = asked.fsdp.safe_serialization,
                                           .tag = asked.tag,
                                           .exclude_frozen_parameters = asked.exclude_frozen_parameters};
@@ -46,7 +46,7 @@ void merge(const Asked& asked) {
 
 int main(int argc, char** argv) {
   command::show_help_if_asked(argc, argv, "merge-weights");
-  Asked asked;
+  MergeRequest asked;
   for (int i = 1; i < argc; ++i) {
     std::string word = argv[i];
     if (!word.starts_with("--")) {

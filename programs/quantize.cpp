@@ -16,15 +16,15 @@
 
 #include "bigmodel/hub_cache.hpp"
 #include "command.hpp"
-#include "utils/json.hpp"
-#include "utils/read_file.hpp"
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 
 namespace {
 
 namespace fs = std::filesystem;
 namespace models = accelerate::models;
 
-using command::Given;
+using command::GivenOptions;
 
 void stop_if_interrupted() {
   if (command::interrupted) throw command::Interrupted();
@@ -45,7 +45,7 @@ double perplexity_of(const fs::path& checkpoint, const at::Tensor& ids, const ch
   return value;
 }
 
-struct Report {
+struct QuantizeReport {
   accelerate::QuantizedFiles files;
   std::optional<double> before, after;
   int64_t tokens = 0;
@@ -62,7 +62,7 @@ at::Tensor tokens_of(const fs::path& model, const fs::path& text, int64_t most) 
   return torch::tensor(ids, at::kLong);
 }
 
-Report quantize(const fs::path& in, const fs::path& out, const Given& given) {
+QuantizeReport quantize(const fs::path& in, const fs::path& out, const GivenOptions& given) {
   accelerate::QuantizeFilesOptions options;
   options.to = *given.text("to");
   options.block_size = given.whole("block_size");
@@ -76,7 +76,7 @@ Report quantize(const fs::path& in, const fs::path& out, const Given& given) {
   options.overwrite = given.on("overwrite");
 
   accelerate::check_quantize_files(in, out, options);
-  Report report;
+  QuantizeReport report;
   const auto text = given.text("text");
   const bool exact = given.on("exact_products");
   at::Tensor ids;
@@ -109,7 +109,8 @@ std::map<std::string, int64_t> encodings_of(const accelerate::QuantizedFiles& fi
   return counts;
 }
 
-nlohmann::ordered_json json_of(const Report& report, bool wants_report, const fs::path& out, const std::string& to) {
+nlohmann::ordered_json json_of(const QuantizeReport& report, bool wants_report, const fs::path& out,
+                               const std::string& to) {
   const auto number = [](const std::optional<double>& value) {
     return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
   };
@@ -137,7 +138,7 @@ nlohmann::ordered_json json_of(const Report& report, bool wants_report, const fs
   return json;
 }
 
-void print(const Report& report, bool wants_report, const fs::path& out) {
+void print(const QuantizeReport& report, bool wants_report, const fs::path& out) {
   const auto& files = report.files;
   if (wants_report) std::printf("%10s  %12s  %12s  tensor\n", "error", "bytes before", "after");
   for (const auto& tensor : files.tensors) {
@@ -163,7 +164,7 @@ void print(const Report& report, bool wants_report, const fs::path& out) {
 
 int run(const std::vector<std::string>& words) {
   const fs::path out = words[1];
-  const Given given(words, 2);
+  const GivenOptions given(words, 2);
   if (const auto threads = given.threads()) at::set_num_threads(*threads);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) command::listen_for(signal);
   const bool wants_report = given.on("report");

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <numeric>
 
+#include "utils/leave_libtorch.hpp"
 #include "utils/program_help.hpp"
 
 namespace {
@@ -55,8 +56,8 @@ std::string same_values(const Tensor& found, const Tensor& expected) {
 }
 
 /// Sample i is the number i.
-struct Numbers : torch::data::Dataset<Numbers> {
-  explicit Numbers(int64_t count) : count_(count) {}
+struct NumberedSamples : torch::data::Dataset<NumberedSamples> {
+  explicit NumberedSamples(int64_t count) : count_(count) {}
   torch::data::Example<> get(size_t i) override {
     return {torch::full({1}, static_cast<double>(i)), torch::full({1}, static_cast<int64_t>(i), torch::kLong)};
   }
@@ -65,8 +66,8 @@ struct Numbers : torch::data::Dataset<Numbers> {
 };
 
 /// Points on a line with known noise.
-struct Line {
-  explicit Line(int64_t points) {
+struct NoisyLine {
+  explicit NoisyLine(int64_t points) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
     x = torch::randn({points, 4}, generator);
     y = x.matmul(torch::tensor({{1.0F}, {-2.0F}, {0.5F}, {3.0F}})) + 0.1 * torch::randn({points, 1}, generator);
@@ -75,8 +76,8 @@ struct Line {
 };
 
 /// How the training is shared out: steps of about 24 points, of which each process has at least one in each micro-step.
-struct Plan {
-  constexpr Plan(int64_t processes, int64_t accumulation)
+struct TestPlan {
+  constexpr TestPlan(int64_t processes, int64_t accumulation)
       : per_rank(std::max<int64_t>(1, 24 / processes / accumulation)),
         per_step(per_rank * processes * accumulation),
         points(std::max<int64_t>(96, 2 * per_step)) {}
@@ -86,7 +87,8 @@ struct Plan {
 constexpr bool always_takes_two_steps() {
   for (int64_t processes = 1; processes <= 4096; ++processes)
     for (const int64_t accumulation : {1, 2})
-      if (const Plan plan(processes, accumulation); plan.points / plan.per_step < 2 || plan.per_rank < 1) return false;
+      if (const TestPlan plan(processes, accumulation); plan.points / plan.per_step < 2 || plan.per_rank < 1)
+        return false;
   return true;
 }
 static_assert(always_takes_two_steps(), "the test must train whatever the number of processes");
@@ -99,7 +101,7 @@ torch::nn::Sequential small_model() {
 std::vector<double> numbers_seen(Accelerator& accelerator, const accelerate::DataLoaderConfiguration& config,
                                  int64_t count, bool shuffle) {
   auto loader = accelerate::data::prepare_data_loader(
-      accelerate::data::DataLoader(Numbers(count), {.batch_size = 4, .shuffle = shuffle}),
+      accelerate::data::DataLoader(NumberedSamples(count), {.batch_size = 4, .shuffle = shuffle}),
       {.config = config, .device = accelerator.device()});
   std::vector<double> seen;
   for (auto& batch : loader) {
@@ -120,8 +122,8 @@ std::string each_once(const std::vector<double>& seen, int64_t count) {
 /// After training on all processes the model must be that of one process that takes the same batches whole.
 std::string training_parity(Accelerator& accelerator, int64_t accumulation) {
   const int64_t processes = accelerator.num_processes();
-  const auto [per_rank, per_step, points] = Plan(processes, accumulation);
-  const Line data(points);
+  const auto [per_rank, per_step, points] = TestPlan(processes, accumulation);
+  const NoisyLine data(points);
   auto model = small_model();
   auto optimizer = torch::optim::SGD(model->parameters(), 0.05);
   auto [m, opt] = accelerator.prepare(model, optimizer);

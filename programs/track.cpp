@@ -13,10 +13,11 @@
 
 #include "accelerate/trackers/tracker.hpp"
 #include "accelerate/utils/error.hpp"
+#include "input/json.hpp"
+#include "input/plain_text.hpp"
 #include "trackers/json_lines.hpp"
 #include "utils/error_text.hpp"
-#include "utils/json.hpp"
-#include "utils/plain_text.hpp"
+#include "utils/leave_libtorch.hpp"
 #include "utils/program_help.hpp"
 #include "utils/raise.hpp"
 

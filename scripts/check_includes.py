@@ -17,6 +17,7 @@ It fails on
   - world_group() in parallel, data or optim (BY_AXES), where comm::mesh() says who works with whom;
   - settings.cpp of a layer (src/parallel/*/), which the launcher compiles, reaching LibTorch or another module than `config`;
   - a plugin's header in src/parallel/sharding, which is told what to do in terms of nobody's plugin;
+  - more than 24 headers with 2,400 lines behind accelerator.hpp;
   - the program given with --program being linked with LibTorch.
 
 usage: check_includes.py [--program build/release/bin/accelerate]
@@ -36,6 +37,7 @@ TORCH_FREE = ("cli", "launch", "config", "timeline", "programs/sagemaker")  # wi
 UMBRELLA = "umbrella"
 OWN_LIBRARY = ("models",)
 BY_AXES = ("parallel", "data", "optim")
+FACE_HEADERS, FACE_LINES = 24, 2400  # behind accelerator.hpp, which every program compiles
 LAYERS = PUBLIC / "accelerate/parallel/layers"  # plugins of layers, which programs that use them include
 
 
@@ -45,23 +47,24 @@ def is_door(path):
 
 
 def drawn_arrows():
-    """{module: set of modules it may include}, as ARCHITECTURE.md draws them. '*' on the left is every module."""
+    """{module: set of modules it may include}, as ARCHITECTURE.md draws them. '*' on the left is every module but those that such lines below it name."""
     block = re.search(r"^```layers\n(.*?)^```", (ROOT / "ARCHITECTURE.md").read_text(), re.M | re.S)
     if not block:
         sys.exit("check_includes: ARCHITECTURE.md has no block that begins with ```layers")
-    arrows, for_all = {}, set()
+    arrows, for_all = {}, []
     for line in block.group(1).splitlines():
         left, arrow, right = line.partition("->")
         if not arrow or not left.split():
             continue
         if left.split() == ["*"]:
-            for_all.update(right.split())
+            for_all += right.split()
         for module in left.split():
             arrows.setdefault(module, set()).update(right.split())
     arrows.pop("*", None)
-    for target in list(for_all) + [t for targets in arrows.values() for t in targets]:
+    for target in for_all + [t for targets in arrows.values() for t in targets]:
         arrows.setdefault(target, set())
-    return {m: targets | {t for t in for_all if t != m} for m, targets in arrows.items() if m != UMBRELLA}, for_all
+    below = {m: set(for_all[for_all.index(m) + 1:] if m in for_all else for_all) for m in arrows}
+    return {m: targets | below[m] for m, targets in arrows.items() if m != UMBRELLA}, set(for_all)
 
 
 @functools.cache
@@ -194,6 +197,11 @@ def check():
     problems += [f"accelerate.hpp does not reach {path.relative_to(PUBLIC)}" for path in sources("include")
                  if path not in everything and not is_door(path) and not path.is_relative_to(LAYERS)
                  and module_of(path, arrows) not in OWN_LIBRARY]
+    face = reached(PUBLIC / "accelerate/accelerator.hpp", set()) - {PUBLIC / "accelerate/accelerator.hpp"}
+    lines = sum(path.read_text().count("\n") for path in face)
+    if len(face) > FACE_HEADERS or lines > FACE_LINES:
+        problems.append(f"accelerator.hpp includes {len(face)} headers with {lines} lines, expected at most {FACE_HEADERS} with {FACE_LINES}: "
+                        "name types by forward declarations, hold options by Given<>, and let those who use a type include its header")
     problems += [f"{path.relative_to(ROOT)}: an example includes the private header '{name}'" for path in sources("examples")
                  for name, target in includes(path) if target and target.is_relative_to(PRIVATE)]
     problems += [f"ARCHITECTURE.md draws {a} -> {b}, which no #include uses: delete the arrow" for a in sorted(arrows)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""There is one way in for what others may have written: src/utils/json and src/utils/read_file (and, on it,
+"""There is one way in for what others may have written: src/input/json and src/input/read_file (and, on it,
 src/formats/input_file and mapped_file). This check finds readers that go another way.
 
 What may open files by itself is listed here, with the reason."""
@@ -13,15 +13,15 @@ ALLOWED = {
     "the system's own files, of /proc and /sys": """
         src/bigmodel/max_memory.cpp src/comm/shared_memory.cpp src/comm/waits.cpp src/utils/device_types.cpp
         src/launch/job/host.cpp src/launch/system/affinity.cpp
-        src/accelerator/memory_snapshot.cpp src/utils/file_mappings.cpp src/utils/thread_stacks.cpp src/profiler/trace_file.cpp src/launch/system/ports.cpp src/launch/system/process.cpp src/utils/network/peer_user.cpp cli/commands/env.cpp""",
+        src/accelerator/memory_snapshot.cpp src/memory/file_mappings.cpp src/observe/thread_stacks.cpp src/profiler/trace_file.cpp src/launch/system/ports.cpp src/launch/system/process.cpp src/network/peer_user.cpp cli/commands/env.cpp""",
     "files that it has made itself": "src/launch/supervise/rank_streams.cpp",
     "what files_of() has found to be regular files, to be sent as they are": "programs/sagemaker/source.cpp",
 }
 WAYS = {
-    r"\b(json|Json|Value|ordered_json)::(parse|accept|sax_parse|from_\w+)\(": "parse_json() of utils/json.hpp",
-    r"\b(std::)?ifstream\b|\bfopen\(": "read_text() or open_regular() of utils/read_file.hpp",
+    r"\b(json|Json|Value|ordered_json)::(parse|accept|sax_parse|from_\w+)\(": "parse_json() of input/json.hpp",
+    r"\b(std::)?ifstream\b|\bfopen\(": "read_text() or open_regular() of input/read_file.hpp",
 }
-ENTRIES = {"src/utils/json.cpp", "src/utils/read_file.cpp"}
+ENTRIES = {"src/input/json.cpp", "src/input/read_file.cpp"}
 
 
 def main() -> int:

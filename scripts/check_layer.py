@@ -22,7 +22,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LAYER = ROOT / "tests/structure/layer"
 CHANGED = "src/parallel/engines.cpp"
-CHECKS = ("check_includes.py", "check_receipts.py", "check_options.py", "mutate.py --check")
+CHECKS = ("check_includes.py", "check_names.py", "check_receipts.py", "check_options.py", "mutate.py --check")
 
 
 def fail(text):
@@ -60,19 +60,18 @@ def add_layer(copy):
 
 
 def compiler_of(build, copy):
-    """What compiles one source of the library, in the copy."""
+    """What compiles a unit of the build's tests, with the same precompiled header; what it has not there, it finds in the copy."""
     entries = json.loads((build / "compile_commands.json").read_text())
-    command = next(entry["command"] for entry in entries if "/accelerate.dir/" in entry["command"])
-    words = shlex.split(command)
-    kept = [words[0]]
-    for word, after in zip(words[1:], words[2:] + [""]):
-        if word.startswith(("-D", "-std", "-f")) and "pch" not in word:
-            kept.append(word)
-        elif word.startswith("-I"):
-            kept.append(word.replace(str(ROOT), str(copy)))
-        elif word == "-isystem":
-            kept += [word, after]
-    return [*kept, "-O1", f"-I{copy}/tests/support", "-include", "torch/torch.h", "-c"]
+    words = shlex.split(next(entry["command"] for entry in entries if "/together_dist_" in entry["file"]))
+    kept = words[:words.index("-o")]
+    added = [word.replace(str(ROOT), str(copy)) for word in kept if word.startswith(f"-I{ROOT}")]
+    return [*kept, *added, "-c"]
+
+
+def without_libtorch(command):
+    """The same without a precompiled header."""
+    at = command.index("-include") if "-include" in command else len(command)
+    return command[:at] + command[at + 2:]
 
 
 def linker_of(build, objects, program):
@@ -108,12 +107,15 @@ def main():
     sources = [copy / path for path in (pathlib.Path(CHANGED), *new) if path.suffix == ".cpp"]
     generated = copy / "layer_settings.cpp"
     subprocess.run(["cmake", f"-DROOT={copy}", f"-DOUT={generated}", "-P", copy / "cmake/AccelerateLayers.cmake"], check=True)
+    settings = [path for path in sources if path.name == "settings.cpp"] + [generated]  # of the launcher, which knows no LibTorch
+    # The rest is one source: most of what compiling it takes is LibTorch. The test comes last, which opens namespaces.
+    unit = copy / "unit.cpp"
+    unit.write_text("".join(f'#include "{path}"\n' for path in sources if path not in settings))
     compiler, objects = compiler_of(build, copy), []
-    for source in [*sources, generated]:
+    for source in [unit, *settings]:
         objects.append(f"{source}.o")
-        settings = source.name.endswith("settings.cpp")  # of the launcher, which knows no LibTorch
-        command = [word for word in compiler if not (settings and word in ("-include", "torch/torch.h"))]
-        subprocess.run([*command, source, "-o", objects[-1]], check=True)
+        command = compiler if source is unit else without_libtorch(compiler)
+        subprocess.run([*command, source, "-o", objects[-1]], cwd=build, check=True)
     program = str(copy / "columns_tests")
     subprocess.run(linker_of(build, objects, program), cwd=build, check=True)
     result = subprocess.run([program], cwd=copy, capture_output=True, text=True, errors="replace")

@@ -4,7 +4,7 @@
 #   scripts/quickstart.sh [--full] [arguments of nlp_example ...]
 #
 # Trains for about a minute on a quarter of the pairs; --full takes all of them.
-# What it builds can be installed afterwards: cmake --install build/release --prefix DIR
+# Builds what this needs and no more; scripts/install.sh builds the other programs, too, and installs everything.
 # Run it as often as you like: what is there already is not done again. scripts/common.sh lists the environment variables.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -22,8 +22,8 @@ step 1/5 "system packages"
 install_system_packages
 step 2/5 "LibTorch (a download of 200 MB the first time)"
 find_torch
-step 3/5 "building the library, the programs and the example (about 6 minutes the first time on 2 cores; $(num_jobs) compilers at a time)"
-build release installed nlp_example
+step 3/5 "building the library, the launcher and the example (about 6 minutes the first time on 2 cores; $(num_jobs) compilers at a time)"
+build release accelerate_cli nlp_example
 step 4/5 "weights and sentence pairs (100 MB the first time)"
 fetch_data minilm pairs
 # A relative path in the messages where the data lies in the repository.
@@ -46,6 +46,6 @@ Next:
   examples/nlp_example.cpp                       the program that just ran
   scripts/quickstart.sh --full                   the same on all pairs
   scripts/quickstart.sh --epochs 2               with other settings
-  cmake --install build/release --prefix DIR     the library and the programs, for your own projects
+  scripts/install.sh DIR                         the library and all programs, for your own projects
   scripts/test.sh                                builds and runs all tests
 END

@@ -20,7 +20,7 @@
 #include <iostream>
 #include <string>
 
-#include "utils/loading_pages.hpp"
+#include "memory/loading_pages.hpp"
 
 namespace {
 

@@ -28,7 +28,7 @@
 namespace {
 
 using accelerate::optim::kernels::AdamStep;
-using accelerate::optim::kernels::Stretch;
+using accelerate::optim::kernels::StepSlice;
 using at::Tensor;
 
 constexpr double kLr = 1e-4, kBeta1 = 0.9, kBeta2 = 0.999, kEps = 1e-8, kDecay = 0.01;
@@ -52,11 +52,11 @@ struct State {
     });
   }
   void kernel() const {
-    const Stretch all{.count = parameter.numel(),
-                      .parameter = parameter.mutable_data_ptr(),
-                      .gradient = gradient.mutable_data_ptr(),
-                      .first = first.mutable_data_ptr(),
-                      .second = second.mutable_data_ptr()};
+    const StepSlice all{.count = parameter.numel(),
+                        .parameter = parameter.mutable_data_ptr(),
+                        .gradient = gradient.mutable_data_ptr(),
+                        .first = first.mutable_data_ptr(),
+                        .second = second.mutable_data_ptr()};
     accelerate::optim::kernels::step(AdamStep{kLr, kBeta1, kBeta2, kEps, kDecay, true, 1}, {all});
   }
   void aten() const {

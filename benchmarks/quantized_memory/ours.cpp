@@ -17,7 +17,7 @@
 #include <fstream>
 #include <string>
 
-#include "utils/loading_pages.hpp"
+#include "memory/loading_pages.hpp"
 
 namespace {
 

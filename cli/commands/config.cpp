@@ -31,7 +31,7 @@ class RawTerminal {
   termios before_{};
 };
 
-struct Interrupted {};
+struct QuestionInterrupted {};
 
 char byte() {
   char c = 0;
@@ -120,7 +120,7 @@ class Menus : public Lines {
         std::printf("\r\x1b[K%s %s\x1b[0m\n", i == at ? "\x1b[36m  >" : "   ", choices[i].c_str());
       std::fflush(stdout);
       const char key = byte();
-      if (key == 3) throw Interrupted();  // Ctrl-C
+      if (key == 3) throw QuestionInterrupted();  // Ctrl-C
       if (key == 4) throw accelerate::ConfigError("the input ended before the last question. Nothing was written");
       if (key == '\r' || key == '\n') break;
       if (key == 27) {
@@ -145,7 +145,7 @@ class Menus : public Lines {
         at = found.value_or(at);
       }
     }
-    // What was chosen stays in place of the menu.
+    // The choice stays in place of the menu.
     std::printf("\x1b[%zuA\x1b[J  %s\n", choices.size(), choices[at].c_str());
     return at;
   }
@@ -173,7 +173,7 @@ int run_config(const cli::Arguments& arguments) {
     const std::string text = accelerate::ask_config(terminal ? menus : lines, file);
     std::printf("\nWritten to %s:\n\n%s", file.c_str(), text.c_str());
     return 0;
-  } catch (const Interrupted&) {
+  } catch (const QuestionInterrupted&) {
     std::printf("\nNothing was written.\n");
     return 130;
   }

@@ -27,7 +27,7 @@ std::string key_of(const Option& option) {
   return *option.section ? option.section + std::string(": ") + option.name : option.name;
 }
 
-/// What a cell of a table can't hold as it is.
+/// Escapes characters that a cell of a table can't hold as they are.
 std::string cell(const std::string& text) {
   std::string result;
   for (char c : text) result += c == '|' ? "\\|" : c == '<' ? "&lt;" : std::string(1, c);
@@ -48,7 +48,7 @@ void markdown_rows(std::span<const Option> options) {
   std::printf("\n");
 }
 
-/// What the program returns, sysexits.h's numbers for its own troubles.
+/// The exit codes of the program: sysexits.h's numbers for its own troubles.
 constexpr std::pair<const char*, const char*> kExitCodes[] = {
     {"0", "all processes returned 0"},
     {"1 to 255",

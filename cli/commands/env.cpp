@@ -9,7 +9,7 @@
 #include "accelerate/config.hpp"
 #include "accelerate/utils/version.hpp"
 #include "command.hpp"
-#include "utils/json.hpp"
+#include "input/json.hpp"
 
 namespace {
 

@@ -17,7 +17,7 @@ nlohmann::ordered_json bytes(double number) {
                                                         : nlohmann::ordered_json(number);
 }
 
-/// What the figures count.
+/// The sizes that the figures count.
 struct Counted {
   explicit Counted(const accelerate::ModuleTree& tree)
       : total_bytes(accelerate::compute_module_sizes(tree)[""]),

@@ -5,10 +5,10 @@
 
 #include "command.hpp"
 #include "foreground.hpp"
+#include "input/read_file.hpp"
 #include "timeline/report.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
-#include "utils/read_file.hpp"
 
 namespace {
 
@@ -69,13 +69,12 @@ void prepare_folder(const fs::path& folder, bool overwrite, const char* rank) {
   if (!overwrite)
     raise<ConfigError>(
         "--out '{}': found {} file(s) of an earlier profile there ({}), expected none: ranks of two runs would be "
-        "taken "
-        "for one job. Give another folder, or --overwrite.",
+        "taken for one job. Give another folder, or --overwrite.",
         folder.string(), earlier.size(), earlier.front().filename().string());
   for (const auto& path : earlier) fs::remove(path, error);
 }
 
-/// What is to be run: a program, or this one's `launch`. A program that is called "launch" is ./launch.
+/// The command to run: a program, or this one's `launch`. A program that is called "launch" is ./launch.
 std::vector<std::string> command_of(const cli::Arguments& arguments) {
   auto words = arguments.positional;
   const auto processes = arguments.text("num_processes");

@@ -7,7 +7,7 @@
 
 #include "accelerate/config.hpp"
 #include "command.hpp"
-#include "utils/read_file.hpp"
+#include "input/read_file.hpp"
 
 namespace {
 
@@ -38,8 +38,7 @@ int run_tpu_config(const cli::Arguments& arguments) {
     config = accelerate::tpu_config(file);
   const std::string name = arguments.text("tpu_name", config.name), zone = arguments.text("tpu_zone", config.zone);
   auto commands = arguments.all("command");
-  // What the command line says replaces the config file's commands altogether; of two on a side, the file of commands
-  // wins.
+  // Commands on the command line replace the config file's altogether; of two on a side, the file of commands wins.
   const std::string command_file = arguments.text("command_file", commands.empty() ? config.command_file : "");
   if (!command_file.empty()) commands = lines_of(command_file);
   else if (commands.empty()) commands = config.commands;

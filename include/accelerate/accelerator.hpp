@@ -18,30 +18,23 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
-#include <variant>
 #include <vector>
 
-#include "accelerate/accelerator/model_summary.hpp"
 #include "accelerate/accelerator/prepared.hpp"
-#include "accelerate/checkpoint.hpp"
+#include "accelerate/checkpoint/custom_object.hpp"
 #include "accelerate/comm.hpp"
 #include "accelerate/data/forward.hpp"
 #include "accelerate/data/metrics.hpp"
-#include "accelerate/data/random.hpp"
 #include "accelerate/optim/accelerated_scheduler.hpp"
 #include "accelerate/optim/optimizer.hpp"
-#include "accelerate/parallel/fsdp_plugin.hpp"
-#include "accelerate/parallel/parallelism_config.hpp"
-#include "accelerate/parallel/prepare_facts.hpp"
 #include "accelerate/precision.hpp"
-#include "accelerate/precision/fp8_kwargs.hpp"
 #include "accelerate/state.hpp"
-#include "accelerate/trackers/tracker.hpp"
+#include "accelerate/trackers/value.hpp"
+#include "accelerate/utils/core_kwargs.hpp"
 #include "accelerate/utils/given.hpp"
-#include "accelerate/utils/kwargs.hpp"
-#include "accelerate/utils/memory.hpp"
-#include "accelerate/utils/receipts.hpp"
+#include "accelerate/utils/release_memory.hpp"
 #include "accelerate/utils/split.hpp"
 
 namespace torch::data {
@@ -54,15 +47,51 @@ class ReduceLROnPlateauScheduler;
 
 namespace accelerate {
 
+// Types of which this header needs only the names: who gives or reads one includes its header.
 class DeepSpeedEngineWrapper;  // accelerate/accelerator/deepspeed_engine.hpp
 struct DeepSpeedPlugin;        // accelerate/parallel/deepspeed_plugin.hpp
-struct MegatronLMPlugin;       // accelerate/parallel/megatron_lm_plugin.hpp
-struct MemorySnapshot;         // accelerate/accelerator/memory_snapshot.hpp
-struct TorchDynamoPlugin;      // accelerate/utils/kwargs_dict.hpp
+struct DummyOptim;             // accelerate/optim/dummies.hpp
+struct DummyScheduler;
+struct FullyShardedDataParallelPlugin;  // accelerate/parallel/fsdp_plugin.hpp
+struct MegatronLMPlugin;                // accelerate/parallel/megatron_lm_plugin.hpp
+struct MemorySnapshot;                  // accelerate/accelerator/memory_snapshot.hpp
+struct ModelSummary;                    // accelerate/accelerator/model_summary.hpp
+struct SummaryOptions;
+struct ParallelismConfig;              // accelerate/parallel/parallelism_config.hpp
+class Profile;                         // accelerate/profiler.hpp
+struct Receipts;                       // accelerate/utils/receipts.hpp
+struct TorchDynamoPlugin;              // accelerate/utils/kwargs_dict.hpp
+struct DistributedDataParallelKwargs;  // accelerate/utils/kwargs.hpp
+struct GradScalerKwargs;
+struct ProfileKwargs;
+struct AORecipeKwargs;  // accelerate/precision/fp8_kwargs.hpp
+struct TERecipeKwargs;
+struct MSAMPRecipeKwargs;
+struct FP8RecipeKwargs;
+enum class FP8BackendType;
 
-using KwargsHandler =
-    std::variant<DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs, ProfileKwargs,
-                 AORecipeKwargs, TERecipeKwargs, MSAMPRecipeKwargs, FP8RecipeKwargs>;
+namespace parallel {
+struct PrepareFacts;
+}  // namespace parallel
+
+namespace detail {
+template <class T, class... Kinds> inline constexpr bool is_one_of = (std::is_same_v<T, Kinds> || ...);
+template <class T>
+concept Kwargs = is_one_of<T, DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs,
+                           ProfileKwargs, AORecipeKwargs, TERecipeKwargs, MSAMPRecipeKwargs, FP8RecipeKwargs>;
+}  // namespace detail
+
+/// One of the reference's keyword handlers (utils/kwargs.hpp), or a recipe of fp8 (precision/fp8_kwargs.hpp).
+class KwargsHandler {
+ public:
+  template <detail::Kwargs T> KwargsHandler(T kwargs) : kwargs_(std::move(kwargs)) {}
+  /// Null where it is of another kind.
+  template <detail::Kwargs T> const T* get_if() const { return std::any_cast<T>(&kwargs_); }
+  const std::type_info& kind() const { return kwargs_.type(); }
+
+ private:
+  std::any kwargs_;
+};
 
 /// Fields in the order of the reference's constructor. What is left out comes from the environment that `accelerate
 /// launch` sets, else from the default.
@@ -90,7 +119,7 @@ struct AcceleratorOptions {
   /// Shard parameters, gradients and optimizer states. Also on when `accelerate launch --use_fsdp` started this
   /// process. Like parallelism_config, a later Accelerator that is not given one has the first one's, until
   /// AcceleratorState::reset().
-  std::optional<FullyShardedDataParallelPlugin> fsdp_plugin;
+  Given<FullyShardedDataParallelPlugin> fsdp_plugin;
   /// Train by a DeepSpeed configuration (docs/deepspeed.md): ZeRO's stages, precision, clipping, and what stands in for
   /// optimizers and schedules. Also on when `accelerate launch --use_deepspeed` started this process. Shared as
   /// fsdp_plugin is, beside which it is an error.
@@ -114,7 +143,7 @@ struct AcceleratorOptions {
   /// How ranks are laid out. dp_replicate_size alone: data parallelism. With dp_shard_size: sharding within groups of
   /// so many ranks, with fsdp_plugin's other settings (fsdp_version 2, also when nothing else asks for it). Other axes
   /// are refused. Also read when `accelerate launch --use_parallelism_config` started this process.
-  std::optional<ParallelismConfig> parallelism_config;
+  Given<ParallelismConfig> parallelism_config;
   /// Extension: settings of further ways to split the training of a model (src/parallel), each a struct of a header of
   /// its own, at most one of each: {ColumnsPlugin{.size = 2}}. One that nothing here takes is refused by name. A later
   /// Accelerator that is not given any has the first one's.
@@ -167,7 +196,7 @@ concept OptimizerPointer = requires(T& p) {
 };
 template <class T> inline constexpr bool is_loader = false;
 template <class Batch> inline constexpr bool is_loader<data::DataLoader<Batch>> = true;
-/// What load_and_quantize_model, dispatch_model and their kin return.
+/// A model that load_and_quantize_model, dispatch_model or one of their kin has returned.
 template <class T>
 concept DispatchedObject = WrappedModel<T> && requires(const T& m) {
   m.hf_device_map();
@@ -199,6 +228,25 @@ concept TorchLoader = requires(T* p) {
 template <class T>
 concept TorchSchedule =
     std::derived_from<T, torch::optim::LRScheduler> || std::derived_from<T, torch::optim::ReduceLROnPlateauScheduler>;
+
+/// The facts about the objects that prepare() is given, from which settings that were left open follow.
+class ACCELERATE_API PrepareNotes {
+ public:
+  PrepareNotes();
+  ~PrepareNotes();
+  PrepareNotes(const PrepareNotes&) = delete;
+  PrepareNotes& operator=(const PrepareNotes&) = delete;
+  void model(const ModelRef& model);
+  void loader(std::optional<int64_t> batch_size);
+  void optimizer(const torch::optim::Optimizer& optimizer);
+  void schedule();
+  void dummy(const DummyOptim& dummy);
+  void dummy(const DummyScheduler& dummy);
+  const parallel::PrepareFacts& facts() const { return *facts_; }
+
+ private:
+  std::unique_ptr<parallel::PrepareFacts> facts_;
+};
 }  // namespace detail
 
 /// One per training run; several of a process share state, and what one has prepared others
@@ -226,7 +274,8 @@ class ACCELERATE_API Accelerator {
   bool is_last_process() const { return state().is_last_process(); }
   bool use_distributed() const { return state().use_distributed(); }
   std::string mixed_precision() const { return to_string(state().mixed_precision()); }
-  /// Whose fp8 recipe computes: that of the kwargs_handlers, else ACCELERATE_FP8_BACKEND's, else AO. NO without fp8.
+  /// The library whose fp8 recipe computes: the one of the kwargs_handlers, else ACCELERATE_FP8_BACKEND, else AO. NO
+  /// without fp8.
   FP8BackendType fp8_backend() const;
   const AcceleratorOptions& options() const;
   /// As it applies to this job; nothing when nobody gave one.
@@ -348,27 +397,29 @@ class ACCELERATE_API Accelerator {
   /// One micro-step: decides whether gradients are synchronised in it, and keeps the models from communicating
   /// otherwise.
   template <class... Models> Scope accumulate(const Models&... models) {
-    return begin_accumulate({models.core()->engine...});
+    return begin_accumulate(detail::engines_of({models.core()...}));
   }
   /// Within the scope backward only accumulates locally.
-  template <class Model> Scope no_sync(const Prepared<Model>& model) { return suspend_sync({model.core()->engine}); }
+  template <class Model> Scope no_sync(const Prepared<Model>& model) {
+    return suspend_sync(detail::engines_of({model.core()}));
+  }
   /// After several forwards under no_sync: the next backward of `model` synchronises.
   template <class Model> Scope trigger_sync_in_backward(const Prepared<Model>& model) {
-    return resume_sync(model.core()->engine);
+    return resume_sync(detail::engines_of({model.core()}).front());
   }
   /// Runs `loop`, in which ranks may have different numbers of batches. Collective.
   /// @param even_batches  replaces the setting of all prepared loaders (map data sets) for the time of the loop.
   template <class Model>
   void join_uneven_inputs(const std::vector<Prepared<Model>>& models, const std::function<void()>& loop,
                           std::optional<bool> even_batches = std::nullopt) {
-    parallel::Engines prepared;
-    for (const auto& model : models) prepared.push_back(model.core()->engine);
-    join(prepared, loop, even_batches);
+    std::vector<std::shared_ptr<detail::PreparedModel>> prepared;
+    for (const auto& model : models) prepared.push_back(model.core());
+    join(detail::engines_of(prepared), loop, even_batches);
   }
   template <class Model>
   void join_uneven_inputs(const Prepared<Model>& model, const std::function<void()>& loop,
                           std::optional<bool> even_batches = std::nullopt) {
-    join({model.core()->engine}, loop, even_batches);
+    join(detail::engines_of({model.core()}), loop, even_batches);
   }
   /// Autocast in this run's mixed precision, for code outside of prepared models.
   /// @param autocast_handler  for this scope; unset: that of the kwargs_handlers
@@ -444,8 +495,8 @@ class ACCELERATE_API Accelerator {
   /// Under FSDP models and optimizers go, by the plugin's state_dict_type, into
   /// - full: pytorch_model_fsdp.bin (_1, …) and optimizer.bin, whole, keyed by names; rank 0 writes, and holds one unit
   /// - sharded: the folders pytorch_model_fsdp_0 and optimizer_0, …: distributed checkpoints to which each rank writes
-  ///   its own pieces
-  /// - local: pytorch_model_fsdp_rank<r>.bin and optimizer_0_rank<r>.bin, …: each rank's pieces, for the same run only
+  ///   its own shards
+  /// - local: pytorch_model_fsdp_rank<r>.bin and optimizer_0_rank<r>.bin, …: each rank's shards, for the same run only
   /// Under a DeepSpeed configuration they go into DeepSpeed's own files, see accelerator/tagged_checkpoint.hpp.
   /// @throws CheckpointError, ResourceError, on all ranks; with automatic naming also where checkpoints lie that this
   /// run would not come after.
@@ -470,7 +521,7 @@ class ACCELERATE_API Accelerator {
   Scope register_load_state_pre_hook(StateHook hook);
   /// Hooks that change what is saved, as the reference's. `weights` are those of `models`, in their order, on the host;
   /// what the hook leaves there is written, as model.safetensors, model_1.safetensors, … None where a model is held in
-  /// pieces or FSDP has a form of its own for it; such models are written as they are.
+  /// shards or FSDP has a form of its own for it; such models are written as they are.
   using ModelWeights = std::vector<std::map<std::string, at::Tensor>>;
   using SaveStateHook =
       std::function<void(const std::vector<ModelRef>& models, ModelWeights& weights, const std::filesystem::path&)>;
@@ -532,21 +583,23 @@ class ACCELERATE_API Accelerator {
   /// Closes all trackers and waits for everyone. Collective. With ACCELERATE_RECEIPTS=1 the main process prints its
   /// receipts; where this is never called, the Accelerator's destructor or the process's end does.
   void end_training();
-  /// What each setting of this run did up to now, on this rank: settings, where they come from, and their effect in
-  /// numbers (see utils/receipts.hpp). Numbers are of the whole process. Not collective.
+  /// The receipts of this run's settings so far, on this rank: each setting, its source, and its effect in numbers (see
+  /// utils/receipts.hpp). The numbers count the whole process. Not collective.
   Receipts receipts() const;
   /// The model's modules, where their tensors live, and what each rank keeps of them; see model_summary.hpp. Takes
   /// models prepared or not, dispatched, sharded, without memory yet. Reads no values. Collective; the same on all
   /// ranks but for bytes_here.
   ModelSummary summary(const ModelRef& model) const;
   /// The same as a table, which the main process prints. Collective.
-  void print_summary(const ModelRef& model, const SummaryOptions& options = {}) const;
+  void print_summary(const ModelRef& model) const;
+  void print_summary(const ModelRef& model, const SummaryOptions& options) const;
   /// accelerate::memory(), with what the prepared models and optimizers hold of it. Not collective.
   MemorySnapshot memory() const;
   /// Records operators until the scope ends; see accelerate/profiler.hpp, which the caller includes. Without `kwargs`
   /// as the ProfileKwargs among kwargs_handlers say, else with defaults. Not collective: each rank records itself, and
   /// may leave it to others. @throws ConfigError for kwargs that can't be met, or while another profiler records.
-  [[nodiscard]] Profile profile(const std::optional<ProfileKwargs>& kwargs = std::nullopt) const;
+  [[nodiscard]] Profile profile() const;
+  [[nodiscard]] Profile profile(const std::optional<ProfileKwargs>& kwargs) const;
 
  private:
   struct Impl;
@@ -557,7 +610,9 @@ class ACCELERATE_API Accelerator {
   template <class... Objects>
   auto prepare_placed(const std::vector<std::optional<bool>>& placement, Objects&&... objects) {
     [[maybe_unused]] auto placed = placement.begin();
-    hear(facts_of(objects...));
+    detail::PrepareNotes notes;
+    (take_note(notes, objects), ...);
+    hear(notes);
     // Schedules need their prepared optimizers, wherever those stand in the list.
     // Braces, because they evaluate from left to right: the order is that of the files of a checkpoint.
     auto first = std::tuple<decltype(prepare_one(std::forward<Objects>(objects), *placed))...>{
@@ -567,20 +622,14 @@ class ACCELERATE_API Accelerator {
     if constexpr (sizeof...(Objects) == 1) return std::get<0>(std::move(prepared));
     else return prepared;
   }
-  template <class... Objects> static parallel::PrepareFacts facts_of(const Objects&... objects) {
-    parallel::PrepareFacts facts;
-    ((note_fact(facts, objects)), ...);
-    return facts;
-  }
-  template <class T> static void note_fact(parallel::PrepareFacts& facts, const T& object) {
-    if constexpr (ModelLike<T> || WrappedModel<T>) facts.models.emplace_back(object);
-    else if constexpr (detail::is_loader<T>) facts.batch_sizes.push_back(object.batch_size());
-    else if constexpr (std::same_as<T, DummyOptim>) facts.dummy_optimizers.push_back(object);
-    else if constexpr (std::same_as<T, DummyScheduler>) facts.dummy_schedulers.push_back(object);
-    else if constexpr (detail::OptimizerObject<T>) facts.optimizers.push_back(&object);
+  template <class T> static void take_note(detail::PrepareNotes& notes, const T& object) {
+    if constexpr (ModelLike<T> || WrappedModel<T>) notes.model(object);
+    else if constexpr (detail::is_loader<T>) notes.loader(object.batch_size());
+    else if constexpr (detail::is_one_of<T, DummyOptim, DummyScheduler>) notes.dummy(object);
+    else if constexpr (detail::OptimizerObject<T>) notes.optimizer(object);
     else if constexpr (detail::OptimizerPointer<T>) {
-      if (object) facts.optimizers.push_back(&*object);
-    } else if constexpr (detail::ScheduleObject<T>) ++facts.schedulers;
+      if (object) notes.optimizer(*object);
+    } else if constexpr (detail::ScheduleObject<T>) notes.schedule();
   }
   template <class T> auto prepare_one(T&& object, std::optional<bool> placed) {
     using U = std::remove_cvref_t<T>;
@@ -608,7 +657,7 @@ class ACCELERATE_API Accelerator {
   /// Its module, and the handle with it: it owns the weights.
   template <class D> auto prepare_dispatched(const D& dispatched, std::optional<bool> placed) {
     auto prepared = prepare_model(dispatched.unwrap(), false, placed);
-    prepared.core()->owner = std::make_shared<D>(dispatched);
+    detail::keep_owner(*prepared.core(), std::make_shared<D>(dispatched));
     return prepared;
   }
   template <class T> auto finish_one(T& object) {
@@ -623,7 +672,7 @@ class ACCELERATE_API Accelerator {
   AcceleratedOptimizer register_optimizer(AcceleratedOptimizer optimizer);
   void clip_before_steps(const AcceleratedOptimizer& optimizer);
   at::Tensor global_norm(const std::vector<at::Tensor>& parameters) const;
-  void hear(parallel::PrepareFacts facts);
+  void hear(const detail::PrepareNotes& notes);
   AcceleratedOptimizer prepare_dummy(const DummyOptim& dummy, std::optional<bool> device_placement);
   AcceleratedScheduler prepare_dummy(const DummyScheduler& dummy);
   void register_loader(std::shared_ptr<data::PreparedStatus> loader);

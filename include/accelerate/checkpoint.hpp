@@ -1,6 +1,6 @@
 #pragma once
 
-/// Who saves what, when? File names and contents are the reference's (features table, section 6), so that Python reads
+/// Checkpoint files. Their names and contents are the reference's (features table, section 6), so that Python reads
 /// them: safetensors for weights, ordinary torch archives for the rest. We never execute a pickle: reading one with
 /// unknown globals is an error. Every file appears complete or not at all.
 
@@ -9,13 +9,12 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 
+#include "accelerate/checkpoint/custom_object.hpp"
 #include "accelerate/model/model_ref.hpp"
-#include "accelerate/utils/archive.hpp"
 #include "accelerate/utils/export.hpp"
 
 namespace accelerate::checkpointing {
@@ -34,8 +33,8 @@ ACCELERATE_API std::map<std::string, at::Tensor> state_dict(const ModelRef& mode
 /// Copies `tensors` into the model. Names that share memory with a present one may be missing.
 /// @throws CheckpointError listing every missing, unexpected and misshapen tensor; the model is unchanged then.
 ACCELERATE_API void load_state_dict(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors);
-ACCELERATE_API void check_state_dict(
-    const ModelRef& model, const std::map<std::string, at::Tensor>& tensors);  ///< the same errors, without copying
+/// The same errors, without copying.
+ACCELERATE_API void check_state_dict(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors);
 
 /// "10GB", "500MB", "1KB": decimal units; "GiB", "MiB", "KiB": binary. @throws ConfigError
 ACCELERATE_API int64_t parse_size(const std::string& text);
@@ -44,42 +43,6 @@ ACCELERATE_API int64_t parse_size(const std::string& text);
 /// replace are removed. Not collective.
 ACCELERATE_API void save_model(const ModelRef& model, const std::filesystem::path& folder, int64_t max_shard_bytes,
                                bool safe_serialization);
-
-/// Bytes as a uint8 tensor, which Python reads too, and back. @throws CheckpointError for anything else.
-ACCELERATE_API c10::IValue bytes_as_object(const std::string& bytes);
-ACCELERATE_API std::string object_as_bytes(const c10::IValue& object);
-/// Lets `read` take values out of such bytes, which may be of a stranger's file: of tensors and of plain data in
-/// c10::IValue, all on the CPU; deeper than 100 levels, larger than the file or of other kinds is an error.
-/// @throws CheckpointError unless they hold what is read
-ACCELERATE_API void read_object_bytes(const c10::IValue& object, const std::function<void(ArchiveReader&)>& read);
-/// @throws CheckpointError for a tensor that read_object_bytes() would refuse: sparse or quantized
-ACCELERATE_API void check_can_be_read_again(const at::Tensor& tensor);
-
-/// A user's object in a checkpoint.
-struct CustomObject {
-  std::function<c10::IValue()> state_dict;
-  std::function<void(const c10::IValue&)> load_state_dict;
-};
-
-template <class T> CustomObject custom_object(T& object) {
-  if constexpr (requires(c10::IValue state) {
-                  { object.state_dict() } -> std::convertible_to<c10::IValue>;
-                  object.load_state_dict(state);
-                }) {
-    return {[&object] { return c10::IValue(object.state_dict()); },
-            [&object](const c10::IValue& state) { object.load_state_dict(state); }};
-  } else {
-    return {[&object] {
-              nested::for_each_tensor(object, check_can_be_read_again);
-              return bytes_as_object(to_bytes(object));
-            },
-            [&object](const c10::IValue& state) {
-              T read{};
-              read_object_bytes(state, [&read](ArchiveReader& reader) { reader.read(read); });
-              object = std::move(read);
-            }};
-  }
-}
 
 /// The generators of this process (default CPU generator and, where there is one, the device's), with the number of
 /// steps done, as random_states_<rank>.pkl.
@@ -92,8 +55,8 @@ ACCELERATE_API int64_t load_random_states(const c10::IValue& states, const at::D
 namespace accelerate {
 
 struct MergeFsdpWeightsOptions {
-  bool safe_serialization =
-      true;  ///< model.safetensors; without it pytorch_model.bin, which can also hold the nested state of an optimizer
+  /// model.safetensors; without it pytorch_model.bin, which can also hold the nested state of an optimizer.
+  bool safe_serialization = true;
   bool remove_checkpoint_dir = false;         ///< when all is written
   std::optional<std::string> max_shard_size;  ///< "5GB": several files of at most this size with an index. Unset: one
                                               ///< file, as the reference writes.

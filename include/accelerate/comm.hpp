@@ -47,14 +47,14 @@ struct Traffic {
 /// says who), DistributedOperationException on all ranks as verify(), ShapeError for tensors that the back end can't
 /// send.
 ACCELERATE_API at::Tensor all_gather(const at::Tensor& tensor);  ///< [n, ...] -> [P*n, ...]; a scalar counts as [1]
-ACCELERATE_API at::Tensor broadcast(const at::Tensor& tensor,
-                                    int64_t from_process);  ///< a tensor with from_process's values
+/// A tensor with from_process's values.
+ACCELERATE_API at::Tensor broadcast(const at::Tensor& tensor, int64_t from_process);
 ACCELERATE_API at::Tensor all_reduce(const at::Tensor& tensor, Reduction reduction, double scale);
 /// Each padded along one dimension to the largest size over all ranks, see pad_across_processes.
 ACCELERATE_API std::vector<at::Tensor> pad_to_largest(const std::vector<at::Tensor>& tensors,
                                                       const PadOptions& options);
-ACCELERATE_API std::vector<std::string> all_gather_bytes(
-    const std::string& bytes);  ///< one string per rank, lengths may differ
+/// One string per rank, lengths may differ.
+ACCELERATE_API std::vector<std::string> all_gather_bytes(const std::string& bytes);
 ACCELERATE_API std::string broadcast_bytes(const std::string& bytes, int64_t from_process);
 ACCELERATE_API int64_t rank();
 ACCELERATE_API int64_t world_size();

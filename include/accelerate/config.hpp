@@ -19,9 +19,8 @@ namespace accelerate {
 /// @return nothing when no name is near enough (more than a third of the letters differ).
 ACCELERATE_API std::optional<std::string> nearest_name(std::string_view given, const std::vector<std::string>& valid);
 
-/// Where config files are looked for when none is named: $HF_HOME/accelerate/default_config.yaml, else below
-/// $XDG_CACHE_HOME/huggingface or
-/// ~/.cache/huggingface. It need not exist.
+/// The config file that is read when none is named: $HF_HOME/accelerate/default_config.yaml, else below
+/// $XDG_CACHE_HOME/huggingface or ~/.cache/huggingface. It need not exist.
 ACCELERATE_API std::filesystem::path default_config_file();
 
 /// Writes a config file for this machine: one process per GPU, or one on the CPU. JSON if the name ends in .json, else
@@ -57,7 +56,7 @@ struct TpuConfig {
 };
 ACCELERATE_API TpuConfig tpu_config(const std::filesystem::path& file);
 
-/// Who puts the questions of `accelerate config` to the user.
+/// Puts the questions of `accelerate config` to the user.
 class ACCELERATE_API Dialog {
  public:
   /// Thrown by a question when the user wants to go back to the one before.

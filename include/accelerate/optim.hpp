@@ -1,6 +1,6 @@
 #pragma once
 
-/// What happens at `step()`: optimizers, schedules, loss scaling.
+/// Optimizers, schedules and loss scaling: all that happens at `step()`.
 
 #include "accelerate/optim/accelerated_scheduler.hpp"
 #include "accelerate/optim/adam8bit.hpp"

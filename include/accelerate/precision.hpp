@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "accelerate/state.hpp"
+#include "accelerate/utils/core_kwargs.hpp"
 #include "accelerate/utils/export.hpp"
-#include "accelerate/utils/kwargs.hpp"
 #include "accelerate/utils/ops.hpp"
 
 namespace accelerate {
@@ -46,7 +46,8 @@ class ACCELERATE_API AutocastGuard {
   return AutocastGuard(device_type, dtype, kwargs);
 }
 
-/// What a model returned under autocast, with fp16 and bf16 tensors as fp32 at any depth; all else stays.
+/// A copy of what a model returned under autocast, in which fp16 and bf16 tensors are fp32 at any depth; all else
+/// stays.
 template <class T> T convert_outputs_to_fp32(const T& outputs) { return convert_to_fp32(outputs); }
 
 }  // namespace accelerate

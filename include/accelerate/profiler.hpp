@@ -1,7 +1,7 @@
 #pragma once
 
-/// What the operators of this process cost: PyTorch's profiler (Kineto), with its tables and files, for C++.
-/// Source: torch.profiler and torch.autograd.profiler_util of PyTorch 2.13; `Accelerator.profile` of the reference.
+/// The costs of this process's operators: PyTorch's profiler (Kineto), with its tables and files, for C++. Source:
+/// torch.profiler and torch.autograd.profiler_util of PyTorch 2.13; `Accelerator.profile` of the reference.
 
 #include <c10/core/DeviceType.h>
 
@@ -18,7 +18,7 @@
 
 namespace accelerate {
 
-/// What a recording knows of one call, or of all calls of one kind. Times are in microseconds, memory in bytes.
+/// The costs of one call, or of all calls of one kind, in a recording. Times are in microseconds, memory in bytes.
 struct ProfileCosts {
   double cpu_time_total = 0;       ///< from begin to end, on the CPU
   double self_cpu_time_total = 0;  ///< of it, outside of the calls within
@@ -46,7 +46,7 @@ struct ProfileEvent : ProfileCosts {
   c10::DeviceType device_type = c10::DeviceType::CPU;
   int64_t device_index = 0;
   std::vector<std::vector<int64_t>> input_shapes;  ///< one list per input, empty for what is no tensor
-  /// Where it was called, innermost first: lines of TorchScript ("model.py(12): forward"), else functions of C++
+  /// The stack of its call, innermost first: lines of TorchScript ("model.py(12): forward"), else functions of C++
   /// ("program(0x12ab): train", with the address that addr2line wants). A backward has its forward's.
   std::vector<std::string> stack;
   /// The modules in whose forward it was called, outermost first; of C++ their classes, without "Impl".
@@ -88,7 +88,7 @@ struct ProfileAverage : ProfileCosts {
   double device_time() const { return count == 0 ? 0 : device_time_total / static_cast<double>(count); }
 };
 
-/// What was recorded, beside the events themselves.
+/// The settings and the process of a recording, beside its events.
 struct ProfileContext {
   std::string device;  ///< of kernels: "cuda", "xpu", …; empty: none
   bool memory = false;
@@ -124,11 +124,11 @@ struct ACCELERATE_API ProfileEvents {
 /// A storage whose purpose is known, for the memory timeline.
 struct ProfileStorage {
   enum class Kind { parameter, gradient, optimizer_state };
-  const void* data = nullptr;  ///< where it begins: tensor.storage().data()
+  const void* data = nullptr;  ///< its beginning: tensor.storage().data()
   Kind kind = Kind::parameter;
 };
 
-/// Who this process is, for the file of the trace.
+/// The identity of this process, for the file of the trace.
 struct ProfileProcess {
   /// How far its clock is from rank 0's.
   struct Clock {

@@ -33,7 +33,7 @@ ACCELERATE_API void reset_stats();
 ACCELERATE_API void set_paranoid(bool paranoid);
 
 struct SummonOptions {
-  /// What was changed in the scope becomes the parameters' value. Else it is lost.
+  /// Changes within the scope become the parameters' values. false: they are lost.
   bool writeback = true;
   /// Only rank 0 keeps the bytes; the others take part in fetching them and stay as they are. Excludes writeback.
   bool rank0_only = false;

@@ -1,6 +1,6 @@
 #pragma once
 
-/// Who am I? Rank, world, device and the settings that all Accelerators of a process share.
+/// Rank, world, device and the settings that all Accelerators of a process share.
 
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "accelerate/utils/core_kwargs.hpp"
 #include "accelerate/utils/export.hpp"
-#include "accelerate/utils/kwargs.hpp"
 
 namespace accelerate {
 
@@ -49,9 +49,10 @@ struct PartialStateOptions {
   std::optional<Pretence> pretence;
 };
 
-/// What a process knows about itself and its peers. All instances share one state: the first one reads the environment
-/// (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or Open MPI's, MPICH's, MVAPICH's and
-/// Slurm's variables) and joins the process group; alone (WORLD_SIZE unset or 1) there is no group and no store.
+/// The knowledge of a process about itself and its peers. All instances share one state: the first one reads the
+/// environment (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or Open MPI's, MPICH's,
+/// MVAPICH's and Slurm's variables) and joins the process group; alone (WORLD_SIZE unset or 1) there is no group and no
+/// store.
 ///
 /// Collective on first construction: every rank constructs one. Blocks until all have, at most the group's timeout.
 /// @throws ConfigError on contradictory variables or when constructed again with another `cpu`; CommError when peers do
@@ -83,7 +84,7 @@ class ACCELERATE_API PartialState {
   template <class T> T split_between_processes(const T& inputs, bool apply_padding = false) const {
     return accelerate::split_between_processes(inputs, num_processes(), process_index(), apply_padding);
   }
-  /// What the reference prints of it: a line each for the environment, the numbers of processes and the device.
+  /// The text that the reference prints: a line each for the environment, the numbers of processes and the device.
   std::string text() const;
   /// RAII: the main process runs the scope first, the others after it has left.
   [[nodiscard]] std::shared_ptr<void> main_process_first() const;
@@ -149,8 +150,8 @@ class ACCELERATE_API AcceleratorState : public PartialState {
   const DeepSpeedPlugin& deepspeed_plugin() const;
   /// One of AcceleratorOptions::deepspeed_plugins.
   const DeepSpeedPlugin& get_deepspeed_plugin(const std::string& name) const;
-  /// What is prepared from now on goes by this one of AcceleratorOptions::deepspeed_plugins; what is prepared already
-  /// stays as it is. Not collective, but on all ranks alike.
+  /// From now on prepare() goes by this one of AcceleratorOptions::deepspeed_plugins. Objects that are prepared already
+  /// stay as they are. Not collective, but on all ranks alike.
   void select_deepspeed_plugin(const std::string& name) const;
   static std::shared_ptr<detail::DeepSpeedPlugins>& deepspeed_plugins();  ///< for the library's own files
 
@@ -164,7 +165,7 @@ class ACCELERATE_API AcceleratorState : public PartialState {
 
 ACCELERATE_API std::ostream& operator<<(std::ostream& out, const AcceleratorState& state);
 
-/// What the loader that is being iterated tells the rest of the library. Implemented by prepared loaders.
+/// The status that the loader being iterated gives to the rest of the library. Implemented by prepared loaders.
 class ACCELERATE_API LoaderStatus {
  public:
   virtual ~LoaderStatus() = default;
@@ -176,7 +177,7 @@ class ACCELERATE_API LoaderStatus {
   virtual int64_t own_rows() const { return end_of_dataloader() && remainder() > 0 ? remainder() : 0; }
 };
 
-/// Where gradient accumulation stands; shared by all Accelerators.
+/// The state of gradient accumulation; shared by all Accelerators.
 class ACCELERATE_API GradientState {
  public:
   GradientState();

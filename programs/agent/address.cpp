@@ -1,5 +1,5 @@
 #include "agent/address.hpp"
-#include "utils/network/local_address.hpp"
+#include "network/local_address.hpp"
 #include "utils/raise.hpp"
 
 #include <arpa/inet.h>

@@ -15,9 +15,9 @@
 
 #include "agent/address.hpp"
 #include "agent/tunnel.hpp"
+#include "input/json.hpp"
 #include "launch/machines/messages.hpp"
-#include "utils/json.hpp"
-#include "utils/loading_pages.hpp"
+#include "memory/loading_pages.hpp"
 #include "utils/program_help.hpp"
 #include "utils/raise.hpp"
 
@@ -26,7 +26,7 @@ namespace {
 
 using launcher::Coordinator;
 using launcher::Decision;
-using launcher::Member;
+using launcher::MachineMember;
 using launcher::Node;
 using nlohmann::json;
 using std::chrono::milliseconds;
@@ -78,7 +78,7 @@ Options options_of(const json& j) {
 std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
 std::string text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
-/// What all machines must have said alike.
+/// The options that must be equal on all machines.
 json contract(const Options& o) {
   return {
       {"accelerate", 1}, {"backend", o.backend}, {"min_machines", o.min_machines}, {"max_machines", o.max_machines}};
@@ -128,9 +128,9 @@ void tell(const json& event) {
   }
 }
 
-class Agent {
+class MachineAgent {
  public:
-  explicit Agent(Options options) : o_(std::move(options)) {}
+  explicit MachineAgent(Options options) : o_(std::move(options)) {}
 
   void run() {
     open();
@@ -291,7 +291,7 @@ class Agent {
     store_->set(kOurs + "machine/" + std::to_string(me_.id), bytes(json(me_).dump()));
   }
 
-  /// What the decision means for this machine.
+  /// Acts on the decision, as far as it concerns this machine.
   void follow() {
     if (decision_.phase == "closed") {
       if (!std::exchange(told_closed_, true))
@@ -318,7 +318,7 @@ class Agent {
 
   void enter() {
     for (size_t i = 0; i < decision_.members.size(); ++i) {
-      const Member& member = decision_.members[i];
+      const MachineMember& member = decision_.members[i];
       if (member.id != me_.id) continue;
       const auto [address, port] = ranks_store(i == 0);
       me_.round = decision_.round;
@@ -350,9 +350,8 @@ class Agent {
       if (key.find(kOurs) == std::string::npos) store_->deleteKey(key.starts_with("/") ? key.substr(1) : key);
   }
 
-  /// Where the ranks of this round meet: a store that the agent of group rank 0 serves. With static and no token it is
-  /// the one where the agents meet, so that
-  /// --main_process_port is the only port that must be open.
+  /// The store where the ranks of this round meet, which the agent of group rank 0 serves. With static and no token it
+  /// is the one where the agents meet, so that --main_process_port is the only port that must be open.
   std::pair<std::string, int64_t> ranks_store(bool first) {
     if (shares_store()) return {o_.host, o_.port};
     const std::string key = kOurs + "store/" + std::to_string(decision_.round);
@@ -432,8 +431,8 @@ class Agent {
 };
 
 int main_program() {
-  // What others of this process write to stdout must not get between the lines for the launcher; and nothing kills it
-  // but the end of its input.
+  // Other output of this process to stdout must not get between the lines for the launcher; and nothing kills it but
+  // the end of its input.
   ::signal(SIGPIPE, SIG_IGN);
   ::setenv("TORCH_CPP_LOG_LEVEL", "ERROR", 0);
   std::string line;
@@ -456,7 +455,7 @@ int main_program() {
       if (*joined) std::this_thread::sleep_for(patience);
       ::_exit(0);
     }).detach();
-    Agent(options).run();
+    MachineAgent(options).run();
     return 0;
   } catch (const Error& error) {
     return closed(error.exit_code(), error.what());

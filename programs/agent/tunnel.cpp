@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "agent/address.hpp"
-#include "utils/network/peer_user.hpp"
-#include "utils/network/relay.hpp"
+#include "network/peer_user.hpp"
+#include "network/relay.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::agent {
@@ -156,18 +156,18 @@ class TlsStream : public Stream {
   short wanted_ = 0;
 };
 
-enum class Answer { accepted, refused, none };
+enum class GateAnswer { accepted, refused, none };
 
 /// Whether the gate accepts the token. Blocks.
-Answer try_gate(const std::shared_ptr<Context>& context, Fd fd, Clock::time_point deadline) {
+GateAnswer try_gate(const std::shared_ptr<Context>& context, Fd fd, Clock::time_point deadline) {
   TlsStream stream(context, false, std::move(fd));
   for (;;) {
     const auto now = stream.open();
-    if (now == Stream::Now::moved) return Answer::accepted;
-    if (now == Stream::Now::over) return stream.was_refused() ? Answer::refused : Answer::none;
+    if (now == Stream::Now::moved) return GateAnswer::accepted;
+    if (now == Stream::Now::over) return stream.was_refused() ? GateAnswer::refused : GateAnswer::none;
     pollfd ready{stream.fd(), stream.wanted(), 0};
     const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now()).count();
-    if (left <= 0 || ::poll(&ready, 1, static_cast<int>(left)) <= 0) return Answer::none;
+    if (left <= 0 || ::poll(&ready, 1, static_cast<int>(left)) <= 0) return GateAnswer::none;
   }
 }
 
@@ -221,19 +221,18 @@ Door::Door(const std::string& host, int64_t port, const std::string& token, mill
   const auto end = Clock::now() + timeout;
   sockaddr_storage gate{};
   int tries = 20;
-  for (auto answer = Answer::none; answer != Answer::accepted;) {
+  for (auto answer = GateAnswer::none; answer != GateAnswer::accepted;) {
     Fd fd = wait_for_port(host, port, std::chrono::ceil<milliseconds>(end - Clock::now()));
     socklen_t length = sizeof(gate);
     const bool connected = ::getpeername(fd.get(), reinterpret_cast<sockaddr*>(&gate), &length) == 0;
     if (connected) answer = try_gate(context, std::move(fd), end);
     // A gate that many knock at may drop one of them.
-    if (answer == Answer::refused || (answer == Answer::none && (--tries == 0 || Clock::now() > end)))
+    if (answer == GateAnswer::refused || (answer == GateAnswer::none && (--tries == 0 || Clock::now() > end)))
       raise<ConfigError>(
           "the host of the rendezvous at {}:{} refuses this machine: the token (--rdzv_conf token or token_file) is "
-          "not "
-          "the one that it was started with, or it was started without",
+          "not the one that it was started with, or it was started without",
           host, port);
-    if (answer == Answer::none) std::this_thread::sleep_for(milliseconds(50));
+    if (answer == GateAnswer::none) std::this_thread::sleep_for(milliseconds(50));
   }
   const int listening = listen_at("127.0.0.1", state_->port);
   if (listening < 0) raise<LaunchError>("no port can be opened on 127.0.0.1: {}", std::strerror(-listening));

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "utils/network/guarded_port.hpp"
+#include "network/guarded_port.hpp"
 
 /// c10d's TCPStore believes whoever connects. So it listens on loopback only, and a gate stands before it. With a token
 /// that speaks TLS 1.3 with the token as the pre-shared key (OpenSSL), which proves to either end that the other knows
@@ -22,7 +22,7 @@ class Gate {
   Gate(int listening, const std::string& token);
   ~Gate();
   Gate(const Gate&) = delete;
-  /// Where the store is to listen: other users of this machine get there through the gate only.
+  /// The port on which the store is to listen: other users of this machine get there through the gate only.
   GuardedPort& store();
 
  private:

@@ -3,7 +3,7 @@
 #include <ctime>
 #include <string_view>
 
-#include "utils/json.hpp"
+#include "input/json.hpp"
 #include "utils/raise.hpp"
 
 namespace sagemaker {

@@ -8,8 +8,8 @@
 
 #include "sagemaker/http.hpp"
 
-/// What services answer, read. They and who stands between may send anything: what a field should not be counts as not
-/// there.
+/// Reads the answers of services. They and anybody between may send anything: a field of another type than it should
+/// have counts as not there.
 namespace sagemaker {
 
 using Json = nlohmann::ordered_json;
@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 /// The text of the first <name>…</name>, "" when there is none.
 std::string xml_text(const std::string& xml, const std::string& name);
 
-/// What a JSON object has there, else null.
+/// The value that a JSON object has there, else null.
 Json field(const Json& object, const char* key);
 /// A text of a JSON object, "" where it has none.
 std::string text_in(const Json& object, const char* key);
@@ -28,12 +28,11 @@ std::optional<int64_t> seconds_in(const Json& object, const char* key);
 /// "2026-01-31 12:00:00 " of seconds since 1970, "" of what is no time.
 std::string time_text(const Json& seconds);
 
-/// What a service says went wrong: {code, message}. JSON services answer JSON, the others XML, proxies whatever they
-/// like.
+/// A service's complaint: {code, message}. JSON services answer JSON, the others XML, proxies whatever they like.
 std::pair<std::string, std::string> complaint(const HttpResponse& response);
 
-/// What the metadata services and credential processes answer: JSON with a few names. @param token_key  of the
-/// session's token. @param what  who answered. @throws ConfigError without the keys.
+/// The credentials in the answer of a metadata service or a credential process: JSON with a few names. @param token_key
+///  of the session's token. @param what  who answered. @throws ConfigError without the keys.
 Credentials credentials_in_json(const std::string& text, const std::string& token_key, const std::string& what);
 /// What STS answers. @throws ConfigError without the keys and a token.
 Credentials credentials_in_xml(const std::string& xml, const std::string& what);

@@ -1,5 +1,5 @@
 #include "sagemaker/aws.hpp"
-#include "utils/json.hpp"
+#include "input/json.hpp"
 #include "utils/raise.hpp"
 
 #include <openssl/evp.h>
@@ -93,7 +93,7 @@ std::string domain_of(const std::string& region) {
   return "amazonaws.com";
 }
 
-Aws::Aws(std::string region, const Environment& environment, const Profile& profile)
+Aws::Aws(std::string region, const Environment& environment, const AwsProfile& profile)
     : region_(std::move(region)), environment_(environment), profile_(profile) {}
 
 void Aws::use(Credentials credentials, std::string source) {
@@ -160,8 +160,8 @@ HttpResponse Aws::s3(const std::string& method, const std::string& bucket, const
   const std::string own = "https://s3." + region_ + "." + domain_of(region_);
   if (url == own && bucket.find('.') == std::string::npos) url = "https://" + bucket + url.substr(8) + "/" + key;
   else url += "/" + bucket + (key.empty() ? "" : "/" + key);
-  headers.emplace_back("x-amz-content-sha256",
-                       sha256(body));  // S3 wants to have it said, and older libcurls only sign it
+  // S3 wants to have it said, and older libcurls only sign it.
+  headers.emplace_back("x-amz-content-sha256", sha256(body));
   HttpRequest request{.method = method, .url = std::move(url), .headers = std::move(headers), .body = std::move(body)};
   return send(method == "HEAD" ? "HeadBucket"
               : key.empty()    ? "CreateBucket"
@@ -206,7 +206,7 @@ HttpResponse Aws::send(const std::string& what, const std::string& service, Http
                        code, status);
       }
       repeated_ = repeated_ || status >= 500;
-    } catch (const NoAnswer& error) {
+    } catch (const AwsNoAnswer& error) {
       why = error.what();
       if (attempt >= attempts)
         throw AwsError(where + " got no answer, " + (attempts > 1 ? std::to_string(attempts) + " times: " : "") + why +

@@ -31,7 +31,7 @@ class Aws {
  public:
   /// @param environment  the process's; AWS_MAX_ATTEMPTS (5 unless set) says how often a request is sent that finds the
   /// service busy, broken or not there
-  Aws(std::string region, const Environment& environment, const Profile& profile);
+  Aws(std::string region, const Environment& environment, const AwsProfile& profile);
 
   const std::string& region() const { return region_; }
   /// @param source  where they come from, for messages: "the environment", "profile x of ~/.aws/credentials"
@@ -60,7 +60,7 @@ class Aws {
 
   std::string region_;
   Environment environment_;
-  Profile profile_;
+  AwsProfile profile_;
   Credentials credentials_;
   std::string source_;
   Http http_;

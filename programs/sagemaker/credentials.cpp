@@ -1,5 +1,5 @@
 #include "sagemaker/credentials.hpp"
-#include "utils/read_file.hpp"
+#include "input/read_file.hpp"
 
 #include <sys/wait.h>
 
@@ -42,12 +42,12 @@ class Chain {
   Chain(const CredentialsQuery& query, const Environment& environment, const Profiles& profiles)
       : query_(query), environment_(environment), profiles_(profiles) {}
 
-  Found find() {
+  FoundCredentials find() {
     if (query_.given) return {*query_.given, "--aws_access_key_id and --aws_secret_access_key"};
     if (const auto found = of_environment(environment_))
       return {*found, "the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"};
     const std::string name = profile_name(query_, environment_);
-    const Profile* profile = profiles_.find(name);
+    const AwsProfile* profile = profiles_.find(name);
     if (!profile && name != "default") throw_missing(name, query_.profile.empty() ? "AWS_PROFILE" : "the config file");
     if (profile && !profile->get("role_arn").empty()) return of_role(*profile);
     if (const std::string file = variable_of(environment_, "AWS_WEB_IDENTITY_TOKEN_FILE"); !file.empty())
@@ -73,19 +73,19 @@ class Chain {
                                    profiles_.credentials_file().string(), profiles_.config_file().string());
   }
 
-  static std::string called(const Profile& profile) { return "the profile '" + profile.name + "'"; }
+  static std::string called(const AwsProfile& profile) { return "the profile '" + profile.name + "'"; }
 
-  /// What a profile has by itself: keys, or a program that prints some.
-  std::optional<Found> of_profile(const Profile& profile) {
+  /// The credentials that a profile has by itself: keys, or a program that prints some.
+  std::optional<FoundCredentials> of_profile(const AwsProfile& profile) {
     Credentials keys{profile.get("aws_access_key_id"), profile.get("aws_secret_access_key"),
                      profile.get("aws_session_token")};
-    if (!keys.key_id.empty() && !keys.secret.empty()) return Found{std::move(keys), called(profile)};
+    if (!keys.key_id.empty() && !keys.secret.empty()) return FoundCredentials{std::move(keys), called(profile)};
     if (!keys.key_id.empty() || !keys.secret.empty())
       accelerate::raise<ConfigError>("{} has {}: complete it", called(profile),
                                      keys.secret.empty() ? "aws_access_key_id without aws_secret_access_key"
                                                          : "aws_secret_access_key without aws_access_key_id");
     if (const std::string command = profile.get("credential_process"); !command.empty())
-      return Found{of_process(command, profile), called(profile) + " (credential_process)"};
+      return FoundCredentials{of_process(command, profile), called(profile) + " (credential_process)"};
     if (!profile.get("sso_session").empty() || !profile.get("sso_start_url").empty())
       accelerate::raise<ConfigError>(
           "{} logs in through IAM Identity Center (SSO), which this program can't. Let the AWS command line do it: "
@@ -94,7 +94,7 @@ class Chain {
     return std::nullopt;
   }
 
-  static Credentials of_process(const std::string& command, const Profile& profile) {
+  static Credentials of_process(const std::string& command, const AwsProfile& profile) {
     std::string output;
     std::FILE* pipe = ::popen(command.c_str(), "r");
     if (!pipe)
@@ -106,7 +106,7 @@ class Chain {
     return credentials_in_json(output, "SessionToken", "the credential_process of " + called(profile));
   }
 
-  Found of_role(const Profile& profile) {
+  FoundCredentials of_role(const AwsProfile& profile) {
     const std::string role = profile.get("role_arn"), source = profile.get("source_profile"),
                       other = profile.get("credential_source");
     if (const std::string file = profile.get("web_identity_token_file"); !file.empty())
@@ -123,9 +123,9 @@ class Chain {
           called(profile));
     if (!seen_.insert(profile.name).second)
       accelerate::raise<ConfigError>("{} is a source_profile of itself", called(profile));
-    Found base;
+    FoundCredentials base;
     if (!source.empty()) {
-      const Profile* next = profiles_.find(source);
+      const AwsProfile* next = profiles_.find(source);
       if (!next) throw_missing(source, called(profile) + " as source_profile");
       // A profile may be its own source: the keys beside its role.
       if (source != profile.name && !next->get("role_arn").empty()) {
@@ -138,9 +138,9 @@ class Chain {
         base = *found;
       }
     } else {
-      std::optional<Found> found;
+      std::optional<FoundCredentials> found;
       if (other == "Environment") {
-        if (auto keys = of_environment(environment_)) found = Found{*keys, "the environment"};
+        if (auto keys = of_environment(environment_)) found = FoundCredentials{*keys, "the environment"};
       } else if (other == "EcsContainer") found = of_container();
       else if (other == "Ec2InstanceMetadata") found = of_machine();
       else
@@ -166,10 +166,10 @@ class Chain {
     return {credentials_in_xml(sts.query("sts", form), "the role " + role), called(profile) + " (role " + role + ")"};
   }
 
-  Found of_web_identity(const std::string& file, const std::string& role, const std::string& session,
-                        const std::string& who) {
+  FoundCredentials of_web_identity(const std::string& file, const std::string& role, const std::string& session,
+                                   const std::string& who) {
     if (role.empty()) accelerate::raise<ConfigError>("{} is given without a role: set AWS_ROLE_ARN", who);
-    Aws sts(query_.region, environment_, Profile{});
+    Aws sts(query_.region, environment_, AwsProfile{});
     const auto xml = sts.query("sts",
                                {{"Action", "AssumeRoleWithWebIdentity"},
                                 {"Version", "2011-06-15"},
@@ -180,7 +180,7 @@ class Chain {
     return {credentials_in_xml(xml, "the role " + role), "a web identity (role " + role + ")"};
   }
 
-  std::optional<Found> of_container() {
+  std::optional<FoundCredentials> of_container() {
     const std::string relative = variable_of(environment_, "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
                       full = variable_of(environment_, "AWS_CONTAINER_CREDENTIALS_FULL_URI");
     if (relative.empty() && full.empty()) return std::nullopt;
@@ -208,10 +208,11 @@ class Chain {
       accelerate::raise<ConfigError>("the container's credentials at {} can't be had: {}",
                                      relative.empty() ? full : relative,
                                      response ? "HTTP " + std::to_string(response->status) : "no answer");
-    return Found{credentials_in_json(response->body, "Token", "the container's endpoint"), "the container's role"};
+    return FoundCredentials{credentials_in_json(response->body, "Token", "the container's endpoint"),
+                            "the container's role"};
   }
 
-  std::optional<Found> of_machine() {
+  std::optional<FoundCredentials> of_machine() {
     std::string disabled = variable_of(environment_, "AWS_EC2_METADATA_DISABLED");
     std::transform(disabled.begin(), disabled.end(), disabled.begin(), [](unsigned char c) { return std::tolower(c); });
     if (disabled == "true") return std::nullopt;
@@ -232,8 +233,8 @@ class Chain {
     if (!keys || keys->status != 200)
       accelerate::raise<ConfigError>(
           "this machine has the role '{}', but its metadata service gives no credentials for it", name);
-    return Found{credentials_in_json(keys->body, "Token", "the machine's metadata service"),
-                 "the machine's role '" + name + "'"};
+    return FoundCredentials{credentials_in_json(keys->body, "Token", "the machine's metadata service"),
+                            "the machine's role '" + name + "'"};
   }
 
   /// Nothing when nobody answers: most machines are not in a data centre of AWS.
@@ -242,7 +243,7 @@ class Chain {
     request.direct = true;
     try {
       return http_.send(request);
-    } catch (const NoAnswer&) {
+    } catch (const AwsNoAnswer&) {
       return std::nullopt;
     }
   }
@@ -263,7 +264,8 @@ std::string profile_name(const CredentialsQuery& query, const Environment& envir
   return "default";
 }
 
-Found find_credentials(const CredentialsQuery& query, const Environment& environment, const Profiles& profiles) {
+FoundCredentials find_credentials(const CredentialsQuery& query, const Environment& environment,
+                                  const Profiles& profiles) {
   return Chain(query, environment, profiles).find();
 }
 

@@ -8,12 +8,12 @@
 namespace sagemaker {
 
 /// Credentials and where they come from, for messages.
-struct Found {
+struct FoundCredentials {
   Credentials credentials;
   std::string source;
 };
 
-/// Who asks for credentials, and what was said about them.
+/// The query for credentials, with the user's words about them.
 struct CredentialsQuery {
   std::string region;
   std::string profile;               ///< the config file's; "" when it names none
@@ -29,6 +29,7 @@ std::string profile_name(const CredentialsQuery& query, const Environment& envir
 /// where nobody answers.
 /// @throws ConfigError saying what was looked at, when nothing is found; what is half there is an error, too, and not
 /// passed over.
-Found find_credentials(const CredentialsQuery& query, const Environment& environment, const Profiles& profiles);
+FoundCredentials find_credentials(const CredentialsQuery& query, const Environment& environment,
+                                  const Profiles& profiles);
 
 }  // namespace sagemaker

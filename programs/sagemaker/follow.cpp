@@ -32,7 +32,7 @@ void pause(double seconds) {
   ::nanosleep(&time, nullptr);  // a signal ends it early
 }
 
-/// What the job's machines print, each in a stream of its own.
+/// The output of the job's machines, each in a stream of its own.
 class Logs {
  public:
   Logs(Aws& aws, std::string job) : aws_(aws), job_(std::move(job)) {}

@@ -82,8 +82,8 @@ HttpResponse Http::send(const HttpRequest& request) {
   curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers.get());
   const CURLcode code = curl_easy_perform(curl);
   if (code == CURLE_WRITE_ERROR)
-    throw NoAnswer("the answer is longer than " + std::to_string(kMostBytes >> 20) + " MB, as none of AWS's is");
-  if (code != CURLE_OK) throw NoAnswer(*reason ? reason : curl_easy_strerror(code));
+    throw AwsNoAnswer("the answer is longer than " + std::to_string(kMostBytes >> 20) + " MB, as none of AWS's is");
+  if (code != CURLE_OK) throw AwsNoAnswer(*reason ? reason : curl_easy_strerror(code));
   curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &response.status);
   return response;
 }

@@ -17,7 +17,7 @@ struct Credentials {
   std::string token;  ///< of temporary credentials, else empty
 };
 
-/// What libcurl needs to sign a request with AWS's Signature Version 4.
+/// The values that libcurl needs to sign a request with AWS's Signature Version 4.
 struct Signature {
   Credentials credentials;
   std::string region, service;
@@ -25,8 +25,8 @@ struct Signature {
 
 struct HttpRequest {
   std::string method = "GET", url;
-  std::vector<std::pair<std::string, std::string>> headers =
-      {};  ///< values must not be empty: libcurl would leave those out, and sign them
+  /// Values must not be empty: libcurl would leave those out, and sign them.
+  std::vector<std::pair<std::string, std::string>> headers = {};
   std::string body = {};
   std::optional<Signature> signature = {};
   std::chrono::milliseconds connect_timeout{10000};
@@ -41,7 +41,7 @@ struct HttpResponse {
 };
 
 /// No answer came: nobody listens, no such host, no time left. The text is libcurl's.
-struct NoAnswer : std::runtime_error {
+struct AwsNoAnswer : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
@@ -53,7 +53,7 @@ class Http {
   Http(const Http&) = delete;
   Http& operator=(const Http&) = delete;
   /// Blocking. Any status is an answer; redirections are not followed, since their target would get a signature for
-  /// another host. @throws NoAnswer
+  /// another host. @throws AwsNoAnswer
   HttpResponse send(const HttpRequest& request);
 
  private:

@@ -29,7 +29,7 @@ constexpr Container kContainers[] = {
     {"4.55.0", "2.7.1", "py312", "cu128-ubuntu22.04"}, {"4.56.2", "2.8.0", "py312", "cu129-ubuntu22.04"},
 };
 
-/// Whose registry holds them: one account for most regions, one of its own for each that came later.
+/// The account whose registry holds them: one for most regions, one of its own for each region that came later.
 constexpr const char* kCommonRegions[] = {"ap-northeast-1", "ap-northeast-2", "ap-south-1",   "ap-southeast-1",
                                           "ap-southeast-2", "ca-central-1",   "eu-central-1", "eu-north-1",
                                           "eu-west-1",      "eu-west-2",      "eu-west-3",    "sa-east-1",

@@ -4,7 +4,7 @@
 
 namespace sagemaker {
 
-/// What decides on Hugging Face's training container for PyTorch.
+/// The facts that decide on Hugging Face's training container for PyTorch.
 struct ImageQuery {
   std::string region, instance_type;
   std::string transformers, pytorch, python;  ///< "4.17.0" or "4.17", "1.10.2" or "1.10", "py38"

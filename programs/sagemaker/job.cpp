@@ -12,9 +12,9 @@
 #include <sstream>
 
 #include "accelerate/config.hpp"
+#include "input/read_file.hpp"
 #include "sagemaker/image.hpp"
 #include "sagemaker/start_script.hpp"
-#include "utils/read_file.hpp"
 
 namespace sagemaker {
 namespace {
@@ -26,8 +26,8 @@ void require(bool condition, const std::string& message) {
   if (!condition) accelerate::raise<ConfigError>("{}", message);
 }
 
-/// What additional_args may say, beside what stands in the config file itself, and what kind of value each is: text,
-/// integer, boolean, array, object.
+/// The words of additional_args, beside those of the config file itself, and the kind of value of each: text, integer,
+/// boolean, array, object.
 constexpr std::pair<const char*, char> kWords[] = {
     {"image_uri", 't'},
     {"entry_point", 't'},
@@ -239,8 +239,8 @@ std::string guessed_role_arn(const std::string& role, const std::string& region)
   return role.find('/') != std::string::npos ? role : "arn:" + partition_of(region) + ":iam::ACCOUNT:role/" + role;
 }
 
-Plan Plan::read(const Json& text) {
-  Plan plan;
+JobPlan JobPlan::read(const Json& text) {
+  JobPlan plan;
   plan.config = text.at("config");
   plan.command = text.at("command").get<std::vector<std::string>>();
   plan.environment = text.at("environment");
@@ -251,7 +251,7 @@ Plan Plan::read(const Json& text) {
   return plan;
 }
 
-TrainingJob::TrainingJob(const Plan& plan, int64_t now) : region_(plan.text("region")) {
+TrainingJob::TrainingJob(const JobPlan& plan, int64_t now) : region_(plan.text("region")) {
   const auto own = [&](const char* key) { return plan.config.contains(key) ? plan.config[key] : Json(); };
   words_ = {{"image_uri", own("image_uri")},
             {"role", own("iam_role_name")},
@@ -327,7 +327,7 @@ std::string TrainingJob::text(const std::string& key) const {
   return words_.contains(key) && words_[key].is_string() ? words_[key].get<std::string>() : "";
 }
 
-void TrainingJob::take_source(const Plan& plan) {
+void TrainingJob::take_source(const JobPlan& plan) {
   const fs::path program = plan.command.front();
   std::string folder = text("source_dir");
   uploaded_ = folder.rfind("s3://", 0) == 0;

@@ -8,24 +8,24 @@
 #include "sagemaker/aws.hpp"
 #include "sagemaker/source.hpp"
 
-/// What a training job is, before anything is sent.
+/// A training job, before anything is sent.
 namespace sagemaker {
 
 /// What `accelerate launch` says, as JSON on the standard input (see launch/sagemaker.cpp).
-struct Plan {
+struct JobPlan {
   Json config;                       ///< the config file's keys, null where it has no value
   std::vector<std::string> command;  ///< program and arguments
   Json environment;                  ///< variables of the job
   int64_t num_machines = 1;
   std::optional<Credentials> given;  ///< on the command line
   bool dry_run = false, quiet = false;
-  static Plan read(const Json& text);
+  static JobPlan read(const Json& text);
   std::string text(const std::string& key) const {
     return config.contains(key) && config[key].is_string() ? config[key].get<std::string>() : "";
   }
 };
 
-/// What only the account can say. Unknown in a dry run, where words in capitals stand for it.
+/// The facts that only the account can tell. They are unknown in a dry run, where words in capitals stand for them.
 struct Account {
   std::string id = "ACCOUNT", role_arn;
 };
@@ -37,7 +37,7 @@ class TrainingJob {
   /// Reads the tables of inputs and metrics, and looks at the source files. `now`: milliseconds since 1970, which end
   /// the job's name.
   /// @throws ConfigError for what the service or its containers could not run
-  TrainingJob(const Plan& plan, int64_t now);
+  TrainingJob(const JobPlan& plan, int64_t now);
 
   const std::string& name() const { return name_; }
   const std::string& region() const { return region_; }
@@ -51,7 +51,8 @@ class TrainingJob {
   /// Name or ARN, as given.
   std::string role() const { return text("role"); }
   const std::vector<SourceFile>& source() const { return source_; }
-  /// Where a local container finds the source: the folder itself, empty where files must be put together first.
+  /// The folder where a local container finds the source: the source's own, empty where files must be put together
+  /// first.
   const std::string& source_folder() const { return source_folder_; }
   /// The source lies in S3 already.
   bool is_uploaded() const { return uploaded_; }
@@ -68,11 +69,11 @@ class TrainingJob {
   /// Names and JSON texts, as the containers read them. @param submit_directory  where the source is
   Json hyperparameters(const std::string& submit_directory) const;
   const Json& inputs() const { return inputs_; }  ///< [[channel, location], ...]
-  /// What the user should know, a line each.
+  /// Remarks for the user, a line each.
   const std::vector<std::string>& remarks() const { return remarks_; }
 
  private:
-  void take_source(const Plan& plan);
+  void take_source(const JobPlan& plan);
   Json distribution() const;
   bool profiles() const;
 

@@ -11,8 +11,8 @@
 #include <optional>
 #include <random>
 
+#include "input/json.hpp"
 #include "sagemaker/image.hpp"
-#include "utils/json.hpp"
 #include "utils/raise.hpp"
 
 namespace sagemaker {
@@ -73,13 +73,13 @@ std::string base64_decoded(const std::string& text) {
 
 /// Logs in to Amazon's registry and gets the image. Other registries are docker's own business.
 void pull(const TrainingJob& job, const std::string& image, const CredentialsQuery& query,
-          const std::optional<Found>& found, const Environment& environment, const Profiles& profiles) {
+          const std::optional<FoundCredentials>& found, const Environment& environment, const Profiles& profiles) {
   const std::string account = registry_account(image);
   std::string here;
   if (account.empty() || (run({"docker", "images", "-q", image}, nullptr, &here) == 0 && !here.empty())) return;
   if (!found) find_credentials(query, environment, profiles);  // says what is missing
-  const Profile* profile = profiles.find(profile_name(query, environment));
-  Aws aws(job.region(), environment, profile ? *profile : Profile{});
+  const AwsProfile* profile = profiles.find(profile_name(query, environment));
+  Aws aws(job.region(), environment, profile ? *profile : AwsProfile{});
   aws.use(found->credentials, found->source);
   const Json answer =
       aws.call("ecr", "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken", {{"registryIds", {account}}});
@@ -106,7 +106,7 @@ std::string random_letters(size_t count) {
   return text;
 }
 
-/// Where the container's folders are: a local output_path, else a new folder for temporary files.
+/// The place of the container's folders: a local output_path, else a new folder for temporary files.
 fs::path new_root(const TrainingJob& job) {
   const std::string given = job.text("output_path");
   std::error_code error;
@@ -160,7 +160,7 @@ std::vector<std::pair<std::string, std::string>> container_files(const TrainingJ
           {"input/config/inputdataconfig.json", channels.dump()}};
 }
 
-int run_locally(const TrainingJob& job, const Plan& plan, const Environment& environment) {
+int run_locally(const TrainingJob& job, const JobPlan& plan, const Environment& environment) {
   if (job.words()["instance_count"] != 1)
     accelerate::raise<ConfigError>("num_machines is {}, and local mode is one container: leave it at 1",
                                    job.words()["instance_count"].dump());
@@ -221,7 +221,7 @@ int run_locally(const TrainingJob& job, const Plan& plan, const Environment& env
   // Programs in the container may want S3 too; so they get the credentials, if there are any.
   const Profiles profiles(environment);
   const CredentialsQuery query{job.region(), plan.text("profile"), plan.given};
-  std::optional<Found> found;
+  std::optional<FoundCredentials> found;
   try {
     found = find_credentials(query, environment, profiles);
   } catch (const ConfigError& error) {

@@ -23,6 +23,6 @@ std::vector<std::pair<std::string, std::string>> container_files(const TrainingJ
 
 /// Pulls the image where it lacks, runs the container, and says where its model is. Blocking.
 /// @return the container's exit code. @throws NotBuiltError without docker
-int run_locally(const TrainingJob& job, const Plan& plan, const Environment& environment);
+int run_locally(const TrainingJob& job, const JobPlan& plan, const Environment& environment);
 
 }  // namespace sagemaker

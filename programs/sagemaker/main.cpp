@@ -6,12 +6,12 @@
 #include <iostream>
 #include <iterator>
 
+#include "input/json.hpp"
 #include "sagemaker/credentials.hpp"
 #include "sagemaker/follow.hpp"
 #include "sagemaker/job.hpp"
 #include "sagemaker/local_mode.hpp"
 #include "sagemaker/role.hpp"
-#include "utils/json.hpp"
 #include "utils/program_help.hpp"
 #include "utils/raise.hpp"
 
@@ -90,7 +90,7 @@ void create(const Json& request, Aws& aws) {
   }
 }
 
-/// What became of the job, and the exit code for it.
+/// Reports the outcome of the job. @return the exit code for it
 int report(const Json& description, const TrainingJob& job) {
   const std::string status = text_in(description, "TrainingJobStatus"), name = job.name();
   const auto seconds = [&](const char* key, const char* what) {
@@ -119,14 +119,14 @@ int report(const Json& description, const TrainingJob& job) {
   return 1;
 }
 
-int submit(const TrainingJob& job, const Plan& plan, const Environment& environment) {
+int submit(const TrainingJob& job, const JobPlan& plan, const Environment& environment) {
   const Profiles profiles(environment);
   const CredentialsQuery query{job.region(), plan.text("profile"), plan.given};
-  const Profile* profile = profiles.find(profile_name(query, environment));
-  Aws aws(job.region(), environment, profile ? *profile : Profile{});
+  const AwsProfile* profile = profiles.find(profile_name(query, environment));
+  Aws aws(job.region(), environment, profile ? *profile : AwsProfile{});
   if (plan.dry_run) return print_request(job, aws), 0;
 
-  Found found = find_credentials(query, environment, profiles);
+  FoundCredentials found = find_credentials(query, environment, profiles);
   aws.use(std::move(found.credentials), found.source);
   Account account;
   account.id = xml_text(aws.query("sts", {{"Action", "GetCallerIdentity"}, {"Version", "2011-06-15"}}), "Account");
@@ -168,7 +168,7 @@ int run() {
   if (!plan_text.is_object())
     accelerate::raise<accelerate::ConfigError>(
         "this program is a part of `accelerate launch`, which tells it on the standard input what to do. Start that");
-  const Plan plan = Plan::read(plan_text);
+  const JobPlan plan = JobPlan::read(plan_text);
   const auto now =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
           .count();

@@ -1,5 +1,5 @@
 #include "sagemaker/profiles.hpp"
-#include "utils/read_file.hpp"
+#include "input/read_file.hpp"
 
 #include <algorithm>
 #include <cctype>
@@ -37,7 +37,7 @@ void Profiles::read(const fs::path& file, bool is_config) {
   if (std::error_code ignored; !problem.empty() && fs::exists(file, ignored))
     accelerate::raise<accelerate::ConfigError>("{}: {}", file.string(), problem);
   std::istringstream in(whole);
-  Profile* profile = nullptr;
+  AwsProfile* profile = nullptr;
   bool started = false;
   int64_t number = 0;
   for (std::string line; std::getline(in, line);) {
@@ -77,7 +77,7 @@ void Profiles::read(const fs::path& file, bool is_config) {
   }
 }
 
-const Profile* Profiles::find(const std::string& name) const {
+const AwsProfile* Profiles::find(const std::string& name) const {
   const auto found = profiles_.find(name);
   return found == profiles_.end() ? nullptr : &found->second;
 }

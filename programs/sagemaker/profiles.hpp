@@ -14,7 +14,7 @@ using Environment = std::map<std::string, std::string>;
 std::string variable_of(const Environment& environment, const std::string& name);
 
 /// The settings of one profile: ~/.aws/config's, and above them ~/.aws/credentials'.
-struct Profile {
+struct AwsProfile {
   std::string name;
   std::map<std::string, std::string> settings;
   std::string get(const std::string& key) const {
@@ -29,14 +29,14 @@ class Profiles {
   /// ConfigError for lines that are neither section nor setting.
   explicit Profiles(const Environment& environment);
   /// nullptr when neither file has it.
-  const Profile* find(const std::string& name) const;
+  const AwsProfile* find(const std::string& name) const;
   std::vector<std::string> names() const;
   const std::filesystem::path& config_file() const { return config_; }
   const std::filesystem::path& credentials_file() const { return credentials_; }
 
  private:
   void read(const std::filesystem::path& file, bool is_config);
-  std::map<std::string, Profile> profiles_;
+  std::map<std::string, AwsProfile> profiles_;
   std::filesystem::path config_, credentials_;
 };
 

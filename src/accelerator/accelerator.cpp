@@ -1,25 +1,25 @@
 #include <algorithm>
-#include <array>
 #include <exception>
+#include <set>
+#include <typeindex>
 
 #include "accelerate/parallel/communication_hook.hpp"
 #include "accelerate/profiler.hpp"
 #include "accelerate/residency/deferred.hpp"
 #include "accelerate/utils/memory.hpp"
 #include "accelerator/accelerator_impl.hpp"
-#include "accelerator/flops.hpp"
 #include "accelerator/model_summary.hpp"
 #include "accelerator/recording.hpp"
 #include "adapters/lora_layer.hpp"
 #include "comm/clock_offset.hpp"
 #include "comm/group.hpp"
 #include "comm/mesh.hpp"
+#include "model/flops.hpp"
+#include "observe/step_report.hpp"
 #include "parallel/gradient_hook.hpp"
-#include "utils/counts.hpp"
 #include "utils/environment.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
-#include "utils/step_report.hpp"
 
 namespace accelerate {
 namespace {
@@ -50,17 +50,17 @@ void refuse_handlers(const parallel::RunRules& rules, const std::vector<KwargsHa
         rules.decided_by);
   };
   for (const auto& handler : handlers) {
-    if (std::holds_alternative<GradScalerKwargs>(handler)) refuse("GradScalerKwargs");
-    if (std::holds_alternative<AutocastKwargs>(handler)) refuse("AutocastKwargs");
+    if (handler.get_if<GradScalerKwargs>()) refuse("GradScalerKwargs");
+    if (handler.get_if<AutocastKwargs>()) refuse("AutocastKwargs");
   }
 }
 
 /// What all Accelerators of a process share about their engine.
 struct SharedEngine {
-  std::optional<FullyShardedDataParallelPlugin> fsdp_plugin;
+  Given<FullyShardedDataParallelPlugin> fsdp_plugin;
   Given<DeepSpeedPlugin> deepspeed_plugin;
   std::vector<std::pair<std::string, Given<DeepSpeedPlugin>>> deepspeed_plugins;
-  std::optional<ParallelismConfig> parallelism_config;
+  Given<ParallelismConfig> parallelism_config;
   std::vector<std::any> layer_plugins;
 };
 
@@ -85,6 +85,13 @@ void share(const AcceleratorOptions& options) {
                                                         options.layer_plugins});
 }
 
+/// What an Accelerator will run with, before it joins a group. @throws ConfigError for other names.
+PrecisionType precision_to_be(const AcceleratorOptions& options) {
+  if (AcceleratorState::initialized()) return AcceleratorState().mixed_precision();
+  if (options.mixed_precision) return precision_from_string(*options.mixed_precision);
+  return precision_from_string(environment::text("ACCELERATE_MIXED_PRECISION").value_or("no"));
+}
+
 /// MS-AMP's part beside the products. @throws ConfigError where the program says itself how gradients travel.
 DistributedDataParallelKwargs with_fp8_gradients(DistributedDataParallelKwargs ddp) {
   const DistributedDataParallelKwargs defaults;
@@ -100,28 +107,42 @@ DistributedDataParallelKwargs with_fp8_gradients(DistributedDataParallelKwargs d
 
 }  // namespace
 
+GivenFP8 given_fp8(const std::vector<KwargsHandler>& handlers) {
+  GivenFP8 given;
+  const auto take = [&](const auto* recipe) {
+    if (!recipe) return;
+    if (given.index() > 0)
+      raise<ConfigError>(
+          "Accelerator: kwargs_handlers holds {} and {}, expected one recipe of fp8: a product is computed by one of "
+          "them; leave the other out",
+          name_of(given), name_of(*recipe));
+    given = *recipe;
+  };
+  for (const auto& handler : handlers) {
+    take(handler.get_if<AORecipeKwargs>());
+    take(handler.get_if<TERecipeKwargs>());
+    take(handler.get_if<MSAMPRecipeKwargs>());
+    take(handler.get_if<FP8RecipeKwargs>());
+  }
+  return given;
+}
+
 at::DeviceType computing_device(const at::Device& device) { return device.is_meta() ? at::kCPU : device.type(); }
 
 Accelerator::Impl::Impl(AcceleratorOptions given)
     : asked(given), options(std::move(given)), exceptions_at_start(std::uncaught_exceptions()) {
-  std::array<bool, std::variant_size_v<KwargsHandler>> seen{};
+  std::set<std::type_index> seen;
   for (const auto& handler : options.kwargs_handlers) {
-    if (std::exchange(seen[handler.index()], true))
+    if (!seen.insert(handler.kind()).second)
       raise<ConfigError>(
-          "Accelerator: kwargs_handlers holds two handlers of one kind (number {} of the variant), expected at most "
-          "one "
-          "of each",
-          handler.index());
-    std::visit(
-        [this](const auto& kwargs) {
-          using T = std::decay_t<decltype(kwargs)>;
-          if constexpr (std::is_same_v<T, DistributedDataParallelKwargs>) ddp = kwargs;
-          else if constexpr (std::is_same_v<T, GradScalerKwargs>) scaling = kwargs;
-          else if constexpr (std::is_same_v<T, InitProcessGroupKwargs>) process_group = kwargs;
-          else if constexpr (std::is_same_v<T, AutocastKwargs>) autocast = kwargs;
-          else if constexpr (std::is_same_v<T, ProfileKwargs>) profiling = kwargs;
-        },
-        handler);
+          "Accelerator: kwargs_handlers holds two handlers of one kind (one more comes after {} others), expected at "
+          "most one of each",
+          seen.size());
+    if (const auto* kwargs = handler.get_if<DistributedDataParallelKwargs>()) ddp = *kwargs;
+    if (const auto* kwargs = handler.get_if<GradScalerKwargs>()) scaling = *kwargs;
+    if (const auto* kwargs = handler.get_if<InitProcessGroupKwargs>()) process_group = *kwargs;
+    if (const auto* kwargs = handler.get_if<AutocastKwargs>()) autocast = *kwargs;
+    if (const auto* kwargs = handler.get_if<ProfileKwargs>()) profiling = *kwargs;
   }
   if (options.split_batches) options.dataloader_config.split_batches = *options.split_batches;
   loader_options = {
@@ -133,12 +154,12 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
   take_shared(options);
   // Before this process joins a group, which the others would wait in.
   options.dynamo_plugin = without_compiler(options);
-  parallelism = parallel::requested_parallelism(options.parallelism_config);
+  parallelism = parallel::requested_parallelism(options.parallelism_config.to_optional());
   fp8 =
-      choose_fp8(options.kwargs_handlers, precision_to_be(options),
+      choose_fp8(given_fp8(options.kwargs_handlers), precision_to_be(options),
                  options.fsdp_plugin || parallel::fsdp_requested() || (parallelism && parallelism->dp_shard_enabled()));
   if (fp8.backend == FP8BackendType::MSAMP) ddp = with_fp8_gradients(std::move(ddp));
-  engine = parallel::choose_engine({.fsdp = options.fsdp_plugin,
+  engine = parallel::choose_engine({.fsdp = options.fsdp_plugin.to_optional(),
                                     .deepspeed = options.deepspeed_plugin,
                                     .deepspeed_plugins = options.deepspeed_plugins,
                                     .megatron_lm = options.megatron_lm_plugin,
@@ -170,7 +191,7 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
   else if (state->mixed_precision() == PrecisionType::FP16) run.scaler = std::make_shared<optim::GradScaler>(scaling);
   share(options);
   prepare_profile(std::any_of(options.kwargs_handlers.begin(), options.kwargs_handlers.end(),
-                              [](const auto& handler) { return std::holds_alternative<ProfileKwargs>(handler); }));
+                              [](const auto& handler) { return handler.template get_if<ProfileKwargs>() != nullptr; }));
 }
 
 void Accelerator::Impl::prepare_profile(bool asked) {
@@ -312,6 +333,7 @@ std::vector<AcceleratedOptimizer> followed_by(const optim::Scheduler& scheduler,
 }  // namespace
 
 AcceleratedOptimizer Accelerator::register_optimizer(AcceleratedOptimizer optimizer) {
+  impl_->engine->adopt(optimizer.optimizer());
   auto& optimizers = impl_->run.optimizers;
   // The same optimizer again: what it was prepared with last holds, and it is saved once.
   const auto same = std::find_if(optimizers.begin(), optimizers.end(),
@@ -412,23 +434,27 @@ void Accelerator::log(TrackerValues values, std::optional<int64_t> step, const T
   if (is_monitored())
     for (const auto& [name, value] : values)
       if (const auto number = value.number()) report_logged(name, *number);
-  impl_->trackers.log(std::move(values), {step, log_kwargs});
+  impl_->trackers.log({"log", log_kwargs}, [&] { return record_of_values(std::move(values), step); });
 }
 
 void Accelerator::log_images(const std::map<std::string, at::Tensor>& images, std::optional<int64_t> step,
                              const TrackerKwargs& log_kwargs) {
-  impl_->trackers.log_images(images, {step, log_kwargs});
+  impl_->trackers.log(
+      {"log_images", log_kwargs}, [&] { return record_of_images(images, step); }, TrackerData::images);
 }
 
 void Accelerator::log_table(const std::string& table_name, const std::vector<std::string>& columns,
                             const std::vector<TrackerList>& rows, std::optional<int64_t> step,
                             const TrackerKwargs& log_kwargs) {
-  impl_->trackers.log_table(table_name, columns, rows, {step, log_kwargs});
+  impl_->trackers.log(
+      {"log_table", log_kwargs}, [&] { return record_of_table(table_name, columns, rows, step); }, TrackerData::tables);
 }
 
 void Accelerator::log_histogram(const std::string& histogram_name, const at::Tensor& values,
                                 std::optional<int64_t> step, const TrackerKwargs& log_kwargs) {
-  impl_->trackers.log_histogram(histogram_name, values, {step, log_kwargs});
+  impl_->trackers.log(
+      {"log_histogram", log_kwargs}, [&] { return record_of_histogram(histogram_name, values, step); },
+      TrackerData::histograms);
 }
 
 std::shared_ptr<GeneralTracker> Accelerator::get_tracker(const std::string& name, bool unwrap) {
@@ -440,10 +466,14 @@ ModelSummary Accelerator::summary(const ModelRef& model) const {
   return summarize(model, known ? known->engine.get() : nullptr);
 }
 
+void Accelerator::print_summary(const ModelRef& model) const { print_summary(model, {}); }
+
 void Accelerator::print_summary(const ModelRef& model, const SummaryOptions& options) const {
   const std::string text = summary(model).text(options);
   if (is_main_process()) state().print(text);
 }
+
+Profile Accelerator::profile() const { return profile(std::nullopt); }
 
 Profile Accelerator::profile(const std::optional<ProfileKwargs>& kwargs) const {
   if (impl_->run_profile) impl_->run_profile->give_way();

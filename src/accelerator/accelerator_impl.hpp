@@ -10,9 +10,9 @@
 #include "accelerate/accelerator.hpp"
 #include "accelerate/utils/kwargs_dict.hpp"
 #include "accelerator/file_monitors.hpp"
-#include "accelerator/fp8.hpp"
 #include "accelerator/run_observation.hpp"
 #include "parallel/engines.hpp"
+#include "precision/chosen_fp8.hpp"
 #include "profiler/run_profile.hpp"
 #include "run_state/checkpoint_folders.hpp"
 #include "run_state/run_state.hpp"
@@ -26,6 +26,9 @@ at::DeviceType computing_device(const at::Device& device);
 /// What the options, and else the environment, say of torch.compile. @throws ConfigError if it is to compile, which it
 /// can't here, or if dynamo_backend and dynamo_plugin are both given.
 TorchDynamoPlugin without_compiler(const AcceleratorOptions& options);
+
+/// The recipe of fp8 among them. @throws ConfigError for several
+GivenFP8 given_fp8(const std::vector<KwargsHandler>& handlers);
 
 /// What all living Accelerators of the process have prepared, in the order in which they were made: one may clip, step
 /// or prepare again what another one trains.
@@ -67,7 +70,7 @@ struct Accelerator::Impl {
   InitProcessGroupKwargs process_group;
   AutocastKwargs autocast;
   ProfileKwargs profiling;
-  ChosenFp8 fp8;
+  ChosenFP8 fp8;
   std::optional<ProfileProcess::Clock> clock;         ///< known where a profile was asked for from the start
   std::unique_ptr<profiler::RunProfile> run_profile;  ///< null: nobody asked
   std::unique_ptr<parallel::ChosenEngine> engine;
@@ -116,7 +119,7 @@ struct Accelerator::Impl {
 
   /// Calls the save hooks. @return what they want to be written instead of the models' weights, if any of them cares
   std::optional<ModelWeights> weights_by_hooks(const std::filesystem::path& folder, run_state::StateForm form);
-  run_state::LoadOptions load_options() const;
+  run_state::RunLoadOptions load_options() const;
   run_state::Lacks lacks() const;
 
   /// @param asked  whether all ranks know that there will be a profile. Collective then.

@@ -6,9 +6,9 @@
 #include "comm/agreement.hpp"
 #include "residency/homes/encoded.hpp"
 #include "run_state/checkpoint_folders.hpp"
+#include "run_state/counts.hpp"
 #include "run_state/models.hpp"
 #include "run_state/optimizers.hpp"
-#include "utils/counts.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
@@ -60,7 +60,7 @@ Scope Accelerator::register_load_state_pre_hook(LoadStateHook hook) {
 
 namespace {
 
-/// How models and optimizers are written: as the engine of this run wants it, models without pieces among them, so that
+/// How models and optimizers are written: as the engine of this run wants it, models without shards among them, so that
 /// files have the reference's names for it; else as in plain training.
 run_state::StateForm form_of_state(const parallel::ChosenEngine& engine, bool safe_serialization) {
   if (const auto type = engine.state_dict_type()) return run_state::form_of(*type);
@@ -89,7 +89,7 @@ std::optional<Accelerator::ModelWeights> Accelerator::Impl::weights_by_hooks(con
   return asked && whole ? std::optional(std::move(weights)) : std::nullopt;
 }
 
-run_state::LoadOptions Accelerator::Impl::load_options() const {
+run_state::RunLoadOptions Accelerator::Impl::load_options() const {
   std::vector<ModelRef> models;
   for (const auto& model : run.models) models.push_back(model->model);
   return {.models = std::move(models),
@@ -143,8 +143,8 @@ fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serializa
                    .average = impl_->gradients->average(),
                    .device = device()});
   checkpoint.publish();  // nobody goes on, or reads, before it is complete
-  if (named) counts::add(counts::Count::automatic_checkpoints);
-  if (writes && !is_main_process()) counts::add(counts::Count::copies_on_nodes);
+  if (named) counts::add(run_state::CheckpointCount::automatic_checkpoints);
+  if (writes && !is_main_process()) counts::add(run_state::CheckpointCount::copies_on_nodes);
   ++project.iteration;
   // The reference prunes first; a crash while writing then costs an old checkpoint as well as the new one.
   if (writes && named && project.total_limit)
@@ -176,7 +176,7 @@ void Accelerator::load_state(const fs::path& input_dir, const LoadStateOptions& 
 
 namespace {
 
-/// The prepared model, if ranks hold pieces of it.
+/// The prepared model, if ranks hold shards of it.
 std::shared_ptr<detail::PreparedModel> model_in_pieces(const run_state::RunState& run, const ModelRef& model) {
   auto known = run.find(model);
   return known && known->engine && known->engine->holds_pieces() ? known : nullptr;
@@ -192,13 +192,13 @@ void allow_whole_state(const std::optional<parallel::RunRules>& rules, const cha
 std::map<std::string, at::Tensor> Accelerator::state_dict_of(const ModelRef& model) const {
   const auto in_pieces = model_in_pieces(impl_->run, model);
   if (in_pieces) allow_whole_state(impl_->rules, "get_state_dict");
-  if (in_pieces) counts::add(counts::Count::whole_states);
+  if (in_pieces) counts::add(run_state::CheckpointCount::whole_states);
   return in_pieces ? run_state::whole_state(*in_pieces, impl_->engine->state_dict_config())
                    : checkpointing::every_name(model, checkpointing::value_of);
 }
 
 c10::IValue Accelerator::get_optimizer_state_dict(const AcceleratedOptimizer& optimizer) const {
-  counts::add(counts::Count::whole_optimizer_states);
+  counts::add(run_state::CheckpointCount::whole_optimizer_states);
   return run_state::whole_state(optimizer, impl_->run.models, impl_->engine->optim_state_dict_config());
 }
 

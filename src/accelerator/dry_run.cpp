@@ -6,8 +6,8 @@
 #include "accelerate/state.hpp"
 #include "accelerate/utils/error.hpp"
 #include "comm/dry_process_group.hpp"
-#include "utils/meta_kernels.hpp"
-#include "utils/meta_memory.hpp"
+#include "memory/meta_memory.hpp"
+#include "residency/meta_kernels.hpp"
 
 namespace accelerate {
 namespace {

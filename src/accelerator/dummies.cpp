@@ -2,12 +2,27 @@
 
 #include <algorithm>
 
+#include "accelerate/parallel/prepare_facts.hpp"
 #include "accelerator/accelerator_impl.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
 
-void Accelerator::hear(parallel::PrepareFacts facts) {
+namespace detail {
+
+PrepareNotes::PrepareNotes() : facts_(std::make_unique<parallel::PrepareFacts>()) {}
+PrepareNotes::~PrepareNotes() = default;
+void PrepareNotes::model(const ModelRef& model) { facts_->models.push_back(model); }
+void PrepareNotes::loader(std::optional<int64_t> batch_size) { facts_->batch_sizes.push_back(batch_size); }
+void PrepareNotes::optimizer(const torch::optim::Optimizer& optimizer) { facts_->optimizers.push_back(&optimizer); }
+void PrepareNotes::schedule() { ++facts_->schedulers; }
+void PrepareNotes::dummy(const DummyOptim& dummy) { facts_->dummy_optimizers.push_back(dummy); }
+void PrepareNotes::dummy(const DummyScheduler& dummy) { facts_->dummy_schedulers.push_back(dummy); }
+
+}  // namespace detail
+
+void Accelerator::hear(const detail::PrepareNotes& notes) {
+  parallel::PrepareFacts facts = notes.facts();
   facts.split_batches = split_batches();
   const bool trains = !facts.optimizers.empty() || !facts.dummy_optimizers.empty();
   const auto rules = impl_->engine->hear(facts, gradient_accumulation_steps());

@@ -89,13 +89,13 @@ void FileMonitors::after_step(const Step& step) {
   for (auto& one : open_) {
     if (step.samples - one.last < one.settings.every) continue;
     one.last = step.samples;
-    one.tracker.log(values, {.step = step.samples, .log_kwargs = {}});
+    one.tracker.log({"log", {}}, [&] { return record_of_values(values, step.samples); });
   }
 }
 
 void FileMonitors::record(const TrackerValues& values) {
   for (auto& one : open_)
-    if (one.last == latest_) one.tracker.log(values, {.step = latest_, .log_kwargs = {}});
+    if (one.last == latest_) one.tracker.log({"log", {}}, [&] { return record_of_values(values, latest_); });
 }
 
 void FileMonitors::finish() {

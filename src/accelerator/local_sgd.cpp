@@ -14,7 +14,6 @@
 #include "accelerator/join.hpp"
 #include "comm/group.hpp"
 #include "parallel/replica_average.hpp"
-#include "utils/counts.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
@@ -118,13 +117,12 @@ struct LocalSGD::Impl {
     check_trained();
     agree(at_end);
     auto& engine = *model->engine;
-    engine.before_step();  // pieces change
+    engine.before_step();  // shards change
     parallel::average_in_place(*engine.replicas(), trained);
     // Not a second time for the same way.
     const bool made = at_end && num_steps > 0 && num_steps % options.local_sgd_steps == 0;
     if (options.outer_optimizer && !made) outer_step(*options.outer_optimizer);
     engine.after_step();
-    counts::add(counts::Count::replica_averages);
   }
 
   /// Optimizers that remember (momentum, say) have other memories in each replica, by which replicas that train

@@ -9,10 +9,10 @@
 
 #include "accelerate/residency.hpp"
 #include "accelerator/accelerator_impl.hpp"
+#include "memory/held_bytes.hpp"
 #include "optim/optimizer_state.hpp"
 #include "residency/member.hpp"
 #include "run_state/holdings.hpp"
-#include "utils/held_bytes.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {

@@ -9,9 +9,9 @@
 
 #include "accelerate/comm.hpp"
 #include "accelerate/residency/deferred.hpp"
+#include "memory/file_mappings.hpp"
 #include "residency/homes/encoded.hpp"
 #include "residency/unit.hpp"
-#include "utils/file_mappings.hpp"
 
 namespace accelerate {
 namespace {
@@ -53,9 +53,9 @@ void find(TensorSummary& summary, const at::Tensor& tensor, const parallel::Held
       summary.place += ", file", summary.bytes_here = 0;
     return;
   }
-  const auto place = home ? home->place() : residency::Place::memory;
-  if (place == residency::Place::host) summary.place = "host";
-  else if (place == residency::Place::file) summary.place = "file", summary.bytes_here = 0;
+  const auto place = home ? home->place() : residency::BytesPlace::memory;
+  if (place == residency::BytesPlace::host) summary.place = "host";
+  else if (place == residency::BytesPlace::file) summary.place = "file", summary.bytes_here = 0;
   else if (is_deferred(tensor)) summary.place = "deferred", summary.bytes_here = 0;
   else if (tensor.is_cpu() && tensor.has_storage() && files.hold(tensor.storage().data()))
     summary.place = "file", summary.bytes_here = 0;

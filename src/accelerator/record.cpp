@@ -17,16 +17,16 @@ namespace accelerate {
 namespace {
 
 /// One call of record(), the innermost of its thread.
-struct Recording {
-  Recording() { innermost = this; }
-  ~Recording() { innermost = outer; }
-  Recording(const Recording&) = delete;
+struct RecordCall {
+  RecordCall() { innermost = this; }
+  ~RecordCall() { innermost = outer; }
+  RecordCall(const RecordCall&) = delete;
 
-  Recording* const outer = innermost;
+  RecordCall* const outer = innermost;
   bool unannounced = false;  ///< an exception has ended a training, and the other ranks have not been told
-  static thread_local Recording* innermost;
+  static thread_local RecordCall* innermost;
 };
-thread_local Recording* Recording::innermost = nullptr;
+thread_local RecordCall* RecordCall::innermost = nullptr;
 
 int fail(const std::string& what, int exit_code) {
   if (PartialState::initialized()) PartialState().abort(what);
@@ -45,12 +45,12 @@ int fail(const std::string& what, int exit_code) {
 }  // namespace
 
 bool leave_announcement_to_record() noexcept {
-  if (Recording::innermost) Recording::innermost->unannounced = true;
-  return Recording::innermost != nullptr;
+  if (RecordCall::innermost) RecordCall::innermost->unannounced = true;
+  return RecordCall::innermost != nullptr;
 }
 
 int record(const std::function<void()>& body) {
-  const Recording recording;
+  const RecordCall recording;
   try {
     body();
     // The body may have caught it, and gone on alone.

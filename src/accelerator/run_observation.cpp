@@ -17,6 +17,7 @@
 #include "accelerate/accelerator/memory_snapshot.hpp"
 #include "accelerate/comm/comms_log.hpp"
 #include "accelerate/state.hpp"
+#include "comm/agreement.hpp"
 #include "comm/comms_log.hpp"
 #include "profiler/module_profile.hpp"
 #include "residency/activations/checkpoint_rules.hpp"
@@ -40,6 +41,19 @@ constexpr std::array<PhaseNames, run_phases::kPhases> kNames{{{"fwd", "forward",
 void say(const std::string& text) {
   std::fprintf(stdout, "%s\n", text.c_str());
   std::fflush(stdout);
+}
+
+/// For a profile.
+std::ofstream opened(const std::filesystem::path& path, std::ios::openmode mode) {
+  std::error_code ignored;  // opening says what is wrong
+  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), ignored);
+  return std::ofstream(path, std::ios::binary | mode);
+}
+std::string not_written(const std::filesystem::path& path) {
+  return fmt::format(
+      "flops_profiler: can't write to '{}' (flops_profiler.output_file of the DeepSpeed configuration), expected a "
+      "file in a folder that may be written; is the disk full?",
+      path.string());
 }
 
 double gib(int64_t bytes) { return static_cast<double>(bytes) / (int64_t{1} << 30); }
@@ -86,6 +100,12 @@ RunObservation::~RunObservation() {
 void RunObservation::begin(const parallel::Observed& wanted, const Facts& facts) {
   if (facts.device.is_meta()) return;  // a dry run: nothing takes time
   if (wanted == wanted_ && facts.samples_of_step == facts_.samples_of_step) return;
+  // One rank writes it, much later: all learn now that it can't.
+  if (wanted.flops && wanted.flops != wanted_.flops && !wanted.flops->file.empty())
+    comm::on_all_ranks_or_throw<ResourceError>([&] {
+      if (facts.is_main_process && !opened(wanted.flops->file, std::ios::app))
+        throw ResourceError(not_written(wanted.flops->file));
+    });
   if (wanted.comms && wanted.comms != wanted_.comms)
     comm::start_comms_log({.verbose = wanted.comms->verbose, .operations = wanted.comms->only, .say = say});
   if (wanted_.comms && !wanted.comms) comm::stop_comms_log();
@@ -212,16 +232,12 @@ void RunObservation::print_profile(int64_t step) {
                                     .top_modules = wanted.top_modules,
                                     .detailed = wanted.detailed});
   if (wanted.file.empty()) return say(text);
-  const std::filesystem::path path = wanted.file;
-  std::error_code ignored;  // opening says what is wrong
-  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), ignored);
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  auto file = opened(wanted.file, std::ios::trunc);
   file << text << std::flush;
-  if (!file)
-    raise<ResourceError>(
-        "flops_profiler: can't write to '{}' (flops_profiler.output_file of the DeepSpeed configuration), expected a "
-        "file in a folder that may be written; is the disk full?",
-        path.string());
+  if (file) return;
+  // The others are on their way to the next forward.
+  if (const auto group = comm::world_group()) comm::throw_alone<ResourceError>(*group, not_written(wanted.file));
+  throw ResourceError(not_written(wanted.file));
 }
 
 void RunObservation::print_memory(const char* when, Phase phase) const {

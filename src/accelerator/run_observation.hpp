@@ -6,9 +6,9 @@
 #include <memory>
 
 #include "accelerator/file_monitors.hpp"
+#include "observe/run_phases.hpp"
 #include "parallel/engines.hpp"
 #include "run_state/run_state.hpp"
-#include "utils/run_phases.hpp"
 
 namespace accelerate {
 
@@ -32,7 +32,8 @@ class RunObservation final : public run_phases::Watcher {
     at::Device device = at::kCPU;
     int64_t samples_of_step = 0;
   };
-  /// From now on, unless that holds already. Not collective.
+  /// From now on, unless that holds already. Collective where operations by module go to another file than before.
+  /// @throws ResourceError on all ranks where the main process can't write to it
   void begin(const parallel::Observed& wanted, const Facts& facts);
   /// The training is over: prints what collectives have cost.
   void end();

@@ -106,7 +106,9 @@ LoadedTag load_tag(const PreparedModel& model, const fs::path& load_dir, std::op
   run_state::finish_checkpoint(loaded.load_path, is_first_here());
   // All is read before anything changes, on any rank.
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
-    const ZeroCheckpoint checkpoint(loaded.load_path);
+    const checkpointing::OpenedOnce once;
+    const auto opened = ZeroCheckpoint::opened(loaded.load_path);
+    const auto& checkpoint = *opened;
     weights.emplace(*prepared, run_state::StateFile{run_state::StateForm::deepspeed, loaded.load_path},
                     options.load_module_strict, /*masters=*/options.load_optimizer_states && !options.load_module_only);
     loaded.client_state = checkpoint.client_state();

@@ -4,24 +4,24 @@
 #include <algorithm>
 
 #include "accelerator/accelerator_impl.hpp"
+#include "accelerator/counts.hpp"
 #include "accelerator/join.hpp"
+#include "observe/run_phases.hpp"
 #include "parallel/engines.hpp"
 #include "parallel/gradients.hpp"
-#include "utils/counts.hpp"
 #include "utils/raise.hpp"
-#include "utils/run_phases.hpp"
+#include "utils/run_counts.hpp"
 
 namespace accelerate {
-
-using counts::Count;
 
 Scope Accelerator::begin_accumulate(const parallel::Engines& models) {
   const auto& gradients = gradient_state();
   const bool due = !impl_->counts_micro_steps() || (impl_->run.step + 1) % gradients.num_steps() == 0,
              at_end = gradients.end_of_dataloader();
-  counts::add(Count::micro_steps);
+  counts::add(TrainingCount::micro_steps);
   if (at_end && !due)
-    counts::add(gradients.sync_with_dataloader() ? Count::loader_end_synchronisations : Count::loader_ends_passed);
+    counts::add(gradients.sync_with_dataloader() ? TrainingCount::loader_end_synchronisations
+                                                 : TrainingCount::loader_ends_passed);
   if (gradients.sync_with_dataloader() && at_end) {
     impl_->run.step = 0;
     gradients.set_sync_gradients(true);
@@ -30,11 +30,11 @@ Scope Accelerator::begin_accumulate(const parallel::Engines& models) {
     gradients.set_sync_gradients(due);
   }
   if (gradients.sync_gradients()) {
-    counts::add(Count::synchronised_steps);
+    counts::add(TrainingCount::synchronised_steps);
     return Scope();
   }
   if (use_distributed() && gradients.sync_each_batch()) {
-    counts::add(Count::early_synchronisations);
+    counts::add(TrainingCount::early_synchronisations);
     return Scope();
   }
   parallel::Engines waiting;
@@ -91,7 +91,7 @@ void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const Back
   if (num_items < 0) raise<ConfigError>("backward: num_items is {}, expected 0 or more", num_items);
   impl_->run.num_items += static_cast<double>(num_items);
   impl_->monitors.note_loss(loss);
-  counts::add(Count::items, num_items);
+  counts::add(RunCount::items, num_items);
   // The mean times its count is a sum: sums of micro-steps and ranks add up, and are divided once by the count of all.
   run_backward(num_items == 0 ? loss.nan_to_num() : loss, static_cast<double>(num_items), options);
   if (!sync_gradients()) return;
@@ -137,8 +137,8 @@ class AskedFor {
 }  // namespace
 
 void Accelerator::run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options) {
-  counts::add(Count::backwards);
-  run_phases::Scope whole(run_phases::Phase::backward, impl_.get());
+  counts::add(RunCount::backwards);
+  run_phases::PhaseScope whole(run_phases::Phase::backward, impl_.get());
   const at::Tensor weighted = weight == 1.0 ? loss : loss * weight;
   const at::Tensor scaled = impl_->run.scaler ? impl_->run.scaler->scale(weighted) : weighted;
   const auto engines = impl_->run.engines();
@@ -155,12 +155,12 @@ void Accelerator::run_backward(const at::Tensor& loss, double weight, const Back
 void Accelerator::run_backward_now(const at::Tensor& scaled, const BackwardOptions& options) {
   const auto engines = impl_->run.engines();
   {
-    const run_phases::Scope inner(run_phases::Phase::backward_inner, impl_.get());
+    const run_phases::PhaseScope inner(run_phases::Phase::backward_inner, impl_.get());
     for (const auto& engine : engines) engine->before_backward(scaled);
     parallel::guard_backward(
         [&] { scaled.backward({}, options.retain_graph || options.create_graph, options.create_graph); });
   }
-  const run_phases::Scope reduce(run_phases::Phase::backward_reduce, impl_.get());
+  const run_phases::PhaseScope reduce(run_phases::Phase::backward_reduce, impl_.get());
   // A model whose forward has run may have a loss of its own, which comes later.
   const bool anyone =
       std::any_of(engines.begin(), engines.end(), [](const auto& engine) { return engine->took_part(); });

@@ -20,13 +20,13 @@ namespace {
 
 using parallel::Held;
 
-struct Found {
+struct FoundRun {
   run_state::RunState* run = nullptr;
   std::shared_ptr<detail::PreparedModel> model;
   Held held;
 };
 
-Found find(const at::Tensor& parameter, const char* operation) {
+FoundRun find(const at::Tensor& parameter, const char* operation) {
   for (auto* run : live_runs())
     for (const auto& model : run->models)
       for (auto& held : run_state::holdings_of(*model))
@@ -36,10 +36,10 @@ Found find(const at::Tensor& parameter, const char* operation) {
       operation, parameter.defined() ? fmt::format("{}", parameter.sizes()) : "nothing");
 }
 
-/// What lies as the parameter does, whole on all ranks, a copy in fp32. @param piece  undefined: this rank has none
+/// What lies as the parameter does, whole on all ranks, a copy in fp32. @param shard  undefined: this rank has none
 at::Tensor whole_of(const Held& held, const at::Tensor& piece) {
   if (!held.in_pieces()) return piece.defined() ? piece.detach().to(at::kFloat, false, /*copy=*/true) : at::Tensor();
-  // Where any rank has a piece, those without bring zeros.
+  // Where any rank has a shard, those without bring zeros.
   std::vector<int64_t> here{piece.defined() ? 1 : 0};
   const auto all = gather_object(here);
   if (std::none_of(all.begin(), all.end(), [](int64_t one) { return one != 0; })) return {};
@@ -66,7 +66,7 @@ void write(const Held& held, const at::Tensor& piece, const at::Tensor& value) {
   piece.copy_(held.in_pieces() ? parallel::slice_of(held, value) : value);
 }
 
-/// This rank's piece of a state of the optimizer that steps on the parameter. Collective.
+/// This rank's shard of a state of the optimizer that steps on the parameter. Collective.
 std::pair<Held, at::Tensor> state_of(const at::Tensor& parameter, const std::string& key, const char* operation) {
   const auto found = find(parameter, operation);
   for (const auto& optimizer : found.run->optimizers) {

@@ -6,8 +6,8 @@
 
 #include "accelerate/formats/safetensors.hpp"
 #include "formats/torch_archive.hpp"
+#include "input/read_file.hpp"
 #include "utils/raise.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate::detail {
 

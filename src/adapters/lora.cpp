@@ -60,7 +60,7 @@ struct LoraWeightImpl : torch::nn::Module {
   }
 };
 
-struct Target {
+struct LoraTarget {
   Submodule place;
   at::Tensor weight;
   bool transposed = false;
@@ -79,7 +79,7 @@ bool moves_between_ranks(const at::Tensor& tensor) {
 /// The zoo's Dense is its Linear. Both have weights [outputs, inputs], whatever a config says, as in PEFT.
 bool is_linear(const Submodule& place) { return place.class_name == "Linear" || place.class_name == "Dense"; }
 
-template <class E> Target target_at(const Submodule& place, const LoraConfig& config, const char* operation) {
+template <class E> LoraTarget target_at(const Submodule& place, const LoraConfig& config, const char* operation) {
   const auto found = std::find_if(place.parameters.begin(), place.parameters.end(),
                                   [](const auto& item) { return item.first == "weight"; });
   const bool is_table = place.class_name.find("Embedding") != std::string::npos;
@@ -123,9 +123,9 @@ std::vector<Submodule> modules_of(const ModelRef& model, const char* operation) 
 }
 
 /// Each weight once. @throws E when two of the targets share one
-template <class E> void keep_each_once(std::vector<Target>& targets, const char* operation) {
+template <class E> void keep_each_once(std::vector<LoraTarget>& targets, const char* operation) {
   std::set<const void*> modules;
-  std::erase_if(targets, [&](const Target& target) { return !modules.insert(target.place.identity).second; });
+  std::erase_if(targets, [&](const LoraTarget& target) { return !modules.insert(target.place.identity).second; });
   for (size_t i = 0; i < targets.size(); ++i)
     for (size_t j = 0; j < i; ++j)
       if (targets[i].weight.is_same(targets[j].weight))
@@ -153,7 +153,7 @@ std::string name_for_peft(const ModelRef& model, const std::string& name) {
   return is_neox ? renamed(name, kOurHead, kTheirHead) : name;
 }
 
-std::shared_ptr<LoraLayer> attach(const ModelRef& model, const Target& target, const LoraConfig& config,
+std::shared_ptr<LoraLayer> attach(const ModelRef& model, const LoraTarget& target, const LoraConfig& config,
                                   const at::Tensor& a, const at::Tensor& b) {
   const auto first = std::make_shared<LoraWeightImpl>(a), second = std::make_shared<LoraWeightImpl>(b);
   auto layer = std::make_shared<LoraLayer>();
@@ -351,12 +351,12 @@ std::string module_of(const std::string& name) {
 
 /// A parameter of the model that is trained beside A and B.
 bool is_trained(const std::string& name, const LoraConfig& config, const std::vector<std::string>& saved,
-                const std::vector<Target>& targets) {
+                const std::vector<LoraTarget>& targets) {
   const auto path = module_of(name);
   if (detail::is_saved(saved, path)) return true;
   if (config.bias == "none" || (name != "bias" && !name.ends_with(".bias"))) return false;
-  return config.bias == "all" ||
-         std::any_of(targets.begin(), targets.end(), [&](const Target& target) { return target.place.path == path; });
+  return config.bias == "all" || std::any_of(targets.begin(), targets.end(),
+                                             [&](const LoraTarget& target) { return target.place.path == path; });
 }
 
 /// Whether the model's head multiplies by its embeddings. A head of its own would be a module.
@@ -396,7 +396,7 @@ template <class E> [[noreturn]] void refuse_shared(const std::string& where, con
 /// What a file has of the model itself, compared with it. Nothing is written yet.
 std::vector<std::pair<std::shared_ptr<OwnValues>, at::Tensor>> own_values_of(const ModelRef& model,
                                                                              const detail::AdapterFile& file,
-                                                                             const std::vector<Target>& targets,
+                                                                             const std::vector<LoraTarget>& targets,
                                                                              const std::string& where) {
   std::map<std::string, at::Tensor> state;
   for (const auto& [name, tensor] : model.state()) state.emplace(name, tensor);
@@ -470,7 +470,7 @@ LoraAdapter add_adapter(const ModelRef& model, const LoraConfig& config) {
   for (const auto& name : config.modules_to_save)
     if (std::none_of(modules.begin(), modules.end(), [&](const auto& place) { return place.path.ends_with(name); }))
       raise<ConfigError>("add_adapter: found no module of the name '{}' in modules_to_save, expected one", name);
-  std::vector<Target> targets;
+  std::vector<LoraTarget> targets;
   for (const auto& place : modules) {
     if (place.path.empty() || detail::is_listed(config.exclude_modules, place.path) ||
         detail::is_saved(saved, place.path))
@@ -555,7 +555,7 @@ LoraAdapter load_adapter(const ModelRef& model, const fs::path& folder, bool is_
         "{}: found rows of '{}' (trainable_token_indices) that are to be trained, which is not offered here; load it "
         "without is_trainable, or train on in PEFT",
         where, file.rows.begin()->first);
-  std::vector<Target> targets;
+  std::vector<LoraTarget> targets;
   for (const auto& [name, pair] : pairs) {
     const auto& path = name;  // which a lambda may capture
     const auto& [a, b] = pair;

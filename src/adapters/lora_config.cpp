@@ -8,11 +8,11 @@
 #include <set>
 #include <string_view>
 
-#include "utils/json.hpp"
+#include "input/json.hpp"
+#include "input/read_file.hpp"
+#include "input/regular_expression.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
-#include "utils/read_file.hpp"
-#include "utils/regular_expression.hpp"
 
 namespace accelerate::detail {
 namespace {
@@ -106,9 +106,9 @@ void warn_of_unknown(const Json& fields, const std::string& where) {
                  where, show_json(Json(name)), show_json(value));
 }
 
-class Reader {
+class LoraConfigReader {
  public:
-  Reader(const Json& fields, std::string where) : fields_(fields), where_(std::move(where)) {}
+  LoraConfigReader(const Json& fields, std::string where) : fields_(fields), where_(std::move(where)) {}
 
   template <class... Args> [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
     raise<CheckpointError>("{}: {}", where_, fmt::format(what, std::forward<Args>(args)...));
@@ -201,7 +201,7 @@ bool is_name(const std::string& text) {
 }
 
 /// layers_to_transform and layers_pattern, which only choose from target_modules by name.
-void read_layers(const Reader& reader, LoadedConfig& result) {
+void read_layers(const LoraConfigReader& reader, LoadedConfig& result) {
   const auto layers = reader.at("layers_to_transform"), lists = reader.at("layers_pattern");
   const bool by_layer = !layers.is_null() && !(layers.is_array() && layers.empty()), by_list = !is_off(lists);
   if (by_list && layers.is_null())
@@ -225,7 +225,7 @@ void read_layers(const Reader& reader, LoadedConfig& result) {
 }
 
 /// A list is of the model's embeddings.
-void read_tokens(const Reader& reader, LoraConfig& config) {
+void read_tokens(const LoraConfigReader& reader, LoraConfig& config) {
   const auto value = reader.at("trainable_token_indices");
   if (is_off(value)) return;
   const auto add = [&](const std::string& name, const Json& list) {
@@ -343,7 +343,7 @@ LoadedConfig read_config(const std::filesystem::path& file) {
   std::string problem;
   const auto fields = parse_json<Json>(text, &problem);
   if (fields.is_discarded()) raise<CheckpointError>("{} {}", where, problem);
-  const Reader reader(fields, where);
+  const LoraConfigReader reader(fields, where);
   if (!fields.is_object()) reader.fail("found {}, expected an object", show_json(fields));
   if (const auto type = reader.text("peft_type"); type != "LORA")
     reader.fail("found peft_type {}, expected \"LORA\", the one kind of adapter that is offered",

@@ -4,9 +4,7 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -29,6 +27,7 @@ using residency::Member;
 using residency::Next;
 using residency::OperatorCall;
 using residency::ProductPlaces;
+using residency::TorchLayers;
 
 /// The same tensor with or without the key, through which operators on it come by.
 at::Tensor alias_with(const at::Tensor& tensor, c10::DispatchKeySet keys) {
@@ -41,7 +40,7 @@ const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
 }
 
-class Registry {
+class LoraRegistry {
  public:
   void add(LoraLayer& layer) {
     const MutexLock lock(mutex_);
@@ -84,8 +83,8 @@ class Registry {
   std::unordered_map<const c10::StorageImpl*, LoraLayer*> by_storage_ ACCELERATE_GUARDED_BY(mutex_);
 };
 
-Registry& registry() {
-  static Registry& instance = *new Registry;  // not destroyed: a program's own static models may come after
+LoraRegistry& registry() {
+  static LoraRegistry& instance = *new LoraRegistry;  // not destroyed: a program's own static models may come after
   return instance;
 }
 
@@ -108,16 +107,10 @@ bool is_other_layer(const std::string& name) {
 
 void check_orientation(const LoraLayer& layer, const OperatorCall& call, const ProductPlaces& product,
                        const at::Tensor& operand) {
-  const auto& weight = layer.weight;
-  const auto same = [&](const at::Tensor& view) {
-    return operand.sizes() == view.sizes() && operand.strides() == view.strides();
-  };
-  const bool as_it_is = operand.unsafeGetTensorImpl() == weight.unsafeGetTensorImpl() || same(weight);
-  const bool turned = !as_it_is && operand.dim() == 2 && operand.size(0) == weight.size(1) &&
-                      operand.size(1) == weight.size(0) && operand.stride(0) == weight.stride(1) &&
-                      operand.stride(1) == weight.stride(0);
-  if ((!as_it_is && !turned) || operand.storage_offset() != weight.storage_offset()) refuse(layer, call, "in part");
-  if ((product.rows == as_it_is) == layer.transposed) refuse(layer, call, "the other way round");
+  const auto extent = residency::weight_view(operand, layer.weight);
+  if (extent == residency::WeightView::part) refuse(layer, call, "in part");
+  if ((product.rows == (extent == residency::WeightView::whole)) == layer.transposed)
+    refuse(layer, call, "the other way round");
 }
 
 at::Tensor part_of_adapter(const LoraLayer& layer, const at::Tensor& x) {
@@ -127,25 +120,6 @@ at::Tensor part_of_adapter(const LoraLayer& layer, const at::Tensor& x) {
       input = at::dropout(input, layer.dropout, /*train=*/true);
   return at::linear(at::linear(input, layer.a), layer.b).mul_(layer.scaling);
 }
-
-/// What runs within an operator is part of it: whoever writes that down to run it again would run this twice. Kernels
-/// that the zoo runs below autograd have no gradient; what is added to their results may.
-class WithinOperator {
- public:
-  explicit WithinOperator(const OperatorCall& call)
-      : outer_(residency::exchange_thread_handler(Link::recompute, nullptr)) {
-    if (!call.name().starts_with("accelerate_models::")) return;
-    const auto keys = c10::impl::tls_local_dispatch_key_set();
-    with_autograd_.emplace(keys.included_, keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-  }
-  WithinOperator(const WithinOperator&) = delete;
-  WithinOperator& operator=(const WithinOperator&) = delete;
-  ~WithinOperator() { residency::exchange_thread_handler(Link::recompute, outer_); }
-
- private:
-  Handler* outer_;
-  std::optional<c10::impl::ForceDispatchKeyGuard> with_autograd_;
-};
 
 struct AdaptedProducts final : Handler {
   bool handle(OperatorCall& call, Next next) override {
@@ -170,9 +144,12 @@ struct AdaptedProducts final : Handler {
     if (!operand.requires_grad() && !Member::of(operand))
       call.set_argument(product->weight, alias_with(operand, operand.key_set().remove(kKey)));
     next();
-    const WithinOperator scope(call);
-    const at::Tensor part = part_of_adapter(*layer, x);
-    call.map_results([&](const at::Tensor& result) { return result.add_(part, factor); });
+    // Kernels that the zoo runs below autograd have no gradient; what is added to their results may.
+    const bool below_autograd = call.name().starts_with("accelerate_models::");
+    next.compute(below_autograd ? TorchLayers::gradients : TorchLayers::program, [&] {
+      const at::Tensor part = part_of_adapter(*layer, x);
+      call.map_results([&](const at::Tensor& result) { return result.add_(part, factor); });
+    });
     return true;
   }
 };

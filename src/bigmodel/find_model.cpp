@@ -13,8 +13,8 @@
 #include "formats/mapped_file.hpp"
 #include "formats/safetensors_elements.hpp"
 #include "formats/safetensors_header.hpp"
-#include "utils/json.hpp"
-#include "utils/read_file.hpp"
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 
 namespace accelerate {
 namespace {

@@ -18,18 +18,18 @@
 #include "formats/index_file.hpp"
 #include "formats/torch_dtypes.hpp"
 #include "formats/weight_names.hpp"
+#include "input/read_file.hpp"
+#include "memory/huge_pages.hpp"
 #include "residency/member.hpp"
 #include "residency/residency.hpp"
-#include "utils/huge_pages.hpp"
 #include "utils/log.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate {
 namespace {
 
 namespace fs = std::filesystem;
-using bigmodel::Checkpoint;
 using bigmodel::LoadTarget;
+using bigmodel::OpenCheckpoint;
 using checkpointing::StoredTensors;
 
 bool is_safetensors(const fs::path& file) { return file.extension() == ".safetensors"; }
@@ -71,7 +71,7 @@ StoredTensors open_gguf(const fs::path& path) {
 }
 
 /// What a file of blocks has as they are.
-void find_gguf_codes(const fs::path& path, Checkpoint& checkpoint) {
+void find_gguf_codes(const fs::path& path, OpenCheckpoint& checkpoint) {
   const GgufFile file(path);
   for (const auto& name : file.names()) {
     const auto encoding = codes::encoding_named(file.info(name).encoding);
@@ -89,7 +89,7 @@ void find_gguf_codes(const fs::path& path, Checkpoint& checkpoint) {
 }
 
 /// Weights that bitsandbytes' modules saved take the place of their parts.
-void join_bitsandbytes(Checkpoint& checkpoint) {
+void join_bitsandbytes(OpenCheckpoint& checkpoint) {
   std::vector<std::string> names;
   for (const auto& [name, tensor] : checkpoint.tensors) names.push_back(name);
   for (const auto& weight : codes::find_bitsandbytes_weights(names)) {
@@ -128,7 +128,7 @@ void join_bitsandbytes(Checkpoint& checkpoint) {
 }
 
 /// bitsandbytes does not know how a layer stores its weight: its codes are always those of [outputs, inputs].
-void turn_bitsandbytes(Checkpoint& checkpoint, const std::string& name) {
+void turn_bitsandbytes(OpenCheckpoint& checkpoint, const std::string& name) {
   const auto found = checkpoint.codes.find(name);
   if (found == checkpoint.codes.end()) return;
   auto& tensor = checkpoint.tensors.at(name);
@@ -150,13 +150,13 @@ StoredTensors open_file(const fs::path& file) {
   return is_safetensors(file) ? checkpointing::open_safetensors(file) : checkpointing::open_archive(file);
 }
 
-Checkpoint open_index(const fs::path& index) {
+OpenCheckpoint open_index(const fs::path& index) {
   const auto fail = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
     raise<CheckpointError>("checkpoint index '{}': {}", index.string(), fmt::format(what, std::forward<Args>(args)...));
   };
   std::map<std::string, std::vector<std::string>> names_in;
   for (const auto& [name, file] : formats::read_index(index)) names_in[file].push_back(name);
-  Checkpoint checkpoint;
+  OpenCheckpoint checkpoint;
   checkpoint.mapped = true;
   std::vector<std::string> missing;
   for (const auto& [file, names] : names_in)
@@ -179,7 +179,7 @@ Checkpoint open_index(const fs::path& index) {
   return checkpoint;
 }
 
-Checkpoint open_as_it_is(const fs::path& path) {
+OpenCheckpoint open_as_it_is(const fs::path& path) {
   if (path.extension() == ".json") return open_index(path);
   if (!is_folder(path)) return {.tensors = open_file(path), .mapped = is_safetensors(path), .codes = {}};
   // Where a folder has its weights twice, in transformers' order.
@@ -196,16 +196,16 @@ Checkpoint open_as_it_is(const fs::path& path) {
       path.string(), indexes.size());
 }
 
-Checkpoint open(const fs::path& path) {
-  Checkpoint checkpoint = open_as_it_is(path);
+OpenCheckpoint open(const fs::path& path) {
+  OpenCheckpoint checkpoint = open_as_it_is(path);
   if (path.extension() == ".gguf") find_gguf_codes(path, checkpoint);
   join_bitsandbytes(checkpoint);
   return checkpoint;
 }
 
 /// As the model names and stores its weights.
-Checkpoint open_for(const ModelRef& model, const std::vector<LoadTarget>& targets, const fs::path& path) {
-  Checkpoint checkpoint = open(path);
+OpenCheckpoint open_for(const ModelRef& model, const std::vector<LoadTarget>& targets, const fs::path& path) {
+  OpenCheckpoint checkpoint = open(path);
   if (const auto* names = formats::weight_names_of_class(model.submodules().front().class_name)) {
     std::set<std::string> own;
     for (const auto& target : targets) own.insert(target.names.begin(), target.names.end());
@@ -277,9 +277,9 @@ StateDictCheck check_state_dict(const ModelRef& model, const fs::path& checkpoin
 
 namespace bigmodel {
 
-Checkpoint open_checkpoint(const fs::path& path) { return open(path); }
+OpenCheckpoint open_checkpoint(const fs::path& path) { return open(path); }
 
-void use_names(Checkpoint& checkpoint, const formats::WeightNames& names, const std::set<std::string>& own) {
+void use_names(OpenCheckpoint& checkpoint, const formats::WeightNames& names, const std::set<std::string>& own) {
   const auto rename = [](auto& items, const std::string& from, const std::string& to) {
     auto item = items.extract(from);
     if (item.empty()) return false;

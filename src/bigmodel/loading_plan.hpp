@@ -27,17 +27,17 @@ struct StoredCodes {
 };
 
 /// What a checkpoint has, before it is read.
-struct Checkpoint {
+struct OpenCheckpoint {
   checkpointing::StoredTensors tensors;
   bool mapped = false;                       ///< Reading a tensor gives a view of its file.
   std::map<std::string, StoredCodes> codes;  ///< of tensors that are in few bits, by name
 };
 
 /// A folder, an index, or a file of safetensors, torch.save or GGUF; headers are read. @throws CheckpointError
-Checkpoint open_checkpoint(const std::filesystem::path& path);
+OpenCheckpoint open_checkpoint(const std::filesystem::path& path);
 /// Gives tensors that a file of such a model has under other names those of `own`, the model's, and leaves out what
 /// every program works out by itself.
-void use_names(Checkpoint& checkpoint, const formats::WeightNames& names, const std::set<std::string>& own);
+void use_names(OpenCheckpoint& checkpoint, const formats::WeightNames& names, const std::set<std::string>& own);
 
 /// One tensor of a model under all of its names.
 struct LoadTarget {
@@ -66,7 +66,7 @@ at::Device device_of(const Place& place);
 struct LoadPlan {
   std::filesystem::path path;
   LoadCheckpointOptions options;
-  Checkpoint checkpoint;  ///< `stored` points into it
+  OpenCheckpoint checkpoint;  ///< `stored` points into it
   std::vector<LoadTarget> targets;
 
   bool on_disk(const LoadTarget& target) const;

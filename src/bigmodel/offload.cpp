@@ -13,10 +13,10 @@
 #include "formats/mapped_file.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/torch_dtypes.hpp"
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 #include "utils/atomic_file.hpp"
-#include "utils/json.hpp"
 #include "utils/parallel.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate {
 namespace {

@@ -7,7 +7,7 @@
 #include "accelerate/utils/error.hpp"
 #include "bigmodel/quantizer.hpp"
 #include "formats/torch_dtypes.hpp"
-#include "utils/json.hpp"
+#include "input/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {

@@ -11,13 +11,13 @@
 #include "bigmodel/quantizer.hpp"
 #include "codes/bitsandbytes.hpp"
 #include "formats/torch_dtypes.hpp"
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 #include "residency/homes/encoded.hpp"
 #include "residency/member.hpp"
 #include "utils/atomic_file.hpp"
-#include "utils/json.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate {
 namespace {

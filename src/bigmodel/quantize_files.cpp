@@ -12,9 +12,9 @@
 #include "bigmodel/quantize_parts.hpp"
 #include "codes/encodings.hpp"
 #include "formats/torch_dtypes.hpp"
-#include "utils/json.hpp"
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 #include "utils/raise.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate {
 namespace quantizing_files {

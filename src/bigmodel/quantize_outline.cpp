@@ -78,7 +78,7 @@ std::string show(const std::vector<int64_t>& shape, std::string_view dtype) {
 
 }  // namespace
 
-Outline::Outline(const ModelConfig& config, bigmodel::Checkpoint& checkpoint) {
+Outline::Outline(const ModelConfig& config, bigmodel::OpenCheckpoint& checkpoint) {
   const auto model = describe(config);
   keep_in_fp32_modules = model.keep_in_fp32_modules;
   const auto of_type = config.json.find("model_type");

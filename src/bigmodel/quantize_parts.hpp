@@ -48,7 +48,7 @@ class Outline {
  public:
   /// @param checkpoint  gets the names that models of today have for what it holds
   /// @throws ConfigError for an architecture that is not known; CheckpointError for fields that can't be
-  Outline(const ModelConfig& config, bigmodel::Checkpoint& checkpoint);
+  Outline(const ModelConfig& config, bigmodel::OpenCheckpoint& checkpoint);
 
   /// Names and shapes are those of the model; a head that is a copy of the embeddings it is tied to is left out.
   /// @throws CheckpointError with all differences

@@ -24,10 +24,10 @@
 #include "codes/bitsandbytes.hpp"
 #include "formats/gguf_vocabulary.hpp"
 #include "formats/tensor_source.hpp"
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 #include "utils/atomic_file.hpp"
-#include "utils/json.hpp"
 #include "utils/raise.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate::quantizing_files {
 namespace {

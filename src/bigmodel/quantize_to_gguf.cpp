@@ -15,9 +15,9 @@
 #include "formats/gguf_vocabulary.hpp"
 #include "formats/gguf_writer.hpp"
 #include "formats/mapped_file.hpp"
-#include "utils/json.hpp"
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 #include "utils/raise.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate::quantizing_files {
 namespace {

@@ -44,7 +44,7 @@ struct Quantizer {
 /// load_checkpoint_and_dispatch() and dispatch_model() for `caller`. @param quantizer  null: nothing is in few bits
 DispatchedModel load_and_dispatch(const char* caller, const ModelRef& model, const std::filesystem::path& checkpoint,
                                   const LoadAndDispatchOptions& options, const Quantizer* quantizer);
-DispatchedModel dispatch(const std::string& caller, const ModelRef& model, const DeviceMap& map,
+DispatchedModel dispatch(const char* caller, const ModelRef& model, const DeviceMap& map,
                          const DispatchOptions& options, const Quantizer* quantizer);
 /// Bytes that weights in few bits take in memory, as products have them, by the names of the model that has its values.
 std::map<std::string, int64_t> bytes_in_few_bits(const ModelRef& model, const Quantizer& quantizer);

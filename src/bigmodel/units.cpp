@@ -47,12 +47,12 @@ constexpr DtypeBits kDtypes[] = {
     {"int2", 2},
 };
 
-struct Unit {
+struct ByteUnit {
   std::string_view name;  ///< in capitals
   double bytes;
 };
-constexpr Unit kUnits[] = {{"GIB", 1073741824.0}, {"MIB", 1048576.0}, {"KIB", 1024.0},
-                           {"GB", 1e9},           {"MB", 1e6},        {"KB", 1e3}};
+constexpr ByteUnit kUnits[] = {{"GIB", 1073741824.0}, {"MIB", 1048576.0}, {"KIB", 1024.0},
+                               {"GB", 1e9},           {"MB", 1e6},        {"KB", 1e3}};
 
 /// Without what Python's float() also takes: spaces around it, a leading plus, underscores between digits ("1_000").
 std::string plain_number(std::string_view text) {

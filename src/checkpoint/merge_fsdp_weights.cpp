@@ -11,9 +11,9 @@
 #include "formats/dcp.hpp"
 #include "formats/tensor_source.hpp"
 #include "formats/torch_archive.hpp"
+#include "input/read_file.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/log.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate {
 namespace {
@@ -52,7 +52,7 @@ fs::path checkpoint_folder(const fs::path& given) {
 }
 
 /// A value of the checkpoint and where it goes in what is written.
-struct Item {
+struct MergedItem {
   const DcpEntry* entry;
   DcpPath path;
 };
@@ -61,8 +61,8 @@ const std::string* first_key(const DcpEntry& entry) {
   return entry.path ? std::get_if<std::string>(&entry.path->front()) : nullptr;
 }
 
-/// What is under the one top-level key, or under "model" where there are several.
-std::vector<Item> select_items(const DcpCheckpoint& checkpoint) {
+/// The values under the one top-level key, or under "model" where there are several.
+std::vector<MergedItem> select_items(const DcpCheckpoint& checkpoint) {
   std::set<std::string> tops;
   bool nested = true;
   for (const auto& entry : checkpoint.entries()) {
@@ -73,7 +73,7 @@ std::vector<Item> select_items(const DcpCheckpoint& checkpoint) {
   const std::string* top = nullptr;
   if (tops.size() == 1 && nested) top = &*tops.begin();
   if (tops.size() > 1 && tops.contains("model")) top = &*tops.find("model");
-  std::vector<Item> items;
+  std::vector<MergedItem> items;
   for (const auto& entry : checkpoint.entries()) {
     if (!top) {
       items.push_back({&entry, entry.path ? *entry.path : DcpPath(1, entry.name)});
@@ -90,9 +90,9 @@ int64_t bytes_of(const DcpTensorInfo& info) {
 }
 
 /// Nested dicts and lists with values at their ends, to be written as one pickle.
-class Tree {
+class MergedTree {
  public:
-  void insert(const Item& item, size_t depth = 0) {
+  void insert(const MergedItem& item, size_t depth = 0) {
     if (depth == item.path.size()) {
       if (entry_ || !children_.empty()) clash(item);
       entry_ = item.entry;
@@ -104,7 +104,7 @@ class Tree {
     list_ = list;
     const auto [found, fresh] = index_.try_emplace(
         list ? std::to_string(std::get<int64_t>(step)) : std::get<std::string>(step), children_.size());
-    if (fresh) children_.emplace_back(step, Tree());
+    if (fresh) children_.emplace_back(step, MergedTree());
     children_[found->second].second.insert(item, depth + 1);
   }
 
@@ -116,7 +116,7 @@ class Tree {
       for (const auto& [key, child] : children_) pickle.text(std::get<std::string>(key)), child.write(pickle, leaf);
       return pickle.set_items_to_mark();
     }
-    std::map<int64_t, const Tree*> ordered;
+    std::map<int64_t, const MergedTree*> ordered;
     for (const auto& [position, child] : children_) ordered.emplace(std::get<int64_t>(position), &child);
     pickle.empty_list(), pickle.mark();
     int64_t next = 0;
@@ -128,7 +128,7 @@ class Tree {
   }
 
  private:
-  [[noreturn]] static void clash(const Item& item) {
+  [[noreturn]] static void clash(const MergedItem& item) {
     raise<CheckpointError>(
         "merge_fsdp_weights: the path of '{}' leads through a value that another path gives another meaning. The "
         "metadata contradicts itself.",
@@ -137,7 +137,7 @@ class Tree {
 
   const DcpEntry* entry_ = nullptr;
   bool list_ = false;
-  std::vector<std::pair<std::variant<std::string, int64_t>, Tree>> children_;
+  std::vector<std::pair<std::variant<std::string, int64_t>, MergedTree>> children_;
   std::unordered_map<std::string, size_t> index_;
 };
 
@@ -185,7 +185,7 @@ class Merger {
                                     .enabled = {}});
     checkpointing::write_weight_files(output_, weights, max_bytes, options_.safe_serialization,
                                       [&](const fs::path& file, const std::vector<std::string>& names) {
-                                        std::vector<const Item*> part;
+                                        std::vector<const MergedItem*> part;
                                         if (why_not_flat.empty()) {
                                           for (const auto& name : names) part.push_back(by_name_.at(name));
                                         } else {
@@ -222,7 +222,7 @@ class Merger {
     };
   }
 
-  void write_safetensors(const fs::path& file, const std::vector<const Item*>& items) {
+  void write_safetensors(const fs::path& file, const std::vector<const MergedItem*>& items) {
     std::vector<formats::TensorSource> sources;
     for (const auto* item : items) {
       const auto& info = std::get<DcpTensorInfo>(item->entry->content);
@@ -231,8 +231,8 @@ class Merger {
     formats::write_safetensors(file, std::move(sources), {{"format", "pt"}});
   }
 
-  void write_archive(const fs::path& file, const std::vector<const Item*>& items) {
-    Tree tree;
+  void write_archive(const fs::path& file, const std::vector<const MergedItem*>& items) {
+    MergedTree tree;
     for (const auto* item : items) tree.insert(*item);
     formats::TorchPickle pickle;
     tree.write(pickle, [&](const DcpEntry& entry) {
@@ -247,10 +247,10 @@ class Merger {
   }
 
   DcpCheckpoint checkpoint_;
-  std::vector<Item> items_;
+  std::vector<MergedItem> items_;
   fs::path output_;
   const MergeFsdpWeightsOptions& options_;
-  std::unordered_map<std::string, const Item*> by_name_;
+  std::unordered_map<std::string, const MergedItem*> by_name_;
   std::optional<ProgressBar> bar_;
 };
 

@@ -6,9 +6,9 @@
 
 #include "accelerate/checkpoint.hpp"
 #include "formats/torch_archive.hpp"
+#include "observe/trace.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
-#include "utils/trace.hpp"
 
 namespace accelerate::checkpointing {
 
@@ -45,7 +45,7 @@ c10::IValue plain(const c10::IValue& value) {
 }  // namespace
 
 void save_object(const c10::IValue& object, const std::filesystem::path& file) {
-  trace::Span span(trace::Kind::checkpoint_write, file.filename().string());
+  trace::Span span(trace::SpanKind::checkpoint_write, file.filename().string());
   int64_t written = 0;
   const c10::IValue value = plain(object);
   std::string pickle;
@@ -124,7 +124,8 @@ void check_can_be_read_again(const at::Tensor& tensor) {
 
 c10::IValue load_object(const std::filesystem::path& path) {
   const auto file = std::make_shared<formats::InputFile>(path);
-  const trace::Span span(trace::Kind::checkpoint_read, path.filename().string(), static_cast<int64_t>(file->size()));
+  const trace::Span span(trace::SpanKind::checkpoint_read, path.filename().string(),
+                         static_cast<int64_t>(file->size()));
   return formats::TorchArchive(file, 0, file->size(), "load '" + path.string() + "'").value();
 }
 

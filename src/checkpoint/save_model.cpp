@@ -10,9 +10,9 @@
 #include "accelerate/formats/safetensors.hpp"
 #include "checkpoint/model_state.hpp"
 #include "checkpoint/weight_files.hpp"
+#include "input/read_file.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate::checkpointing {
 namespace {

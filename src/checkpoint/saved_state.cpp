@@ -79,7 +79,7 @@ std::string key_text(const c10::IValue& key) {
 
 }  // namespace
 
-std::vector<StretchPart> parts_of(const at::Tensor& like, int64_t begin, const at::Tensor& stretch) {
+std::vector<SliceBox> parts_of(const at::Tensor& like, int64_t begin, const at::Tensor& slice) {
   // Dimensions from the largest step in memory to the smallest.
   const auto dims = static_cast<size_t>(like.dim());
   std::vector<int64_t> order(dims), back(dims), sizes(dims);
@@ -88,14 +88,14 @@ std::vector<StretchPart> parts_of(const at::Tensor& like, int64_t begin, const a
   for (size_t i = 0; i < dims; ++i)
     back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i), sizes[i] = like.size(order[i]);
   std::vector<DcpBox> boxes;
-  split(sizes, 0, begin, begin + stretch.numel(), {}, boxes);
-  std::vector<StretchPart> parts;
+  split(sizes, 0, begin, begin + slice.numel(), {}, boxes);
+  std::vector<SliceBox> parts;
   int64_t at = 0;
   for (const auto& in_memory : boxes) {
     const int64_t count =
         std::accumulate(in_memory.sizes.begin(), in_memory.sizes.end(), int64_t{1}, std::multiplies<>());
-    StretchPart part{{std::vector<int64_t>(dims), std::vector<int64_t>(dims)},
-                     stretch.narrow(0, at, count).view(in_memory.sizes).permute(back)};
+    SliceBox part{{std::vector<int64_t>(dims), std::vector<int64_t>(dims)},
+                  slice.narrow(0, at, count).view(in_memory.sizes).permute(back)};
     for (size_t i = 0; i < dims; ++i)
       part.box.offsets[static_cast<size_t>(order[i])] = in_memory.offsets[i],
       part.box.sizes[static_cast<size_t>(order[i])] = in_memory.sizes[i];

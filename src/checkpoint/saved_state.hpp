@@ -14,23 +14,23 @@
 
 #include "formats/dcp/box.hpp"
 
-/// What a checkpoint holds, whoever wrote it and however it is split, before it is read: names, sizes, and functions
-/// that read just the part that a rank needs.
+/// The contents of a checkpoint before it is read, whoever wrote it and however it is split: names, sizes, and
+/// functions that read just the part that a rank needs.
 namespace accelerate::checkpointing {
 
-/// A rectangular part of a tensor and the elements of a stretch that are this part.
-struct StretchPart {
+/// A rectangular part of a tensor and the elements of a slice that are this part.
+struct SliceBox {
   formats::DcpBox box;
-  at::Tensor values;  ///< [box.sizes], a view of the stretch
+  at::Tensor values;  ///< [box.sizes], a view of the slice
 };
 
-/// A stretch of a tensor's elements, in the order of its memory, as rectangles: the rest of a row, whole rows, the
+/// A slice of a tensor's elements, in the order of its memory, as rectangles: the rest of a row, whole rows, the
 /// beginning of a row, and so within each dimension.
 /// @param like     dense; its sizes and strides are the tensor's
-/// @param stretch  1-D; its first element is the tensor's element `begin`
-std::vector<StretchPart> parts_of(const at::Tensor& like, int64_t begin, const at::Tensor& stretch);
+/// @param slice  1-D; its first element is the tensor's element `begin`
+std::vector<SliceBox> parts_of(const at::Tensor& like, int64_t begin, const at::Tensor& slice);
 
-/// Where a tensor's elements lie in one file, row major and without gaps: for those who read them by themselves.
+/// The place of a tensor's elements in one file, row major and without gaps: for code that reads them by itself.
 struct StoredBytes {
   std::filesystem::path file;
   int64_t begin = 0, bytes = 0;
@@ -43,7 +43,7 @@ struct StoredBytes {
 struct StoredTensor {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> sizes;
-  std::optional<StoredBytes> bytes;  ///< empty for what lies in several pieces
+  std::optional<StoredBytes> bytes;  ///< empty for what lies in several shards
   /// Fills `destination` ([box.sizes], any dtype, device and strides). @throws CheckpointError when the file is
   /// damaged.
   std::function<void(const formats::DcpBox& box, const at::Tensor& destination)> read;
@@ -71,7 +71,7 @@ struct StoredOptimizer {
 };
 
 StoredOptimizer open_optimizer_archive(const std::filesystem::path& file);
-/// What is under the top-level key `optimizer`.
+/// The optimizer under the top-level key `optimizer`.
 StoredOptimizer open_distributed_optimizer(const std::filesystem::path& folder);
 
 }  // namespace accelerate::checkpointing

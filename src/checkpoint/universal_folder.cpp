@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "utils/read_file.hpp"
+#include "input/read_file.hpp"
 
 namespace accelerate::checkpointing {
 namespace {

@@ -14,10 +14,10 @@
 #include "checkpoint/universal_folder.hpp"
 #include "checkpoint/zero_checkpoint.hpp"
 #include "formats/torch_archive.hpp"
+#include "input/read_file.hpp"
+#include "input/regular_expression.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
-#include "utils/read_file.hpp"
-#include "utils/regular_expression.hpp"
 
 namespace accelerate {
 namespace {
@@ -42,7 +42,7 @@ void check(const char* what, const fs::path& path, const std::error_code& error)
   if (error) raise<CheckpointError>("{}: can't {} '{}': {}", kToUniversal, what, path.string(), error.message());
 }
 
-/// What the files say beside a tensor for those who cut it over ranks of tensor parallelism.
+/// The marks beside a tensor in the files, for programs that cut it over ranks of tensor parallelism.
 struct Marks {
   std::optional<int64_t> cat_dim = 0;  ///< unset: all of those ranks have the whole
   bool two_in_one = false;             ///< of dimension 0
@@ -188,7 +188,7 @@ class Conversion {
           "{}: found patterns in the checkpoint's universal_checkpoint_info that match no parameter, expected each to "
           "match one: '{}'. Is it the checkpoint of another model? strict = false (--no_strict) passes over them",
           kToUniversal, fmt::join(unused, "', '"));
-    // What is not trained, as the tool has it: in fp32, and without marks.
+    // Weights that are not trained, as the tool has them: in fp32, and without marks.
     for (const auto& [other, stored] : weights_) {
       if (trained.contains(other)) continue;
       write_tensor(folder_of(other) / file_of(UniversalFolder::kMasters), stored, at::kFloat, std::nullopt);
@@ -243,8 +243,8 @@ class Conversion {
     write_pickle(folder / file_of(UniversalFolder::kStep), std::move(pickle));
   }
 
-  /// What all parameters have in common, for loading at any stage: at stages 1 and 2 and at stage 3 DeepSpeed looks for
-  /// the same things at other places.
+  /// The facts that all parameters have in common, for loading at any stage: at stages 1 and 2 and at stage 3 DeepSpeed
+  /// looks for the same things at other places.
   void write_common() const {
     TorchPickle pickle;
     pickle.empty_dict(), pickle.mark();

@@ -8,11 +8,12 @@
 #include <fstream>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "checkpoint/archive.hpp"
+#include "input/read_file.hpp"
+#include "input/regular_expression.hpp"
 #include "utils/raise.hpp"
-#include "utils/read_file.hpp"
-#include "utils/regular_expression.hpp"
 
 namespace accelerate::checkpointing {
 namespace {
@@ -233,6 +234,20 @@ void ZeroCheckpoint::need_universal(const fs::path& folder) {
       folder.string(), UniversalFolder::kFolder);
 }
 
+namespace {
+thread_local OpenedOnce* opened_once = nullptr;
+}  // namespace
+
+OpenedOnce::OpenedOnce() : outer_(std::exchange(opened_once, this)) {}
+OpenedOnce::~OpenedOnce() { opened_once = outer_; }
+
+std::shared_ptr<const ZeroCheckpoint> ZeroCheckpoint::opened(const fs::path& folder) {
+  if (!opened_once) return std::make_shared<const ZeroCheckpoint>(folder);
+  auto& known = opened_once->opened_[folder];
+  if (!known) known = std::make_shared<const ZeroCheckpoint>(folder);
+  return known;
+}
+
 ZeroCheckpoint::ZeroCheckpoint(const fs::path& folder) : source_(fmt::format("load '{}'", folder.string())) {
   if (UniversalFolder::is_one(folder)) {
     universal_ = std::make_shared<const UniversalFolder>(folder);
@@ -407,7 +422,7 @@ void ZeroCheckpoint::place_parameters() {
     // Stage 3 cuts each parameter, and ranks hold as many elements each; else the end may be padded, or not.
     int64_t available = 0;
     bool fits = true;
-    for (const auto& stretch : *masters) available += stretch.numel, fits = fits && stretch.numel == offset;
+    for (const auto& slice : *masters) available += slice.numel, fits = fits && slice.numel == offset;
     if (stage_ < 3) fits = available >= offset && available - offset < 2 * ranks_;
     if (!fits)
       raise<CheckpointError>(
@@ -460,7 +475,7 @@ std::optional<ZeroCheckpoint::Flat> ZeroCheckpoint::flat(int64_t group, const st
     if (static_cast<size_t>(group) >= masters.size()) return std::nullopt;
     c10::IValue value = masters[static_cast<size_t>(group)];
     if (!value.isTensor()) archive.fail("found {} among '{}', expected tensors", value.tagKind(), masters_key());
-    // What is not padding. Masters come without, and states with it, but for elastic checkpoints.
+    // The elements that are not padding. Masters come without padding, and states with it, but for elastic checkpoints.
     const int64_t lean = numel_of(archive, value.toTensor());
     if (!kind.empty()) {
       const auto states = state_of(rank, group);
@@ -480,27 +495,27 @@ StoredTensor ZeroCheckpoint::part_of(const Flat& flat, const Named& parameter) c
   std::vector<Segment> segments;
   at::ScalarType dtype = at::kFloat;
   const int64_t piece = stage_ == 3 ? pieces_of(parameter.numel) : 0;
-  int64_t before = 0;  // elements of stretches that were passed
+  int64_t before = 0;  // elements of slices that were passed
   int64_t found = 0;
   for (size_t rank = 0; rank < flat.size(); ++rank) {
-    const auto& stretch = flat[rank];
-    const auto& saved = stretch.archive->saved(stretch.stand_in);
+    const auto& slice = flat[rank];
+    const auto& saved = slice.archive->saved(slice.stand_in);
     if (rank > 0 && saved.dtype != dtype)
-      stretch.archive->fail("found {} where rank 0 has {}, expected files of one save", c10::toString(saved.dtype),
-                            c10::toString(dtype));
+      slice.archive->fail("found {} where rank 0 has {}, expected files of one save", c10::toString(saved.dtype),
+                          c10::toString(dtype));
     dtype = saved.dtype;
     const auto width = static_cast<int64_t>(c10::elementSize(dtype));
-    // Elements [begin, end) of the parameter, which lie from `at` on in the stretch.
+    // Elements [begin, end) of the parameter, which lie from `at` on in the slice.
     int64_t begin = 0, end = 0, at = 0;
     if (stage_ == 3) {
       begin = static_cast<int64_t>(rank) * piece, end = std::min(parameter.numel, begin + piece), at = parameter.offset;
     } else {
       begin = std::max<int64_t>(0, before - parameter.offset);
-      end = std::min(parameter.numel, before + stretch.numel - parameter.offset);
+      end = std::min(parameter.numel, before + slice.numel - parameter.offset);
       at = parameter.offset + begin - before;
-      before += stretch.numel;
+      before += slice.numel;
     }
-    if (begin < end) segments.push_back({begin, end - begin, stretch.archive->file, saved.begin + at * width});
+    if (begin < end) segments.push_back({begin, end - begin, slice.archive->file, saved.begin + at * width});
     found += std::max<int64_t>(0, end - begin);
   }
   if (found != parameter.numel)
@@ -526,7 +541,7 @@ StoredTensors ZeroCheckpoint::weights(const Which& which) const {
     if (!entry.key().isString() || !entry.value().isTensor())
       first.fail("found {} under 'module', expected tensors by their names", entry.value().tagKind());
     const auto& name = entry.key().toStringRef();
-    if (stage_ == 3 && !buffers.contains(name)) continue;  // stands for a parameter that is in pieces
+    if (stage_ == 3 && !buffers.contains(name)) continue;  // stands for a parameter that is in shards
     if (!which.frozen && is_frozen.contains(name)) continue;
     result[name] = first.stored(entry.value().toTensor());
   }
@@ -597,8 +612,7 @@ void ZeroCheckpoint::add_masters_of_stage_0(StoredTensors& weights) const {
       if (found == names.end())
         first.fail(
             "found a master of size {} in 'fp32_groups' that rounds to none of the weights, expected one for each "
-            "trained "
-            "weight",
+            "trained weight",
             formats::to_string(master.sizes));
       taken.insert(*found);
       weights[*found] = master;

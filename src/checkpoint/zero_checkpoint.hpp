@@ -40,6 +40,9 @@ class ZeroCheckpoint {
   /// for those of tensor, pipeline or expert parallelism, unless they have become a universal checkpoint.
   explicit ZeroCheckpoint(const std::filesystem::path& folder);
 
+  /// The same object again while an OpenedOnce lives.
+  static std::shared_ptr<const ZeroCheckpoint> opened(const std::filesystem::path& folder);
+
   bool is_universal() const { return universal_ != nullptr; }
   int64_t stage() const { return stage_; }
   /// Over which it is cut.
@@ -64,10 +67,10 @@ class ZeroCheckpoint {
   c10::IValue loss_scaler() const;
   /// Whether a key of a model's file is DeepSpeed's own.
   static bool is_own_key(const std::string& key);
-  /// What the program kept with it.
+  /// The values that the program kept with it.
   std::map<std::string, c10::IValue> client_state() const;
 
-  // What conversions need; of stages 1 to 3.
+  // The names that conversions need; of stages 1 to 3.
   struct Named {
     std::string name;
     std::vector<int64_t> sizes;
@@ -89,13 +92,13 @@ class ZeroCheckpoint {
 
  private:
   using Dict = c10::impl::GenericDict;
-  /// One vector that is cut over files: stretches, one after the other.
-  struct Stretch {
+  /// One vector that is cut over files: slices, one after the other.
+  struct FileSlice {
     const Archive* archive;
     at::Tensor stand_in;  ///< 1-D
     int64_t numel;        ///< without padding at its end
   };
-  using Flat = std::vector<Stretch>;
+  using Flat = std::vector<FileSlice>;
 
   void open_model_files(const std::filesystem::path& folder);
   void open_optimizer_files(const std::filesystem::path& folder);
@@ -109,7 +112,7 @@ class ZeroCheckpoint {
   /// Of the optimizer that steps on flat vectors: a dict as torch has it, or a list of states.
   c10::IValue base_optimizer(size_t rank) const;
   std::optional<Dict> state_of(size_t rank, int64_t group) const;
-  /// Elements of each rank's piece of a parameter at stage 3.
+  /// Elements of each rank's shard of a parameter at stage 3.
   int64_t pieces_of(int64_t numel) const { return numel / ranks_ + (numel % ranks_ > 0 ? 1 : 0); }
   const char* masters_key() const { return stage_ == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups"; }
   /// The masters or a state of one group, of each rank. @param kind  "": the masters. Nothing where a rank lacks it.
@@ -127,6 +130,21 @@ class ZeroCheckpoint {
   std::shared_ptr<const UniversalFolder> universal_;                 ///< in the place of optimizers_
   std::vector<std::shared_ptr<const Archive>> models_, optimizers_;  ///< by rank; the second: from stage 1
   std::vector<Named> parameters_;                                    ///< that the optimizer has, from stage 1
+};
+
+/// While one lives, in this thread, each folder is opened once: what is loaded from it asks for it several times, and
+/// it has files of all ranks that saved.
+class OpenedOnce {
+ public:
+  OpenedOnce();
+  ~OpenedOnce();
+  OpenedOnce(const OpenedOnce&) = delete;
+  OpenedOnce& operator=(const OpenedOnce&) = delete;
+
+ private:
+  friend class ZeroCheckpoint;
+  OpenedOnce* const outer_;
+  std::map<std::filesystem::path, std::shared_ptr<const ZeroCheckpoint>> opened_;
 };
 
 }  // namespace accelerate::checkpointing

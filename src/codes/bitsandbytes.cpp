@@ -12,7 +12,7 @@
 #include "accelerate/codes/kernels.hpp"
 #include "accelerate/utils/error.hpp"
 #include "formats/torch_dtypes.hpp"
-#include "utils/json.hpp"
+#include "input/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::codes {
@@ -38,8 +38,7 @@ std::string module_of(const std::string& weight) {
   if (weight != kWeight && !weight.ends_with(".weight"))
     raise<ConfigError>(
         "bitsandbytes' form: '{}' in int8_rowwise needs a name that ends with .weight, because its scales' name is "
-        "made "
-        "of that",
+        "made of that",
         weight);
   return weight.substr(0, weight.size() - kWeight.size());
 }

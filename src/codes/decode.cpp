@@ -14,7 +14,7 @@
 #include "codes/decode_by_operators.hpp"
 #include "codes/decoder.hpp"
 #include "codes/kernels/packed_cache.hpp"
-#include "utils/huge_pages.hpp"
+#include "memory/huge_pages.hpp"
 #include "utils/parallel.hpp"
 #include "utils/raise.hpp"
 
@@ -23,7 +23,7 @@ namespace {
 
 /// Elements [first, first + to.numel()) of the flattened tensor. What begins in the middle of a unit is decoded from
 /// its begin.
-void decode_stretch(const Decoder& decoder, int64_t first, const at::Tensor& to) {
+void decode_slice(const Decoder& decoder, int64_t first, const at::Tensor& to) {
   const int64_t count = to.numel(), unit = decoder.unit(), lead = first % unit;
   constexpr int64_t kPart = 1 << 13;  // elements: 32 KiB of fp32 stay near
   const bool direct = to.scalar_type() == at::kFloat && lead == 0 && (count % unit == 0 || unit <= 2);
@@ -55,7 +55,7 @@ at::Tensor rows_of(const Codes& codes, int64_t first, int64_t count, at::ScalarT
   if (!codes.device().is_cpu())
     return cuda::decode_rows(codes, first, values) ? values : decode_by_operators(codes, first, count, dtype);
   const auto rows = kernels::rows_of(codes, first, count);
-  decode_stretch(Decoder(rows.codes), rows.first * codes.columns(), values);
+  decode_slice(Decoder(rows.codes), rows.first * codes.columns(), values);
   return values;
 }
 
@@ -72,7 +72,7 @@ void decode_there(const Codes& codes, const at::Tensor& values) {
 }
 
 void write_all(const Codes& codes, const at::Tensor& values) {
-  if (codes.device().is_cpu()) decode_stretch(Decoder(unpacked(codes)), 0, values);
+  if (codes.device().is_cpu()) decode_slice(Decoder(unpacked(codes)), 0, values);
   else if (values.numel() > 0) decode_there(codes, values);
 }
 
@@ -139,10 +139,10 @@ at::Tensor embedding(const at::Tensor& indices, const Codes& w, std::optional<at
   const std::optional<Decoder> decoder = whole ? std::optional<Decoder>(*whole) : std::nullopt;
   for (const int64_t i : c10::irange(wanted.numel())) {
     if (decoder) {
-      decode_stretch(*decoder, row[i] * w.columns(), rows.select(0, i));
+      decode_slice(*decoder, row[i] * w.columns(), rows.select(0, i));
     } else {  // in the order of products: each row is put back for itself
       const auto found = kernels::rows_of(w, row[i], 1);
-      decode_stretch(Decoder(found.codes), found.first * w.columns(), rows.select(0, i));
+      decode_slice(Decoder(found.codes), found.first * w.columns(), rows.select(0, i));
     }
   }
   return values;

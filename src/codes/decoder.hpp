@@ -11,12 +11,12 @@
 
 namespace accelerate::codes {
 
-/// Decodes stretches of the flattened tensor, of codes that have their data, on the CPU. To the bit the same with all
+/// Decodes slices of the flattened tensor, of codes that have their data, on the CPU. To the bit the same with all
 /// instructions. Several threads may use one.
 class Decoder {
  public:
   explicit Decoder(Codes codes);
-  /// What stretches begin with a multiple of, and GGUF's end with: a block of GGUF's, or a byte of two codes.
+  /// Slices begin at a multiple of this, and GGUF's end at one: a block of GGUF's, or a byte of two codes.
   int64_t unit() const { return gguf_ ? gguf_->block : codes_.encoding == Encoding::int8_rowwise ? 1 : 2; }
   /// Elements [begin, end), fp32.
   void operator()(int64_t begin, int64_t end, float* to) const;

@@ -12,7 +12,7 @@
 #include "codes/encodings.hpp"
 #include "codes/half_scale.hpp"
 #include "codes/k_blocks.hpp"
-#include "utils/huge_pages.hpp"
+#include "memory/huge_pages.hpp"
 #include "utils/parallel.hpp"
 #include "utils/raise.hpp"
 

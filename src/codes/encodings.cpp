@@ -10,28 +10,28 @@
 namespace accelerate::codes {
 namespace {
 
-struct Row {
+struct EncodingRow {
   std::string_view name;
   uint32_t gguf_id;
 };
 constexpr uint32_t kNotGguf = ~0U;
 
 /// In Encoding's order.
-constexpr std::array<Row, kEncodings> kRows{{{"int8_rowwise", kNotGguf},
-                                             {"nf4", kNotGguf},
-                                             {"fp4", kNotGguf},
-                                             {"q4_0", 2},
-                                             {"q4_1", 3},
-                                             {"q5_0", 6},
-                                             {"q5_1", 7},
-                                             {"q8_0", 8},
-                                             {"q2_k", 10},
-                                             {"q3_k", 11},
-                                             {"q4_k", 12},
-                                             {"q5_k", 13},
-                                             {"q6_k", 14}}};
+constexpr std::array<EncodingRow, kEncodings> kRows{{{"int8_rowwise", kNotGguf},
+                                                     {"nf4", kNotGguf},
+                                                     {"fp4", kNotGguf},
+                                                     {"q4_0", 2},
+                                                     {"q4_1", 3},
+                                                     {"q5_0", 6},
+                                                     {"q5_1", 7},
+                                                     {"q8_0", 8},
+                                                     {"q2_k", 10},
+                                                     {"q3_k", 11},
+                                                     {"q4_k", 12},
+                                                     {"q5_k", 13},
+                                                     {"q6_k", 14}}};
 
-const Row& row_of(Encoding encoding) { return kRows[static_cast<size_t>(encoding)]; }
+const EncodingRow& row_of(Encoding encoding) { return kRows[static_cast<size_t>(encoding)]; }
 
 }  // namespace
 

@@ -28,7 +28,7 @@ namespace {
 const kernels::Float8Loops& loops() {
   static const kernels::Float8Loops& chosen = []() -> const kernels::Float8Loops& {
     const std::string allowed = at::get_cpu_capability();
-    // What these are compiled with is what the products' instruction sets ask the processor for.
+    // These are compiled for the same instructions for which the products' instruction sets ask the processor.
     const bool has_avx512 = kernels::avx512_instructions() && kernels::avx512_float8();
     const bool has_avx2 = kernels::avx2_instructions() && kernels::avx2_float8();
     if (allowed == "AVX512" && has_avx512) return *kernels::avx512_float8();

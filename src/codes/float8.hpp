@@ -9,7 +9,7 @@ namespace accelerate::codes {
 struct Float8Request {
   bool codes = true, values = false, amax = false;
 };
-/// What was asked for; the others stay undefined.
+/// The results that were asked for; the others stay undefined.
 struct Float8Result {
   at::Tensor codes;   ///< of x's shape, contiguous
   at::Tensor values;  ///< fp32 of x's shape, contiguous: what the codes stand for, not divided by the scale

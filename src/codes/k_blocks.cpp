@@ -107,7 +107,7 @@ struct Ranges {
 };
 
 /// A block before it is packed.
-struct Block {
+struct KBlock {
   c10::Half scale{}, least{};
   int scales[16] = {}, leasts[16] = {};
   uint8_t codes[kBlock] = {};  ///< counted from the least code
@@ -193,10 +193,10 @@ template <int Size, int Last> ACCELERATE_INLINE Line fit_line(const float* x, co
 }
 
 template <int Groups, int Last, int LastScale>
-ACCELERATE_INLINE Block fit_with_least(const float* from, const Ranges& ranges) {
+ACCELERATE_INLINE KBlock fit_with_least(const float* from, const Ranges& ranges) {
   constexpr int kSize = kBlock / Groups;
   float x[kBlock];
-  Block best;
+  KBlock best;
   const float unit = to_units(from, x);
   if (unit == 0) return best;
   Line lines[Groups];
@@ -206,7 +206,7 @@ ACCELERATE_INLINE Block fit_with_least(const float* from, const Ranges& ranges) 
     most = {std::max(most.scale, lines[g].scale), std::max(most.least, lines[g].least)};
   }
   Line wanted{most.scale / LastScale, most.least / LastScale};
-  Block now;
+  KBlock now;
   for (int pass = 0; pass < 2; ++pass) {
     now.scale = scale_for(wanted.scale, pass == 0 ? most.scale : 0, LastScale, unit);
     now.least = scale_for(wanted.least, pass == 0 ? most.least : 0, LastScale, unit);
@@ -277,10 +277,10 @@ template <int Size, int Half> ACCELERATE_INLINE float fit_scale(const float* x, 
   return best;
 }
 
-template <int Half, int LastScale> ACCELERATE_INLINE Block fit_without_least(const float* from, const Ranges& ranges) {
+template <int Half, int LastScale> ACCELERATE_INLINE KBlock fit_without_least(const float* from, const Ranges& ranges) {
   constexpr int kGroups = 16, kSize = kBlock / kGroups;
   float x[kBlock];
-  Block best;
+  KBlock best;
   std::fill_n(best.codes, kBlock, static_cast<uint8_t>(Half));
   const float unit = to_units(from, x);
   if (unit == 0) return best;
@@ -290,7 +290,7 @@ template <int Half, int LastScale> ACCELERATE_INLINE Block fit_without_least(con
     if (std::abs(fits[g]) > std::abs(most)) most = fits[g];
   }
   float wanted = most / (-LastScale - 1);
-  Block now;
+  KBlock now;
   for (int pass = 0; pass < 2; ++pass) {
     now.scale = scale_for(wanted, pass == 0 ? std::abs(most) : 0, LastScale + 1, unit);
     const float held = static_cast<float>(now.scale) / unit;
@@ -340,7 +340,7 @@ void put_planes(const uint8_t* codes, int from, int count, uint8_t* to) {
 }
 
 /// The scales and least values of q4_k and q5_k, of six bits each.
-void put_pairs(const Block& block, uint8_t* to) {
+void put_pairs(const KBlock& block, uint8_t* to) {
   for (int i = 0; i < 4; ++i) {
     to[i] = static_cast<uint8_t>(block.scales[i] | block.scales[i + 4] >> 4 << 6);
     to[i + 4] = static_cast<uint8_t>(block.leasts[i] | block.leasts[i + 4] >> 4 << 6);
@@ -349,7 +349,7 @@ void put_pairs(const Block& block, uint8_t* to) {
 }
 
 /// @param b  zeros, as many as the encoding's blocks have bytes
-void pack(Encoding encoding, const Block& block, uint8_t* b) {
+void pack(Encoding encoding, const KBlock& block, uint8_t* b) {
   switch (encoding) {
     case Encoding::q2_k:
       for (int g = 0; g < 16; ++g) b[g] = static_cast<uint8_t>(block.scales[g] | block.leasts[g] << 4);
@@ -387,7 +387,7 @@ void pack(Encoding encoding, const Block& block, uint8_t* b) {
   }
 }
 
-ACCELERATE_INLINE Block fit(Encoding encoding, const float* from) {
+ACCELERATE_INLINE KBlock fit(Encoding encoding, const float* from) {
   switch (encoding) {
     case Encoding::q2_k:
       return fit_with_least<16, 3, 15>(from, {.count = 4, .inner = 2, .step = 0.25F});

@@ -39,7 +39,7 @@ at::Tensor exponents_of(const at::Tensor& amax, Float8 format) {
   const at::Tensor quotient = amax.mul(1.0f / largest(format)).contiguous();
   const at::Tensor bits = quotient.view(at::kInt);
   const at::Tensor exponent = bits.bitwise_right_shift(23), mantissa = bits.bitwise_and(0x7fffff);
-  // What is below 2^-127 already has the least exponent; the greatest stays.
+  // A value below 2^-127 already has the least exponent; the greatest stays.
   const at::Tensor up = mantissa.gt(0)
                             .logical_and_(exponent.ne(0xfe))
                             .logical_and_(exponent.eq(0).logical_and_(mantissa.le(0x400000)).logical_not_());

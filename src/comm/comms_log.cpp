@@ -1,6 +1,8 @@
 #include "comm/comms_log.hpp"
 
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/ops/neg.h>
+#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,7 +11,9 @@
 #include <cstdio>
 #include <exception>
 #include <map>
+#include <sstream>
 #include <utility>
+#include <vector>
 
 #include "accelerate/comm.hpp"
 #include "accelerate/comm/comms_log.hpp"
@@ -22,6 +26,7 @@ namespace {
 struct Cost {
   int64_t count = 0;
   double ms = 0, tput = 0, busbw = 0;  ///< sums
+  std::vector<float> each_ms = {};
 };
 
 struct CommsLog {
@@ -136,6 +141,7 @@ void LoggedCollective::end() {
     Cost& cost = log.costs[{collective_, bytes_}];
     ++cost.count;
     cost.ms += 1e3 * seconds, cost.tput += tput, cost.busbw += busbw;
+    cost.each_ms.push_back(static_cast<float>(1e3 * seconds));
     if (prints_) say = log.settings.say;
   }
   if (say)
@@ -183,9 +189,79 @@ std::string comms_table() {
   return text;
 }
 
-void log_summary() {
+namespace {
+
+/// What this thread does meanwhile does not count.
+struct Unlogged {
+  Unlogged() { ++within; }
+  ~Unlogged() { --within; }
+};
+
+std::string straggler_table(const std::vector<StragglerRecord>& records) {
+  std::string text = fmt::format(
+      "_______________________________\nBreakdown with straggler effect\n-------------------------------\n"
+      "{:<20}{:<20}{:<20}{:<20}{:<20}{:<20}{:<20}",
+      "Comm. Op", "Message Size", "Count", "Total comm lat(ms)", "Total straggler(ms)", "Avg comm lat(ms)",
+      "Avg straggler(ms)");
+  std::string operation;
+  for (const auto& record : records) {
+    if (record.operation != operation) text += "\n" + (operation = record.operation);
+    text += fmt::format("\n{:<20}{:<20}{:<20}{:<20.2f}{:<20.2f}{:<20.2f}{:<20.2f}", "", size_text(record.bytes),
+                        record.count, record.total_comm_ms, record.total_straggler_ms, record.average_comm_ms(),
+                        record.average_straggler_ms());
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<StragglerRecord> straggler_records() {
+  const Unlogged uncounted;
+  auto& log = comms_log();
+  std::map<std::string, std::pair<StragglerRecord, std::vector<float>>> mine;  // by what ranks call it
+  {
+    const MutexLock lock(log.mutex);
+    for (const auto& [key, cost] : log.costs)
+      mine.emplace(fmt::format("{} {:020} {}", static_cast<int>(key.first), key.second, cost.count),
+                   std::pair(StragglerRecord{.operation = name_of(key.first), .bytes = key.second, .count = cost.count},
+                             cost.each_ms));
+  }
+  const auto group = world_group();
+  if (group) {
+    std::string names;
+    for (const auto& [name, record] : mine) names += name + "\n";
+    std::map<std::string, int64_t> ranks_with;
+    for (const auto& theirs : all_gather_bytes(*group, names)) {
+      std::istringstream lines(theirs);
+      for (std::string name; std::getline(lines, name);) ++ranks_with[name];
+    }
+    std::erase_if(mine, [&](const auto& item) { return ranks_with.at(item.first) < group->world_size(); });
+  }
+  std::vector<float> times;
+  for (const auto& [name, record] : mine) times.insert(times.end(), record.second.begin(), record.second.end());
+  at::Tensor shortest = at::tensor(times, at::kFloat).neg_();
+  if (group) {
+    shortest = shortest.to(group->device());
+    group->all_reduce_(shortest, Reduction::max);
+  }
+  shortest = shortest.neg_().cpu();
+  const float* next = shortest.const_data_ptr<float>();
+  std::vector<StragglerRecord> records;
+  for (auto& [name, record] : mine) {
+    for (const float ms : record.second) {
+      record.first.total_comm_ms += *next;
+      record.first.total_straggler_ms += ms - *next++;
+    }
+    records.push_back(std::move(record.first));
+  }
+  return records;
+}
+
+void log_summary(bool show_straggler) {
+  std::string text = comms_table();
+  if (show_straggler) text += "\n" + straggler_table(straggler_records());
   if (rank() != 0) return;
-  std::fprintf(stdout, "%s\n", comms_table().c_str());
+  std::fprintf(stdout, "%s\n", text.c_str());
   std::fflush(stdout);
 }
 

@@ -24,7 +24,7 @@ struct CommsLogSettings {
 
 /// Counts from here on, of the whole process. Forgets what was counted before.
 void start_comms_log(CommsLogSettings settings);
-/// What was counted stays readable.
+/// The counts stay readable.
 void stop_comms_log();
 
 /// A collective that is under way. While nobody counts it is one relaxed load.

@@ -10,7 +10,7 @@
 
 namespace accelerate::comm {
 
-/// What one rank hands to collectives. Shared by all groups of a dry run.
+/// Counts the bytes that one rank hands to collectives. All groups of a dry run share it.
 class TrafficCounter {
  public:
   void add(Traffic::Kind kind, int64_t volume, int64_t sent, bool payload);

@@ -11,7 +11,7 @@ std::string seconds(std::chrono::milliseconds time) {
   return fmt::format("{:.1f} s", static_cast<double>(time.count()) / 1000.0);
 }
 
-/// Where a peer is that did not come to our collective of group `key`. @param here  what it says of this group
+/// The whereabouts of a peer that did not come to our collective of group `key`. @param here  its status in this group
 std::string whereabouts(const RankStatus& peer, const std::string& key, const GroupStatus& here) {
   for (const auto& [other, status] : peer.groups)
     if (other != key && status.inside)

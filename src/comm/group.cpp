@@ -25,8 +25,7 @@ void wait_until_all_have_connected(c10d::Store& store, const GroupOptions& optio
   } catch (const std::exception& error) {
     raise<CommError>(
         "joining the process group: rank {} of {} is connected, but not all of its peers are after {} s; one of them "
-        "has "
-        "probably failed: look at its output. ({})",
+        "has probably failed: look at its output. ({})",
         options.rank, options.world_size, options.timeout.count() / 1000, text_of(error));
   }
 }

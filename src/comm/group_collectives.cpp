@@ -9,7 +9,7 @@
 #include "comm/comms_log.hpp"
 #include "comm/compat.hpp"
 #include "comm/group_impl.hpp"
-#include "utils/meta_memory.hpp"
+#include "memory/meta_memory.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::comm {
@@ -28,7 +28,7 @@ void check_reducible(const at::Tensor& tensor, Reduction reduction) {
       at::toString(type), reduction == Reduction::max ? "maximum" : "sum");
 }
 
-/// What run_async() calls once the operation is complete, and before anybody hears of that.
+/// The function that run_async() calls once the operation is complete, and before anybody hears of that.
 std::function<void()> counted_after(LoggedCollective logged) {
   if (!logged) return nullptr;
   return [logged = std::move(logged)]() mutable { logged.end(); };

@@ -21,12 +21,12 @@ struct Group::Impl {
   std::string key;             ///< the same on all members; "" is the group of all
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
-  std::map<std::pair<std::string, std::vector<int64_t>>, std::shared_ptr<Group>>
-      splits;  ///< by name and all ranks' colors
+  /// By name and all ranks' colors.
+  std::map<std::pair<std::string, std::vector<int64_t>>, std::shared_ptr<Group>> splits;
   std::shared_ptr<Progress> progress;
   std::shared_ptr<Watchdog> watchdog;
-  Activity* activity = nullptr;  ///< in progress
-  std::vector<int64_t> pids;     ///< by rank, or none
+  GroupActivity* activity = nullptr;  ///< in progress
+  std::vector<int64_t> pids;          ///< by rank, or none
 
   /// Whether collectives run on streams of the device, where nothing blocks the host. gloo takes tensors of a device
   /// through host memory, by threads of its own.

@@ -93,7 +93,7 @@ std::shared_ptr<Group> Mesh::along(Axes axes) const {
   std::vector<std::string> names;
   for (const auto& [axis, size] : sizes_)
     if (axes.has(axis)) names.emplace_back(name_of(axis));
-  // Who is in one group has the same place on all other axes.
+  // The ranks of one group have the same place on all other axes.
   Axes rest{};
   for (const auto& [axis, size] : sizes_)
     if (!axes.has(axis)) rest = rest | Axes{axis};

@@ -18,8 +18,9 @@ struct AxisSize {
   bool operator==(const AxisSize&) const = default;
 };
 
-/// Who works with whom: ranks count through the axes, the last one fastest. An axis that is left out has one rank. Who
-/// averages, shards or reads data asks for the group along its axes; all ranks are for barriers, logs and failures.
+/// The ranks of a job as a grid: they count through the axes, the last one fastest. An axis that is left out has one
+/// rank. Code that averages, shards or reads data asks for the group along its axes; all ranks are for barriers, logs
+/// and failures.
 class Mesh {
  public:
   /// One rank alone.
@@ -30,9 +31,9 @@ class Mesh {
 
   /// How many ranks there are along these axes; 1 where the mesh has none of them.
   int64_t size(Axes axes) const;
-  /// Where this rank is among them.
+  /// This rank's place among them.
   int64_t place(Axes axes) const;
-  /// Where a rank of the job is.
+  /// The place of a rank of the job.
   int64_t place(Axes axes, int64_t rank) const;
   /// The ranks that differ from this one in these axes only, by their places there; null where that is this one alone.
   /// Made on first use, which is collective over all ranks of the job and blocks until they have met.

@@ -30,15 +30,15 @@ void Pending::complete(const at::Tensor& tensor) {
   if (!done.exchange(true)) future->markCompleted(c10::IValue(std::vector<at::Tensor>{tensor}));
 }
 
-Activity& Progress::activity(const std::string& key, const std::string& group, int64_t next) {
+GroupActivity& Progress::activity(const std::string& key, const std::string& group, int64_t next) {
   const MutexLock lock(mutex_);
-  Activity& activity = activities_[key];
+  GroupActivity& activity = activities_[key];
   activity.group = group;
   activity.next = next;
   return activity;
 }
 
-void Progress::begin(Activity& activity, const char* operation, int64_t bytes) {
+void Progress::begin(GroupActivity& activity, const char* operation, int64_t bytes) {
   constexpr size_t kRecent = 32;  // so far may one rank get ahead of another that it must agree with
   const MutexLock lock(mutex_);
   ++activity.sequence, ++activity.inside;
@@ -51,7 +51,7 @@ void Progress::begin(Activity& activity, const char* operation, int64_t bytes) {
   activity.since = Clock::now();
 }
 
-void Progress::end(Activity& activity) {
+void Progress::end(GroupActivity& activity) {
   {
     const MutexLock lock(mutex_);
     --activity.inside;

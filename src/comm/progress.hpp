@@ -45,8 +45,8 @@ struct Pending {
   const c10::intrusive_ptr<c10::ivalue::Future> future;
 };
 
-/// What this rank does in one group. For Progress alone, whose mutex guards it.
-struct Activity {
+/// This rank's activity in one group. For Progress alone, whose mutex guards it.
+struct GroupActivity {
   std::string group;  ///< for messages: "group of all 4 ranks"
   int64_t next = -1;  ///< the member of the group that is asked first why a wait takes long
   int64_t sequence = 0, inside = 0;
@@ -54,18 +54,18 @@ struct Activity {
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
 };
 
-/// What this rank does in all groups of the process, and what a failure must end. Shared by the groups, and with
+/// This rank's activity in all groups of the process, and the waits that a failure must end. The groups share it, and
 /// callbacks that may outlive them. Thread-safe.
 class Progress {
  public:
   /// By the group's key. Stays where it is as long as this lives.
-  Activity& activity(const std::string& key, const std::string& group, int64_t next = -1);
+  GroupActivity& activity(const std::string& key, const std::string& group, int64_t next = -1);
   /// @param bytes  that every rank should bring, or a number for these and what else must be the same
-  void begin(Activity& activity, const char* operation, int64_t bytes = 0);
-  void end(Activity& activity);
+  void begin(GroupActivity& activity, const char* operation, int64_t bytes = 0);
+  void end(GroupActivity& activity);
   RankStatus status();
 
-  /// What a peer announced, or why the groups are broken; empty while all is well.
+  /// The failure that a peer announced, or the reason why the groups are broken; empty while all is well.
   std::string failure();
   /// Ends whatever waits.
   void peer_failed(const std::string& reason);
@@ -89,8 +89,8 @@ class Progress {
 
  private:
   Mutex mutex_;
-  std::condition_variable changed_;                                           ///< something ended, or a peer failed
-  std::map<std::string, Activity> activities_ ACCELERATE_GUARDED_BY(mutex_);  ///< none is ever removed
+  std::condition_variable changed_;  ///< something ended, or a peer failed
+  std::map<std::string, GroupActivity> activities_ ACCELERATE_GUARDED_BY(mutex_);  ///< none is ever removed
   std::string failure_ ACCELERATE_GUARDED_BY(mutex_);
   bool transport_failed_ ACCELERATE_GUARDED_BY(mutex_) = false;
   std::set<std::shared_ptr<Pending>> pending_ ACCELERATE_GUARDED_BY(mutex_);
@@ -100,7 +100,7 @@ class Progress {
 /// For the length of a scope.
 class InCollective {
  public:
-  InCollective(Progress& progress, Activity& activity, const char* operation, int64_t bytes = 0)
+  InCollective(Progress& progress, GroupActivity& activity, const char* operation, int64_t bytes = 0)
       : progress_(progress), activity_(activity) {
     progress_.begin(activity_, operation, bytes);
   }
@@ -110,7 +110,7 @@ class InCollective {
 
  private:
   Progress& progress_;
-  Activity& activity_;
+  GroupActivity& activity_;
 };
 
 }  // namespace accelerate::comm

@@ -7,7 +7,7 @@
 #include "comm/average.hpp"
 #include "comm/comms_log.hpp"
 #include "comm/group.hpp"
-#include "utils/trace.hpp"
+#include "observe/trace.hpp"
 
 namespace accelerate::comm {
 namespace {
@@ -41,27 +41,27 @@ bool SharedAllReduce::average_(size_t slot, at::Tensor& tensor, double divisor) 
   const size_t bytes = tensor.nbytes();
   if (slot >= slots_.size()) slots_.resize(slot + 1);
   Slot& place = slots_[slot];
-  const auto stretch = [&](int64_t r) { return place.memory->data() + static_cast<size_t>(r) * whole_pages(bytes); };
+  const auto slice = [&](int64_t r) { return place.memory->data() + static_cast<size_t>(r) * whole_pages(bytes); };
   if (place.bytes != bytes) {
     place = {.memory = SharedMemory::create(group_, static_cast<size_t>(world) * whole_pages(bytes)), .bytes = bytes};
     impossible_ = !place.memory;
     if (impossible_) return false;
-    move_storage(tensor, stretch(rank), place.memory);
+    move_storage(tensor, slice(rank), place.memory);
   }
   const LoggedScope logged(Collective::all_reduce, static_cast<int64_t>(bytes), *group_);
   const trace::Span span(trace::label_of(kName, static_cast<int64_t>(bytes)), trace::Lane::thread);
   char* data = static_cast<char*>(tensor.mutable_data_ptr());
-  char* mine = stretch(rank);
+  char* mine = slice(rank);
   if (data != mine) std::memcpy(mine, data, bytes);
   place.memory->barrier(kName);
   const int64_t begin = tensor.numel() * rank / world, end = tensor.numel() * (rank + 1) / world;
   std::vector<const void*> inputs(static_cast<size_t>(world));
   for (int64_t from = begin; from < end; from += kBlockBytes / size) {
     const int64_t n = std::min(kBlockBytes / size, end - from), at = from * size;
-    for (int64_t r = 0; r < world; ++r) inputs[static_cast<size_t>(r)] = stretch(r) + at;
+    for (int64_t r = 0; r < world; ++r) inputs[static_cast<size_t>(r)] = slice(r) + at;
     average(tensor.scalar_type(), mine + at, inputs, n, divisor);
     for (int64_t r = 0; r < world; ++r)
-      if (r != rank) std::memcpy(stretch(r) + at, mine + at, static_cast<size_t>(n * size));
+      if (r != rank) std::memcpy(slice(r) + at, mine + at, static_cast<size_t>(n * size));
   }
   place.memory->barrier(kName);
   if (data != mine) std::memcpy(data, mine, bytes);

@@ -26,7 +26,7 @@ class SharedAllReduce {
 
  private:
   struct Slot {
-    std::shared_ptr<SharedMemory> memory;  ///< a stretch for each rank
+    std::shared_ptr<SharedMemory> memory;  ///< a slice for each rank
     size_t bytes = 0;                      ///< of a tensor
   };
   std::shared_ptr<Group> group_;

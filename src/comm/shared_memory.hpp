@@ -32,7 +32,7 @@ class SharedMemory {
   /// Waits for all ranks, microseconds after the last one has come. Collective. @throws CommError as every wait of the
   /// group, and on all ranks when they come for different operations.
   void barrier(const char* operation) { meet(operation, {}); }
-  /// What one rank says at a meeting.
+  /// The words of one rank at a meeting.
   struct Said {
     bool flag = false;
     uint64_t digest = 0;
@@ -49,8 +49,8 @@ class SharedMemory {
 
  private:
   static constexpr size_t kHeader = 4 * 4096;
-  /// What a rank tells the others. Of meetings two in turn, because a fast rank may have come to the next one before a
-  /// slow one has looked at this.
+  /// The message of a rank to the others. Two meetings take turns, because a fast rank may have come to the next one
+  /// before a slow one has looked at this.
   struct alignas(64) Arrival {
     struct Meeting {
       std::atomic<uint64_t> digest;

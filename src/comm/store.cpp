@@ -8,10 +8,10 @@
 
 #include "comm/no_sigpipe.hpp"
 #include "comm/rank_list.hpp"
+#include "network/guarded_port.hpp"
+#include "network/wait_for_server.hpp"
 #include "utils/environment.hpp"
 #include "utils/error_text.hpp"
-#include "utils/network/guarded_port.hpp"
-#include "utils/network/wait_for_server.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::comm {
@@ -104,14 +104,14 @@ c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
                              (joined_before ? "/" + std::to_string(joined_before) : "");
   c10::intrusive_ptr<c10d::Store> store;
   do {
-    // Where nobody listens c10d's store goes on for two to three times as long as it is told.
+    // If nobody listens, c10d's store goes on for two to three times as long as it is told.
     std::string why;
     if (!tcp.isServer && !wait_for_server(host, options.master_port, end, why)) raise_unreachable(options, where, why);
     tcp.timeout = left();
     store = connect(options, host, tcp, where);
     if (guarded) store = c10::make_intrusive<GuardedStore>(prefix, std::move(store), std::move(*guarded));
     else store = c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store));
-    // Who is back first may meet the store of the group before, which rank 0 is about to leave.
+    // The rank that is back first may meet the store of the group before, which rank 0 is about to leave.
   } while (joined_before > 0 && !tcp.isServer && !is_of_this_group(*store, left()));
   store->set("joined/" + std::to_string(options.rank), std::vector<uint8_t>{1});
   std::vector<std::string> keys;

@@ -6,8 +6,8 @@
 #include "comm/comms_log.hpp"
 #include "comm/group_impl.hpp"
 #include "comm/rank_list.hpp"
-#include "utils/trace.hpp"
-#include "utils/wait_clock.hpp"
+#include "observe/trace.hpp"
+#include "observe/wait_clock.hpp"
 
 namespace accelerate::comm {
 
@@ -36,9 +36,9 @@ class Group::Transfer {
   }
 
   void wait(Impl& group) {
-    const trace::Span span(trace::Kind::comm_wait, receives_ ? "receive" : "send",
+    const trace::Span span(trace::SpanKind::comm_wait, receives_ ? "receive" : "send",
                            static_cast<int64_t>(tensor_.nbytes()));
-    const WaitClock waiting(counts::Count::comm_wait_ns, !group.on_streams());
+    const WaitClock waiting(RunCount::comm_wait_ns, !group.on_streams());
     std::string error;
     if (progress_->add_transfer(work_.get())) {
       try {

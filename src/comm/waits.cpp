@@ -8,8 +8,8 @@
 #include "accelerate/utils/error.hpp"
 #include "comm/backends/backend.hpp"
 #include "comm/group_impl.hpp"
-#include "utils/trace.hpp"
-#include "utils/wait_clock.hpp"
+#include "observe/trace.hpp"
+#include "observe/wait_clock.hpp"
 
 namespace accelerate::comm {
 namespace {
@@ -34,9 +34,9 @@ void Group::run(const char* operation, const at::Tensor& brought,
                 const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
   impl_->check_usable(operation);
   auto progress = impl_->progress;
-  const trace::Span span(trace::Kind::collective, operation, bytes_of(brought));
+  const trace::Span span(trace::SpanKind::collective, operation, bytes_of(brought));
   const InCollective inside(*progress, *impl_->activity, operation, bytes_of(brought));
-  const WaitClock waiting(counts::Count::comm_wait_ns, !impl_->on_streams());
+  const WaitClock waiting(RunCount::comm_wait_ns, !impl_->on_streams());
   try {
     const auto work = start();
     if (impl_->options.backend == "gloo") {
@@ -57,7 +57,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, 
                                                          std::function<void()> after, uint64_t of) {
   impl_->check_usable(operation);
   auto progress = impl_->progress;
-  Activity* activity = impl_->activity;
+  GroupActivity* activity = impl_->activity;
   progress->begin(*activity, operation, static_cast<int64_t>(static_cast<uint64_t>(bytes_of(brought)) ^ of));
   const auto label = trace::label_of(operation, std::max(bytes_of(brought), bytes_of(result)));
   auto span = std::make_shared<trace::Span>(label, trace::Lane::communication);
@@ -83,8 +83,8 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, 
 }
 
 void Group::wait(const char* operation, c10::ivalue::Future& future) {
-  const trace::Span span(trace::Kind::comm_wait, operation);
-  const WaitClock waiting(counts::Count::comm_wait_ns, !impl_->on_streams());
+  const trace::Span span(trace::SpanKind::comm_wait, operation);
+  const WaitClock waiting(RunCount::comm_wait_ns, !impl_->on_streams());
   guard(operation, [&] { future.waitAndThrow(); });
 }
 
@@ -97,11 +97,11 @@ void Group::wait_until(const char* operation, const std::function<bool()>& done,
   auto progress = impl_->progress;
   std::optional<InCollective> inside;
   if (in_step) inside.emplace(*progress, *impl_->activity, operation);
-  const WaitClock waiting(counts::Count::comm_wait_ns);
+  const WaitClock waiting(RunCount::comm_wait_ns);
   for (int i = 0; i < kSpins; ++i)
     if (done()) return;
   constexpr auto kLook = std::chrono::milliseconds(200);
-  const trace::Span span(trace::Kind::comm_wait, operation);
+  const trace::Span span(trace::SpanKind::comm_wait, operation);
   const auto start = Clock::now();
   Clock::duration next_look = kLook;
   while (!done()) {
@@ -138,7 +138,7 @@ void Group::guard(const char* operation, const std::function<void()>& body) {
 
 void Group::guard_collective(const char* operation, const std::function<void()>& body) {
   const InCollective inside(*impl_->progress, *impl_->activity, operation);
-  const WaitClock waiting(counts::Count::comm_wait_ns, !impl_->on_streams());
+  const WaitClock waiting(RunCount::comm_wait_ns, !impl_->on_streams());
   guard(operation, body);
 }
 

@@ -202,8 +202,7 @@ c10::intrusive_ptr<c10d::Store> connect_again(c10d::Store& store, int64_t rank, 
   } catch (const std::exception& error) {
     raise<CommError>(
         "joining the process group: rank {} could not connect to rank 0's store for a second time; rank 0 may have "
-        "failed "
-        "since (look at its output), or no file descriptors are left (`ulimit -n`). ({})",
+        "failed since (look at its output), or no file descriptors are left (`ulimit -n`). ({})",
         rank, accelerate::text_of(error));
   }
 }

@@ -25,7 +25,7 @@ struct Begun {
   ACCELERATE_FIELDS(operation, history)
 };
 
-/// What a rank is doing in one group.
+/// The status of a rank in one group.
 struct GroupStatus {
   std::string name;           ///< "group of all 4 ranks"
   int64_t sequence = 0;       ///< number of collectives begun
@@ -40,7 +40,7 @@ struct GroupStatus {
   const Begun* begun(int64_t number) const;
 };
 
-/// What a rank is doing, as it tells others when they ask.
+/// The status of a rank, as it tells others when they ask.
 struct RankStatus {
   std::map<std::string, GroupStatus> groups;  ///< by a key that all members of a group know it by
   std::string note;                           ///< "left" after a normal end, "failed: …" after an error, else empty
@@ -52,7 +52,7 @@ struct RankStatus {
 /// has left; empty: nothing says so. Ranks that are in step, or late, give no reason.
 std::string disagreement(const std::string& key, const GroupStatus& mine, int64_t rank, const RankStatus& theirs);
 
-/// What becomes of a question to the store, which rank 0's process serves.
+/// The result of a question to the store, which rank 0's process serves.
 enum class StoreState {
   answers,
   gone,   ///< the process has ended

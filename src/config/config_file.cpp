@@ -11,8 +11,8 @@
 #include "accelerate/config.hpp"
 #include "accelerate/config/option.hpp"
 #include "config/yaml.hpp"
-#include "utils/json.hpp"
-#include "utils/read_file.hpp"
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 
 namespace accelerate::config {
 namespace {
@@ -31,7 +31,7 @@ std::string expand_home(const std::string& path, const Environment& environment)
 constexpr const char* kSections[] = {"fp8_config",         "deepspeed_config", "fsdp_config",   "parallelism_config",
                                      "megatron_lm_config", "mpirun_config",    "dynamo_config", "ipex_config"};
 
-/// What the reference gives to keys that a file leaves out; the others have none.
+/// The reference's values for keys that a file leaves out; the others have none.
 Value cluster_defaults() {
   Value config = Value::object();
   for (const auto& group : launch_table().groups)

@@ -28,7 +28,7 @@ Value complete_config(Value given, const std::string& file);
 
 bool is_sagemaker(const Value& config);
 
-/// What is written of a config: keys without a value and empty sections are left out.
+/// A config as it is written: keys without a value and empty sections are left out.
 Value without_empty(const Value& config);
 
 /// As save_config, with all that is there: keys without a value and empty sections too.
@@ -45,7 +45,7 @@ std::string setting_name(const std::string& section, const std::string& key);
 
 /// The row of the table that a key of a section means; null when none does.
 const Option* option_of(const std::string& section, const std::string& key);
-/// What a key of a section that means nothing was probably meant to be.
+/// The key that a meaningless key of a section was probably meant to be.
 std::optional<std::string> nearest_key(const std::string& section, const std::string& key);
 
 /// Reads a file into JSON without looking at its keys.

@@ -170,8 +170,7 @@ constexpr Option kDistributed[] = {
      .fallback = "0",
      .value = "STREAMS",
      .help = "Streams written to log files and, after [ROLE and local rank]:, to the terminal: 0 none, 1 stdout, 2 "
-             "stderr, 3 both, "
-             "or by local rank: 0:1,1:3",
+             "stderr, 3 both, or by local rank: 0:1,1:3",
      .flags = "-t,--tee"},
     {.name = "log_dir",
      .kind = text,
@@ -1127,7 +1126,7 @@ constexpr Alias kAliases[] = {
 CommandTable with_layers(CommandTable table) {
   const auto layers = layer_settings();
   const auto retired = std::find_if(table.groups.begin(), table.groups.end(),
-                                    [](const Group& group) { return std::string_view(group.title) == kRetired; });
+                                    [](const OptionGroup& group) { return std::string_view(group.title) == kRetired; });
   table.groups.insert(retired, layers.begin(), layers.end());
   return table;
 }

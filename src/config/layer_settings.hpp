@@ -8,6 +8,6 @@ namespace accelerate::config {
 
 /// A group for each layer that has settings, from src/parallel/NAME/settings.cpp: that file alone of a layer's folder
 /// is compiled into the launcher, and knows no LibTorch. It defines `Group settings_of_NAME()`.
-std::vector<Group> layer_settings();
+std::vector<OptionGroup> layer_settings();
 
 }  // namespace accelerate::config

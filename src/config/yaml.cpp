@@ -1,5 +1,5 @@
 #include "config/yaml.hpp"
-#include "utils/json.hpp"
+#include "input/json.hpp"
 #include "utils/raise.hpp"
 
 #include <yaml-cpp/yaml.h>
@@ -59,7 +59,7 @@ std::optional<double> fraction(const std::string& text) {
   return std::strtod(plain.c_str(), nullptr);
 }
 
-/// What an unquoted word means.
+/// The value of an unquoted word.
 Value resolve(const std::string& text) {
   if (one_of(text, {"", "~", "null", "Null", "NULL"})) return nullptr;
   if (one_of(text, {"yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"})) return true;
@@ -69,9 +69,9 @@ Value resolve(const std::string& text) {
   return text;
 }
 
-class Reader {
+class YamlReader {
  public:
-  explicit Reader(const std::string& file) : file_(file) {}
+  explicit YamlReader(const std::string& file) : file_(file) {}
 
   Value read(const YAML::Node& node, int level = 0) {
     if (level > kMostLevels || ++nodes_ > kMostNodes)
@@ -195,7 +195,7 @@ bool has_several_documents(const std::string& text) {
 }  // namespace
 
 Value read_yaml(const std::string& text, const std::string& file) {
-  Reader reader(file);
+  YamlReader reader(file);
   if (text.size() > kMostBytes)
     raise<ConfigError>("the config file {} is longer than {} KB. Is it a config file? One has some hundred bytes", file,
                        kMostBytes >> 10);

@@ -3,8 +3,8 @@
 #include "accelerate/utils/archive.hpp"
 #include "comm/group.hpp"
 #include "comm/mesh.hpp"
+#include "data/counts.hpp"
 #include "feeds.hpp"
-#include "utils/counts.hpp"
 
 namespace accelerate::data::detail {
 
@@ -69,7 +69,7 @@ LoadedBatch AgreedFeed::shared_out(const AnyBatch& mine, int64_t samples) const 
   const int64_t each = (samples + ranks_ - 1) / ranks_;
   const AnyBatch joined = ops_.concat(all);
   const AnyBatch whole = ops_.complete(joined, joined, each * ranks_);
-  counts::add(counts::Count::samples_repeated, each * ranks_ - samples);
+  counts::add(DataCount::samples_repeated, each * ranks_ - samples);
   return {ops_.slice(whole, each * rank_, each * (rank_ + 1), each * ranks_), samples};
 }
 

@@ -15,7 +15,7 @@
 namespace accelerate::data::detail {
 namespace {
 
-struct Message {
+struct StartMessage {
   int64_t seed = 0, dataset_size = -1, num_batches = -1, count = 0, hash = 0;
   std::vector<int64_t> first = {};
   std::string failure = {};
@@ -27,21 +27,22 @@ std::string known_or_not(int64_t count) { return count < 0 ? "an unknown number 
 }  // namespace
 
 int64_t agree_on_start(const PassStart& mine) {
-  const Message message{.seed = mine.seed,
-                        .dataset_size = mine.dataset_size.value_or(-1),
-                        .num_batches = mine.num_batches.value_or(-1),
-                        .count = mine.order.count,
-                        .hash = static_cast<int64_t>(mine.order.hash),
-                        .first = mine.order.first,
-                        .failure = mine.failed ? what_of(mine.failed) : ""};
-  std::vector<Message> all;
-  for (const std::string& bytes : comm::all_gather_bytes(to_bytes(message))) all.push_back(from_bytes<Message>(bytes));
+  const StartMessage message{.seed = mine.seed,
+                             .dataset_size = mine.dataset_size.value_or(-1),
+                             .num_batches = mine.num_batches.value_or(-1),
+                             .count = mine.order.count,
+                             .hash = static_cast<int64_t>(mine.order.hash),
+                             .first = mine.order.first,
+                             .failure = mine.failed ? what_of(mine.failed) : ""};
+  std::vector<StartMessage> all;
+  for (const std::string& bytes : comm::all_gather_bytes(to_bytes(message)))
+    all.push_back(from_bytes<StartMessage>(bytes));
   if (mine.failed) std::rethrow_exception(mine.failed);
   for (size_t rank = 0; rank < all.size(); ++rank)
     if (!all[rank].failure.empty()) throw_reader_failed(static_cast<int64_t>(rank), all[rank].failure);
-  const Message& first = all.front();
+  const StartMessage& first = all.front();
   for (size_t rank = 1; rank < all.size(); ++rank) {
-    const Message& other = all[rank];
+    const StartMessage& other = all[rank];
     if (other.dataset_size != first.dataset_size)
       raise<ConfigError>(
           "DataLoader: the data set of rank 0 has {} samples and that of rank {} has {}, expected the same data set on "

@@ -8,7 +8,7 @@
 
 namespace accelerate::data::detail {
 
-/// What a rank says at the start of a pass that ranks share out by one order.
+/// The message of a rank at the start of a pass that ranks share out by one order.
 struct PassStart {
   int64_t seed = 0;                          ///< of what the pass reads
   std::optional<int64_t> dataset_size = {};  ///< where known

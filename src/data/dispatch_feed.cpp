@@ -3,8 +3,8 @@
 
 #include "accelerate/comm.hpp"
 #include "accelerate/utils/archive.hpp"
+#include "data/counts.hpp"
 #include "feeds.hpp"
-#include "utils/counts.hpp"
 #include "utils/error_text.hpp"
 #include "utils/raise.hpp"
 
@@ -44,7 +44,7 @@ std::optional<LoadedBatch> DispatchFeed::next() {
     writer.write(header);
     if (header.failure.empty() && !header.end) ops_.write(batch, writer);
     std::string bytes = writer.take();
-    counts::add(counts::Count::dispatched_bytes, static_cast<int64_t>(bytes.size()));
+    counts::add(DataCount::dispatched_bytes, static_cast<int64_t>(bytes.size()));
     comm::broadcast_bytes(bytes, 0);
     if (error) {
       ended_ = true;
@@ -107,7 +107,7 @@ DispatchFeed::Header DispatchFeed::share(Group group, bool last, AnyBatch& batch
       header.rows = (samples + ranks_ - 1) / ranks_ * ranks_;
       if (plan_.first_rows) first_ = plan_.first_rows();
       group.batch = ops_.complete(group.batch, first_, header.rows);
-      counts::add(counts::Count::samples_repeated, header.rows - samples);
+      counts::add(DataCount::samples_repeated, header.rows - samples);
     }
     for (int64_t rank = 0; rank < ranks_; ++rank)
       header.bounds.push_back(header.bounds.back() + header.rows / ranks_ + (rank < header.rows % ranks_));

@@ -67,7 +67,7 @@ class AgreedFeed final : public Feed {
   std::optional<LoadedBatch> next() override;
 
  private:
-  /// What all ranks have left, in equal parts.
+  /// The samples that all ranks have left, in equal parts.
   LoadedBatch shared_out(const AnyBatch& mine, int64_t samples) const;
 
   const BatchOps& ops_;

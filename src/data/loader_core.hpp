@@ -13,7 +13,7 @@
 
 namespace accelerate::data::detail {
 
-/// What one pass reads.
+/// The plan of what one pass reads.
 struct PassPlan {
   std::shared_ptr<AnyBatchSampler> batches = nullptr;  ///< map data sets
   StreamPlan stream = {};                              ///< streams

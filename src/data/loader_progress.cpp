@@ -8,8 +8,8 @@
 
 #include "accelerate/data/random.hpp"
 #include "accelerate/state.hpp"
+#include "data/counts.hpp"
 #include "draws.hpp"
-#include "utils/counts.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::data::detail {
@@ -90,8 +90,7 @@ DataLoaderState LoaderProgress::fitted(const DataLoaderState& state) const {
   const auto refuse = [&](const char* why) {
     raise<CheckpointError>(
         "DataLoader: the state was saved by {} ranks after {} steps of {} samples in pass {}, and is loaded by {} "
-        "ranks "
-        "with steps of {}: {}. Load it with the ranks and the batch size that it was saved with, or save between "
+        "ranks with steps of {}: {}. Load it with the ranks and the batch size that it was saved with, or save between "
         "passes",
         state.num_processes, state.batches_yielded, state.total_batch_size, state.iteration, ranks, total, why);
   };
@@ -170,10 +169,9 @@ void LoaderProgress::count_batch(bool last, const std::optional<int64_t>& remain
   if (!last) return;
   end_ = true;
   if (remainder) remainder_ = *remainder;
-  if (settings_.num_processes == 1 || settings_.dispatch || is_stream_ || remainder_ < 0) return;
-  if (remainder_ == 0) counts::add(counts::Count::even_passes);
-  else if (!even_batches()) counts::add(counts::Count::uneven_passes);
-  else if (const auto total = total_batch_size()) counts::add(counts::Count::samples_repeated, *total - remainder_);
+  if (settings_.num_processes == 1 || settings_.dispatch || is_stream_ || remainder_ <= 0) return;
+  if (!even_batches()) counts::add(DataCount::uneven_passes);
+  else if (const auto total = total_batch_size()) counts::add(DataCount::samples_repeated, *total - remainder_);
 }
 
 }  // namespace accelerate::data::detail

@@ -14,8 +14,8 @@
 
 namespace accelerate::data::detail {
 
-/// Where a prepared loader stands: passes, batches, the end, and the generators at the start of the pass. What it reads
-/// is the business of PreparedLoader.
+/// The position of a prepared loader: passes, batches, the end, and the generators at the start of the pass.
+/// PreparedLoader decides what is read.
 class LoaderProgress : public PreparedStatus {
  public:
   LoaderProgress(const LoaderCore& core, PreparedSettings settings, const std::shared_ptr<AnyBatchSampler>& batches,

@@ -16,7 +16,7 @@
 
 namespace accelerate::data::detail {
 
-/// Where a prepared loader gets its batches from.
+/// The source of a prepared loader's batches.
 class Feed {
  public:
   virtual ~Feed() = default;

@@ -2,11 +2,12 @@
 
 #include "accelerate/comm.hpp"
 #include "agreed_start.hpp"
+#include "data/counts.hpp"
 #include "draws.hpp"
+#include "observe/trace.hpp"
+#include "observe/wait_clock.hpp"
 #include "own_numbers.hpp"
 #include "utils/raise.hpp"
-#include "utils/trace.hpp"
-#include "utils/wait_clock.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -73,7 +74,7 @@ class PreparedLoader::Cursor final : public BatchCursor {
           "had begun and ended it, expected one at a time because a loader has one position; prepare a second loader "
           "of the same data for the inner loop");
     if (!active_) return nullptr;
-    const WaitClock waiting(counts::Count::data_wait_ns);
+    const WaitClock waiting(RunCount::data_wait_ns);
     try {
       if (!std::exchange(begun_, true)) ahead_ = read();
       current_ = std::move(ahead_);
@@ -112,19 +113,18 @@ class PreparedLoader::Cursor final : public BatchCursor {
   }
 
  private:
-  /// What the batch that the loop gets now went through.
+  /// Counts the treatment of the batch that the loop gets now.
   void count() const {
-    using counts::Count;
     const PreparedSettings& settings = loader_->settings();
-    counts::add(Count::batches);
+    counts::add(DataCount::batches);
     if (settings.num_processes == 1) return;
-    if (settings.config.split_batches) counts::add(Count::batches_split);
-    if (settings.dispatch) counts::add(Count::batches_dispatched);
-    else if (loader_->is_stream()) counts::add(Count::stream_batches);
+    if (settings.config.split_batches) counts::add(DataCount::batches_split);
+    if (settings.dispatch) counts::add(DataCount::batches_dispatched);
+    else if (loader_->is_stream()) counts::add(DataCount::stream_batches);
   }
 
   std::optional<LoadedBatch> read() {
-    trace::Span span(trace::Kind::loader_wait, loader_->name_);
+    trace::Span span(trace::SpanKind::loader_wait, loader_->name_);
     auto loaded = feed_->next();
     if (loaded && trace::recording()) span.set_bytes(loader_->core_->ops().bytes(loaded->batch));
     const PreparedSettings& settings = loader_->settings();
@@ -344,7 +344,7 @@ std::shared_ptr<PreparedStatus> prepare(const AnyDataLoader& loader, const Prepa
     throw ConfigError(
         "prepare_data_loader: found a slice_fn_for_dispatch for a loader that does not dispatch, expected one of which "
         "rank 0 reads the batches; set DataLoaderConfiguration::dispatch_batches = true, or leave the function out");
-  counts::add(counts::Count::loaders);
+  counts::add(DataCount::loaders);
   return std::make_shared<PreparedLoader>(core, settings, prepared_sampler(core->batches(), settings), std::move(slice),
                                           loader.skip());
 }

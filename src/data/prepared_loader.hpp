@@ -39,7 +39,8 @@ class PreparedLoader final : public LoaderProgress, public std::enable_shared_fr
   bool agrees_on_starts() const;
   /// Collective.
   std::unique_ptr<Pass> start_together(PassPlan& plan);
-  /// Where the order of the pass that has begun depends on seed and epoch only: so do the numbers that data sets draw.
+  /// The seed of the pass that has begun, if its order depends on seed and epoch only: then so do the numbers that data
+  /// sets draw.
   std::optional<int64_t> seed_of_epoch() const;
   /// Samples of the last, incomplete step of all ranks; 0: none is incomplete. Unset: not known.
   std::optional<int64_t> rest_of_pass() const;

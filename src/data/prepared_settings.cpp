@@ -2,8 +2,8 @@
 
 #include "accelerate/state.hpp"
 #include "comm/mesh.hpp"
+#include "data/counts.hpp"
 #include "draws.hpp"
-#include "utils/counts.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::data::detail {
@@ -24,8 +24,7 @@ PreparedSettings resolve(const PrepareDataLoaderOptions& options, const LoaderCo
   if (settings.dispatch && ranks != comm::mesh().size(comm::kSamples))
     raise<ConfigError>(
         "prepare_data_loader: dispatch_batches is set for {} processes, expected the process group's {} because "
-        "batches "
-        "travel through it; leave num_processes unset or set dispatch_batches = false",
+        "batches travel through it; leave num_processes unset or set dispatch_batches = false",
         ranks, comm::mesh().size(comm::kSamples));
   if (ranks > 1 && core.batches() && core.batches()->sharded())
     raise<ConfigError>(
@@ -58,7 +57,7 @@ std::shared_ptr<AnyBatchSampler> prepared_sampler(std::shared_ptr<AnyBatchSample
     const auto fixed = std::dynamic_pointer_cast<BatchSampler>(batches);
     const auto random = fixed ? std::dynamic_pointer_cast<RandomSampler>(fixed->sampler()) : nullptr;
     if (random && !std::dynamic_pointer_cast<SeedableRandomSampler>(random)) {
-      counts::add(counts::Count::seedable_samplers);
+      counts::add(DataCount::seedable_samplers);
       return std::make_shared<BatchSampler>(
           std::make_shared<SeedableRandomSampler>(random->data_size(), settings.config.data_seed,
                                                   RandomSamplerOptions{.replacement = random->options().replacement,

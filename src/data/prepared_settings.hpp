@@ -12,7 +12,7 @@
 
 namespace accelerate::data::detail {
 
-/// What prepare_data_loader was asked for, with nothing left open.
+/// The settings of prepare_data_loader, with nothing left open.
 struct PreparedSettings {
   DataLoaderConfiguration config = {};
   std::optional<at::Device> device = std::nullopt;  ///< unset: batches stay where they are

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "accelerate/comm.hpp"
-#include "utils/counts.hpp"
+#include "data/counts.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -52,13 +52,13 @@ void synchronize_rng_state(RNGType type, const std::optional<at::Generator>& gen
   if (comm::world_size() == 1) return;
   if (type == RNGType::generator) {
     broadcast_state(*generator);
-    counts::add(counts::Count::generators_sent);
+    counts::add(data::DataCount::generators_sent);
   } else if (type == RNGType::torch) {
     broadcast_state(at::detail::getDefaultCPUGenerator());
-    counts::add(counts::Count::default_generators_sent);
+    counts::add(data::DataCount::default_generators_sent);
   } else if (const auto device = default_device_generator()) {
     broadcast_state(*device);
-    counts::add(counts::Count::device_generators_sent);
+    counts::add(data::DataCount::device_generators_sent);
   }
 }
 

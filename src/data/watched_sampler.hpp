@@ -8,7 +8,7 @@
 
 namespace accelerate::data::detail {
 
-/// What a pass of all ranks' batches has shown so far.
+/// The order that a pass of all ranks' batches has shown so far.
 struct OrderSeen {
   int64_t count = 0;                                      ///< of the first samples, those that are in the hash
   uint64_t hash = 0;                                      ///< of the first samples and where their batches end

@@ -5,7 +5,7 @@
 #include "formats/index_file.hpp"
 #include "formats/input_file.hpp"
 #include "formats/torch_archive.hpp"
-#include "utils/read_file.hpp"
+#include "input/read_file.hpp"
 
 namespace accelerate {
 namespace {

@@ -37,7 +37,7 @@ struct DcpObjectItem {
   bool is_bytes = false;  ///< `value` is a string that becomes Python's bytes; read_object() makes no difference
 };
 
-/// What one rank wrote, for the metadata. Plain data that can be sent to another rank.
+/// The items that one rank wrote, for the metadata. Plain data that can be sent to another rank.
 struct DcpRecord {
   std::string name;
   bool is_tensor = false;

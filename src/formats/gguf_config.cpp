@@ -8,7 +8,7 @@
 #include "formats/gguf_fields.hpp"
 #include "formats/gguf_keys.hpp"
 #include "formats/gguf_writer.hpp"
-#include "utils/json.hpp"
+#include "input/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::formats {
@@ -233,7 +233,7 @@ class ConfigFields {
     if (!at(field).is_string()) fail(field, "a text");
     return at(field).get<std::string>();
   }
-  /// What the format has no field for has to be as every program takes it to be.
+  /// A value that the format has no field for has to be the one that every program takes it to be.
   void expect(const std::string& field, const json& only) const {
     if (!at(field).is_null() && at(field) != only)
       fail(field, show_json(only) + ", the only one that a .gguf file of this architecture can have");

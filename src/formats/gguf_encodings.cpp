@@ -20,8 +20,8 @@ using Byte = unsigned char;
 float half_to_float(uint16_t half) {
   const uint32_t bits = half, sign = (bits & 0x8000U) << 16, exponent = bits & 0x7C00U, fraction = bits & 0x3FFU;
   constexpr uint32_t kRebias = 112U << 23;  // the exponents' zeros lie at 15 and 127
-  const uint32_t endless = (exponent + 0x400U) >> 15,
-                 tiny = 0U - ((exponent - 1U) >> 31);  // 1 for the largest exponent; all bits for the least
+  // 1 for the largest exponent; all bits for the least.
+  const uint32_t endless = (exponent + 0x400U) >> 15, tiny = 0U - ((exponent - 1U) >> 31);
   const uint32_t normal = ((bits & 0x7FFFU) << 13) + kRebias + endless * kRebias;
   const auto subnormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(fraction)) * 0x1p-24F);
   return std::bit_cast<float>((subnormal & tiny) | (normal & ~tiny) | sign);
@@ -160,8 +160,8 @@ struct Q3_K {
       const int shift = part % 4 * 2;
       for (int half = 0; half < 2; ++half) {
         const int i = part * 2 + half;
-        const int low = i < 8 ? packed[i] & 15 : packed[i - 8] >> 4,
-                  high = packed[8 + i % 4] >> (i / 4 * 2) & 3;  // 6 bits in two places
+        // 6 bits in two places.
+        const int low = i < 8 ? packed[i] & 15 : packed[i - 8] >> 4, high = packed[8 + i % 4] >> (i / 4 * 2) & 3;
         const float scale = d * static_cast<float>((low | high << 4) - 32);
         for (int j = 0; j < 16; ++j) {
           const int at = half * 16 + j;

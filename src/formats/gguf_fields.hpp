@@ -51,7 +51,7 @@ class GgufFields {
            architecture_, key);
     return *value;
   }
-  /// What numbers are divided by, or added to before that.
+  /// A number that others are divided by, or added to before that.
   std::optional<double> number_above_0(const std::string& key) const {
     const auto value = number(key);
     if (value && !(*value > 0 && std::isfinite(*value)))

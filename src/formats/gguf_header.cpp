@@ -20,9 +20,9 @@ enum : uint32_t { kU8, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kText, kArray, 
 /// memory is asked for.
 constexpr uint64_t kLeastBytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 8, 12, 8, 8, 8};
 
-class Reader {
+class GgufHeaderReader {
  public:
-  Reader(std::string_view bytes, const std::string& file, GgufLists lists)
+  GgufHeaderReader(std::string_view bytes, const std::string& file, GgufLists lists)
       : bytes_(bytes), file_(file), lists_(lists) {}
 
   template <class... Args> [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
@@ -126,7 +126,7 @@ class Reader {
 /// Sizes are checked where they are multiplied: they come from the file.
 bool multiply(int64_t a, int64_t b, int64_t& product) { return !__builtin_mul_overflow(a, b, &product); }
 
-GgufTensor read_tensor(Reader& reader, uint64_t longest_name, uint64_t& offset) {
+GgufTensor read_tensor(GgufHeaderReader& reader, uint64_t longest_name, uint64_t& offset) {
   constexpr uint32_t kMostDims = 8;
   GgufTensor tensor;
   tensor.name = reader.text(longest_name);
@@ -164,7 +164,7 @@ GgufTensor read_tensor(Reader& reader, uint64_t longest_name, uint64_t& offset) 
 GgufHeader parse_gguf_header(std::string_view bytes, const std::string& file, GgufLists lists) {
   constexpr uint32_t kMagic = 0x46554747, kMagicTurned = 0x47475546, kOldest = 2, kNewest = 3;  // "GGUF"
   constexpr uint64_t kLongestKey = 65535, kLeastTensorBytes = 24, kLeastValueBytes = 13;
-  Reader reader(bytes, file, lists);
+  GgufHeaderReader reader(bytes, file, lists);
   const auto magic = reader.number<uint32_t>();
   const auto fail_turned = [&] {
     reader.fail(

@@ -8,7 +8,7 @@
 namespace accelerate::formats {
 namespace {
 
-/// What a key below the architecture's name does here.
+/// The effect of a key below the architecture's name here.
 struct KnownKey {
   const char* key;
   const char* about;
@@ -125,8 +125,7 @@ void check_gguf_keys(const GgufMetadata& metadata, const GgufFields& fields) {
     if (known->use == has_to_be && !is_harmless(*known, entry->second))
       fields.fail(
           "{} ({}) is {}, expected {} or none: models of the architecture {} have nothing of the kind here, and "
-          "results "
-          "would be wrong without it. Use the model's Hugging Face folder, or a newer version of this library.",
+          "results would be wrong without it. Use the model's Hugging Face folder, or a newer version of this library.",
           entry->first, known->about, show(entry->second), fmt::join(known->harmless, " or "), fields.architecture());
   }
 }

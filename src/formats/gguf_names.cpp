@@ -17,14 +17,14 @@ constexpr int64_t kMostExperts = 65536;
 
 enum class Change { none, query, key, transposed, experts };
 
-struct Rule {
+struct NameRule {
   const char* gguf;          ///< "blk.#." stands for the layer's prefix; endings ".weight" and ".bias" are kept.
   const char* hugging_face;  ///< "#" is the layer, "@" the expert.
   Change change = Change::none;
 };
 
 /// Rotary projections are stored in the order of rows that llama.cpp's kernels want.
-constexpr Rule kLlama[] = {
+constexpr NameRule kLlama[] = {
     {"token_embd", "model.embed_tokens"},
     {"output_norm", "model.norm"},
     {"output", "lm_head"},
@@ -44,7 +44,7 @@ constexpr Rule kLlama[] = {
 };
 
 /// Its linear layers are Conv1D, [in, out].
-constexpr Rule kGpt2[] = {
+constexpr NameRule kGpt2[] = {
     {"token_embd", "transformer.wte"},
     {"position_embd", "transformer.wpe"},
     {"output_norm", "transformer.ln_f"},
@@ -57,8 +57,8 @@ constexpr Rule kGpt2[] = {
     {"blk.#.ffn_down", "transformer.h.#.mlp.c_proj", Change::transposed},
 };
 
-std::map<std::string, Rule> rules_of(const std::string& architecture) {
-  std::map<std::string, Rule> rules;
+std::map<std::string, NameRule> rules_of(const std::string& architecture) {
+  std::map<std::string, NameRule> rules;
   if (architecture == "llama" || architecture == "qwen2")
     for (auto rule : kLlama) {
       if (architecture == "qwen2") rule.change = Change::none;
@@ -74,13 +74,13 @@ void replace(std::string& text, char mark, const std::string& by) {
 }
 
 /// A name of Hugging Face's, with "#" and "@" for its first and second number.
-struct Pattern {
+struct NamePattern {
   std::string stem, ending;  ///< the ending with its dot
   std::vector<int64_t> numbers;
 };
 
-Pattern pattern_of(const std::string& name) {
-  Pattern pattern;
+NamePattern pattern_of(const std::string& name) {
+  NamePattern pattern;
   const auto dot = std::min(name.rfind('.'), name.size());
   pattern.ending = name.substr(dot);
   for (size_t begin = 0; begin < dot;) {
@@ -104,7 +104,7 @@ bool has_pairs_of_rows(const std::vector<int64_t>& shape, int64_t heads) {
 }
 
 /// Whether a model of this form has the weight.
-bool is_needed(const Rule& rule, const GgufForm& form) {
+bool is_needed(const NameRule& rule, const GgufForm& form) {
   const std::string_view name = rule.gguf;
   if (name == "output") return !form.tied;
   const bool of_experts = name.find("_exps") != name.npos || name.find("_inp") != name.npos;
@@ -120,7 +120,7 @@ std::vector<GgufTarget> gguf_tensors(const GgufForm& form, const std::map<std::s
     raise<CheckpointError>("'{}': {}", source, fmt::format(what, std::forward<Args>(args)...));
   };
   const auto rules = rules_of(form.architecture);
-  std::map<std::string, const Rule*> by_name;
+  std::map<std::string, const NameRule*> by_name;
   std::string body;  // what comes before the names of a model without a head
   for (const auto& [name, rule] : rules) {
     by_name.emplace(rule.hugging_face, &rule);

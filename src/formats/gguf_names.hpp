@@ -10,7 +10,7 @@
 
 namespace accelerate::formats {
 
-/// Where a tensor of a Hugging Face checkpoint lies in a GGUF file.
+/// The place of a Hugging Face checkpoint's tensor in a GGUF file.
 struct GgufSource {
   size_t tensor = 0;           ///< Index of GgufHeader::tensors.
   int64_t first_row = 0;       ///< The tensor begins at this row of the stored one (an expert among those joined).
@@ -25,7 +25,7 @@ struct GgufSource {
 /// @throws CheckpointError if the metadata lacks what the mapping needs, or a tensor does not fit it.
 std::vector<std::pair<std::string, GgufSource>> hugging_face_tensors(const GgufHeader& header, const std::string& file);
 
-/// What of a model decides how its tensors are stored.
+/// The properties of a model that decide how its tensors are stored.
 struct GgufForm {
   std::string architecture;  ///< llama.cpp's name: "llama", "qwen2" or "gpt2"
   int64_t layers = 0, heads = 0, key_value_heads = 0;

@@ -13,7 +13,7 @@
 #include "formats/gguf_header.hpp"
 #include "formats/gguf_names.hpp"
 #include "formats/mapped_file.hpp"
-#include "utils/huge_pages.hpp"
+#include "memory/huge_pages.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -38,8 +38,8 @@ struct GgufFile::Content {
 
   std::string_view bytes() const { return {map.data(), static_cast<size_t>(map.size())}; }
 
-  /// Whoever has weights keeps the file open, and needs no vocabulary: some megabytes that come when they are asked
-  /// for.
+  /// A holder of weights keeps the file open, and needs no vocabulary: those are some megabytes, which come when they
+  /// are asked for.
   const GgufMetadata& whole_metadata() const {
     std::call_once(metadata_once, [this] { metadata = formats::parse_gguf_header(bytes(), path.string()).metadata; });
     return metadata;

@@ -9,9 +9,9 @@
 
 #include "formats/gguf_writer.hpp"
 #include "formats/tokenizer_settings.hpp"
-#include "utils/json.hpp"
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 #include "utils/raise.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate::formats {
 namespace {
@@ -54,7 +54,7 @@ const std::vector<GgufPreTokenizer>& pre_tokenizers() {
   return all;
 }
 
-/// What a pre_tokenizer does, step by step, however it is written; nothing for one without bytes or with others.
+/// The steps of a pre_tokenizer, however it is written; nothing for one without bytes or with other steps.
 std::optional<std::vector<std::string>> steps_of(const json& part) {
   const auto type = part.is_object() ? part.value("type", "") : "";
   if (type == "Sequence") {
@@ -210,7 +210,7 @@ class VocabularyOfFolder {
     for (size_t i = 0; i < placed.size(); ++i) {
       const auto& token = placed[i].token;
       const auto id = placed[i].id;
-      // What no file says, but a class, may have no row.
+      // A token that no file names, but a class, may have no row.
       if (id >= rows_ && !token.id && std::cmp_greater_equal(i, of_json)) continue;
       put_token(token.content, id, token.special ? GgufTokenKind::control : GgufTokenKind::user_defined);
       for (const auto& [flag, is_set] :
@@ -244,7 +244,7 @@ class VocabularyOfFolder {
     return id && *id >= 0 && *id < rows_ ? id : std::nullopt;
   }
 
-  /// What the post-processor puts around a text.
+  /// The tokens that the post-processor puts around a text.
   void read_around(const json& part) {
     const auto type = part.is_null() ? "ByteLevel" : part.at("type").get<std::string>();
     if (type == "ByteLevel") return;
@@ -294,7 +294,7 @@ class VocabularyOfGguf {
     const auto* tokens = list("tokens");
     const auto* merges = list("merges");
     const auto* cuts = find_gguf_pre_tokenizer(text("tokenizer.ggml.pre"));
-    // What a space before the text would become depends on where it is put.
+    // The token of a space before the text depends on where the space is put.
     const bool known = cuts && text("tokenizer.ggml.model") == "gpt2" && !flag("add_space_prefix", false);
     if (!tokens || !merges || !known) return {};
     std::map<std::string, std::string> files{{"tokenizer.json", dump(tokenizer(*tokens, *merges, *cuts))},

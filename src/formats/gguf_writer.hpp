@@ -17,7 +17,7 @@ using GgufEntryValue = std::variant<uint32_t, float, bool, std::string, std::vec
 /// A key of the metadata with its value, as a GGUF file has it.
 std::string gguf_entry(std::string_view key, const GgufEntryValue& value);
 
-/// What a file will hold.
+/// The contents that a file will have.
 struct GgufOutline {
   struct Tensor {
     std::string name;

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <set>
 
-#include "utils/json.hpp"
-#include "utils/read_file.hpp"
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 
 namespace accelerate::formats {
 

@@ -1,46 +1,136 @@
 #include "formats/input_file.hpp"
-#include "utils/read_file.hpp"
 
 #include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
+#include <list>
+#include <unordered_map>
+#include <utility>
+
+#include "input/read_file.hpp"
+#include "utils/thread_annotations.hpp"
 
 namespace accelerate::formats {
 
-InputFile::InputFile(const std::filesystem::path& path) : path_(path) {
-  const auto opened = open_regular(path);
+struct InputFile::Descriptor {
+  explicit Descriptor(int file) : file(file) {}
+  ~Descriptor() { ::close(file); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int file;
+};
+
+/// Of the process, those that were read last in front.
+struct InputFile::OpenFiles {
+  using Entry = std::pair<const InputFile*, std::shared_ptr<const Descriptor>>;
+  Mutex mutex;
+  std::list<Entry> recent ACCELERATE_GUARDED_BY(mutex);
+  std::unordered_map<const InputFile*, std::list<Entry>::iterator> places ACCELERATE_GUARDED_BY(mutex);
+
+  static size_t most() {
+    struct rlimit limit {};
+    constexpr rlim_t kFewest = 8, kMost = 4096;
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kFewest;
+    return std::clamp(limit.rlim_cur / 2, kFewest, kMost);
+  }
+};
+
+std::atomic<int64_t> InputFile::times_opened_{0};
+
+InputFile::OpenFiles& InputFile::open_files() {
+  static auto& only = *new OpenFiles;  // tensors that read from files may end after everything else
+  return only;
+}
+
+std::shared_ptr<const InputFile::Descriptor> InputFile::open_anew() const {
+  const auto opened = open_regular(path_);
   if (opened.file < 0)
     raise<CheckpointError>(
         "can't read '{}': {}. Check the path and the rights; a checkpoint must be copied with all of its files.",
-        path.string(), opened.problem);
-  file_ = opened.file;
-  size_ = opened.size;
-  char begin[64];
-  const auto got = ::pread(file_, begin, sizeof begin, 0);
-  if (const auto problem = git_lfs_problem({begin, static_cast<size_t>(std::max<ssize_t>(got, 0))}); !problem.empty()) {
-    ::close(file_);
-    raise<CheckpointError>("can't read '{}': {}.", path.string(), problem);
+        path_.string(), opened.problem);
+  times_opened_.fetch_add(1, std::memory_order_relaxed);
+  return std::make_shared<const Descriptor>(opened.file);
+}
+
+std::shared_ptr<const InputFile::Descriptor> InputFile::opened() const {
+  auto& all = open_files();
+  {
+    const MutexLock lock(all.mutex);
+    if (const auto found = all.places.find(this); found != all.places.end()) {
+      all.recent.splice(all.recent.begin(), all.recent, found->second);
+      return found->second->second;
+    }
+  }
+  auto descriptor = open_anew();
+  struct stat facts {};
+  if (::fstat(descriptor->file, &facts) != 0 || facts.st_dev != device_ || facts.st_ino != inode_ ||
+      facts.st_size != size_)
+    raise<CheckpointError>(
+        "reading '{}': another file of {} bytes is in the place of the one of {} that was opened before; a checkpoint "
+        "must stay as it is while it is read.",
+        path_.string(), static_cast<int64_t>(facts.st_size), size_);
+  keep(descriptor);
+  return descriptor;
+}
+
+void InputFile::keep(const std::shared_ptr<const Descriptor>& descriptor) const {
+  auto& all = open_files();
+  std::list<OpenFiles::Entry> closed;  // without the lock
+  const MutexLock lock(all.mutex);
+  if (all.places.contains(this)) return;  // another thread was first
+  all.recent.emplace_front(this, descriptor);
+  all.places.emplace(this, all.recent.begin());
+  const size_t most = OpenFiles::most();
+  while (all.recent.size() > most) {
+    all.places.erase(all.recent.back().first);
+    closed.splice(closed.begin(), all.recent, std::prev(all.recent.end()));
   }
 }
 
-InputFile::InputFile(std::string name, std::string bytes)
-    : path_(std::move(name)), bytes_(std::move(bytes)), size_(static_cast<int64_t>(bytes_.size())) {}
-
-InputFile::~InputFile() {
-  if (file_ >= 0) ::close(file_);
+InputFile::InputFile(const std::filesystem::path& path) : path_(path) {
+  const auto descriptor = open_anew();
+  struct stat facts {};
+  if (::fstat(descriptor->file, &facts) != 0)
+    raise<CheckpointError>("can't read '{}': {}.", path.string(), std::strerror(errno));
+  size_ = facts.st_size, device_ = facts.st_dev, inode_ = facts.st_ino;
+  char begin[64];
+  const auto got = ::pread(descriptor->file, begin, sizeof begin, 0);
+  if (const auto problem = git_lfs_problem({begin, static_cast<size_t>(std::max<ssize_t>(got, 0))}); !problem.empty())
+    raise<CheckpointError>("can't read '{}': {}.", path.string(), problem);
+  keep(descriptor);
 }
 
-int InputFile::duplicate() const { return ::fcntl(file_, F_DUPFD_CLOEXEC, 0); }
+InputFile::InputFile(std::string name, std::string bytes)
+    : path_(std::move(name)), bytes_(std::move(bytes)), in_memory_(true), size_(static_cast<int64_t>(bytes_.size())) {}
+
+InputFile::~InputFile() {
+  if (in_memory_) return;
+  auto& all = open_files();
+  const MutexLock lock(all.mutex);
+  const auto found = all.places.find(this);
+  if (found == all.places.end()) return;
+  all.recent.erase(found->second);
+  all.places.erase(found);
+}
+
+int InputFile::duplicate() const {
+  const auto descriptor = in_memory_ ? nullptr : opened();
+  return ::fcntl(descriptor ? descriptor->file : -1, F_DUPFD_CLOEXEC, 0);
+}
 
 void InputFile::read(int64_t offset, void* data, int64_t count) const {
+  const auto descriptor = in_memory_ ? nullptr : opened();
   auto* to = static_cast<char*>(data);
   while (count > 0) {
-    const auto got = file_ < 0 ? static_cast<int64_t>(bytes_.copy(to, static_cast<size_t>(count),
-                                                                  static_cast<size_t>(std::min(offset, size_))))
-                               : ::pread(file_, to, static_cast<size_t>(count), offset);
+    const auto got = !descriptor ? static_cast<int64_t>(bytes_.copy(to, static_cast<size_t>(count),
+                                                                    static_cast<size_t>(std::min(offset, size_))))
+                                 : ::pread(descriptor->file, to, static_cast<size_t>(count), offset);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) raise<CheckpointError>("reading '{}' at byte {}: {}.", path_.string(), offset, std::strerror(errno));
     if (got == 0)

@@ -1,14 +1,18 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
+
+#include "utils/raise.hpp"
 
 namespace accelerate::formats {
 
-/// A regular file from which any range of bytes can be read, by several threads at once. Reading, rather than mapping:
-/// a range goes straight to where it is wanted and the process holds no pages of the file; and a file that someone
-/// shortens meanwhile is an error, not a SIGBUS.
+/// A regular file that is read at given offsets, from any thread. It is open while it is read, and may be closed
+/// between two reads: a checkpoint of a thousand ranks has more files than a process may have open. Those that were
+/// read last stay open, up to half of what the process may have.
 class InputFile {
  public:
   /// @throws CheckpointError if it can't be opened or is no regular file.
@@ -23,14 +27,28 @@ class InputFile {
   int64_t size() const { return size_; }
   /// Another descriptor of the same file, for the caller to close; -1 with errno, also for bytes in memory.
   int duplicate() const;
-  /// Fills `count` bytes from `offset`. @throws CheckpointError when the file ends before.
+  /// Fills `count` bytes from `offset`. @throws CheckpointError when the file ends before, and when there is another
+  /// file in its place.
   void read(int64_t offset, void* data, int64_t count) const;
 
+  /// How often this process has opened such files.
+  static int64_t times_opened() { return times_opened_.load(std::memory_order_relaxed); }
+
  private:
+  struct Descriptor;
+  struct OpenFiles;
+  static OpenFiles& open_files();
+  /// Of a file that is no bytes in memory.
+  std::shared_ptr<const Descriptor> opened() const;
+  std::shared_ptr<const Descriptor> open_anew() const;
+  void keep(const std::shared_ptr<const Descriptor>& descriptor) const;
+
   std::filesystem::path path_;
   std::string bytes_;  ///< unless there is a file
-  int file_ = -1;
+  bool in_memory_ = false;
   int64_t size_ = 0;
+  uint64_t device_ = 0, inode_ = 0;
+  static std::atomic<int64_t> times_opened_;
 };
 
 }  // namespace accelerate::formats

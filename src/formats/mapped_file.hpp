@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <string>
 
-#include "utils/read_file.hpp"
+#include "input/read_file.hpp"
 
 namespace accelerate::formats {
 

@@ -39,9 +39,9 @@ struct PickleNode {
   int64_t at = 0;       ///< Byte of the stream at which it was made, for messages.
   int64_t integer = 0;  ///< integer, boolean
   double real = 0;
-  std::string_view
-      text;  ///< text and bytes: points into the pickle; global: "module.name", points into the list of allowed ones;
-             ///< one that only "*" allows: its name without the module, points into the pickle
+  /// Text and bytes: points into the pickle; global: "module.name", points into the list of allowed ones; one that only
+  /// "*" allows: its name without the module, points into the pickle.
+  std::string_view text;
   std::vector<uint32_t> items;  ///< list, tuple: the items; dict: key, value, key, value; call: function, tuple of
                                 ///< arguments; object: class, state (or none); persistent: the id
 };
@@ -90,8 +90,8 @@ class Pickle {
   const PickleNode& state_of(const PickleNode& node, std::string_view type) const;
   /// An entry of a dict by its key, or null. The last one counts, as in Python.
   const PickleNode* find(const PickleNode& dict, std::string_view key) const;
-  const PickleNode& get(const PickleNode& dict,
-                        std::string_view key) const;  ///< @throws CheckpointError when it is not there
+  /// @throws CheckpointError when it is not there.
+  const PickleNode& get(const PickleNode& dict, std::string_view key) const;
 
  private:
   friend class PickleParser;

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "formats/safetensors_elements.hpp"
-#include "utils/json.hpp"
+#include "input/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::formats {
@@ -55,7 +55,7 @@ void parse_header(std::string_view text, const std::string& file,
   if (!problem.empty()) fail(file, "the header {}. The file is damaged or of another format.", problem);
 }
 
-/// What a message is about. A text only where there is one to say: there may be 200,000.
+/// The subject of a message. It becomes a text only where there is a message: there may be 200,000 subjects.
 struct Subject {
   const std::string& name;
   const char* part = "";

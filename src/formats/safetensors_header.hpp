@@ -13,10 +13,10 @@
 namespace accelerate::formats {
 
 inline constexpr int64_t kLengthBytes = 8;  ///< The file starts with the header's length, a little-endian u64.
-inline constexpr int64_t kMaxHeaderBytes =
-    100'000'000;  ///< The format's limit; a larger number is more likely noise than a header.
-inline constexpr int64_t kHeaderAlignment =
-    8;  ///< The writer pads the header so that the data section starts on a multiple of this.
+/// The format's limit; a larger number is more likely noise than a header.
+inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
+/// The writer pads the header so that the data section starts on a multiple of this.
+inline constexpr int64_t kHeaderAlignment = 8;
 inline constexpr std::string_view kMetadataKey = "__metadata__";
 
 struct SafetensorsHeader {

@@ -15,9 +15,9 @@
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/safetensors_header.hpp"
 #include "formats/tensor_source.hpp"
+#include "observe/trace.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
-#include "utils/trace.hpp"
 
 namespace accelerate {
 namespace {
@@ -112,7 +112,7 @@ void formats::write_safetensors(const std::filesystem::path& path, std::vector<T
   }
 
   const auto header = format_safetensors_header(infos, metadata, path.string());
-  const trace::Span span(trace::Kind::checkpoint_write, path.filename().string(), end);
+  const trace::Span span(trace::SpanKind::checkpoint_write, path.filename().string(), end);
   AtomicFile file("save_safetensors", path);
   file.write(header);
   for (auto& source : tensors) {

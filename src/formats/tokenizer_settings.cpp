@@ -5,9 +5,9 @@
 #include <string_view>
 #include <utility>
 
-#include "utils/json.hpp"
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 #include "utils/raise.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate::formats {
 namespace {
@@ -84,9 +84,9 @@ struct Said {
 };
 
 /// The files, on the way into settings.
-class Settings {
+class TokenizerFiles {
  public:
-  Settings(const fs::path& folder, const nlohmann::json& tokenizer_json, TokenizerKind kind)
+  TokenizerFiles(const fs::path& folder, const nlohmann::json& tokenizer_json, TokenizerKind kind)
       : folder_(folder), path_(folder / "tokenizer_config.json"), kind_(kind), tokenizer_json_(tokenizer_json) {
     if (is_there(path_)) config_ = read_object(path_);
   }
@@ -314,7 +314,8 @@ class Settings {
 
   // --- what follows of them
 
-  /// What no file names, but the class, or the padding of tokenizer.json; and added tokens that a name stands for.
+  /// Tokens that no file names, but the class, or the padding of tokenizer.json; and added tokens that a name stands
+  /// for.
   void fill_in() {
     for (auto& [name, one] : named_)
       if (one)
@@ -409,7 +410,7 @@ class Settings {
 
 TokenizerSettings read_tokenizer_settings(const fs::path& folder, const nlohmann::json& tokenizer_json,
                                           TokenizerKind kind) {
-  return Settings(folder, tokenizer_json, kind).read();
+  return TokenizerFiles(folder, tokenizer_json, kind).read();
 }
 
 std::vector<PlacedToken> place_tokens(const TokenizerSettings& settings, std::vector<PlacedToken> placed,
@@ -419,8 +420,7 @@ std::vector<PlacedToken> place_tokens(const TokenizerSettings& settings, std::ve
     if (said != id)
       raise<CheckpointError>(
           "tokenizer '{}': its files give the token '{}' the id {}, and {}. transformers gives it the latter, and "
-          "which of "
-          "them the model was trained with can't be known here. Correct the files.",
+          "which of them the model was trained with can't be known here. Correct the files.",
           source, token.content.substr(0, 100), said,
           there ? fmt::format("in the vocabulary it is {}", id) : fmt::format("the next free one is {}", id));
   };

@@ -10,7 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
-/// What lies beside a vocabulary: tokenizer_config.json, special_tokens_map.json, added_tokens.json,
+/// The files beside a vocabulary: tokenizer_config.json, special_tokens_map.json, added_tokens.json,
 /// chat_template.jinja, and of config.json the tokenizer's class.
 namespace accelerate::formats {
 

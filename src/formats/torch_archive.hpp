@@ -20,18 +20,18 @@
 /// each tensor.
 namespace accelerate::formats {
 
-/// Where a tensor's elements lie in a file.
+/// The place of a tensor's elements in a file.
 struct SavedTensor {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;  ///< in elements
-  int64_t begin =
-      0;  ///< byte of the file at which element [0, 0, ...] lies; all of them were checked to lie within the archive
+  /// Byte of the file at which element [0, 0, ...] lies; all of them were checked to lie within the archive.
+  int64_t begin = 0;
   int64_t storage_begin = 0;  ///< byte of the file at which its storage lies, which other tensors may view too
   int64_t storage_bytes = 0;
 };
 
-/// What to make of objects of Python classes that are no plain data. Nothing of them is executed in any case.
+/// The treatment of objects of Python classes that are no plain data. None of them is executed in any case.
 enum class PickledObjects {
   refused,
   as_data,  ///< the dict of its attributes; of a call of an unknown function its arguments, of a name its text
@@ -48,8 +48,9 @@ class TorchArchive {
 
   /// The tensor that was saved, not yet read. @throws CheckpointError if it is something else.
   SavedTensor tensor() const;
-  /// What was saved, tensors read: numbers, strings (bytes become strings too), None, lists, tuples, dicts, tensors.
-  /// Tensors that view one storage share it, as in Python, so that no more bytes are read than the archive has.
+  /// The saved object, with its tensors read: numbers, strings (bytes become strings too), None, lists, tuples, dicts,
+  /// tensors. Tensors that view one storage share it, as in Python, so that no more bytes are read than the archive
+  /// has.
   /// @throws CheckpointError for objects of other Python classes and for damaged contents.
   c10::IValue value() const;
   /// The same with `read(saved)` in the place of each tensor, so that the caller decides when, and how much of it, is

@@ -19,11 +19,11 @@ struct WeightNames {
 const WeightNames* weight_names_of_class(std::string_view class_name);
 const WeightNames* weight_names_of_type(std::string_view model_type);
 
-/// What files may call the weight that a model has under `name`, that name first.
+/// The names that files may have for the weight `name` of a model, that name first.
 std::vector<std::string> names_in_files(const WeightNames& names, const std::string& name);
 
-/// What files of old models hold and every program works out by itself: masks, frequencies, positions. transformers
-/// ignores them, too.
+/// Whether every program works this tensor of old models' files out by itself: masks, frequencies, positions.
+/// transformers ignores them, too.
 bool is_worked_out(const std::string& name);
 
 }  // namespace accelerate::formats

@@ -83,9 +83,8 @@ FunctionLaunchOptions resolve(FunctionLaunchOptions o) {
   require(port >= 1 && port <= 65535, "launch_function: rdzv_endpoint is '{}', expected a port from 1 to 65535",
           o.rdzv_endpoint);
   require(o.use_port.value_or(port) == port,
-          "launch_function: use_port is {} and rdzv_endpoint '{}', expected one of "
-          "them",
-          o.use_port.value_or(port), o.rdzv_endpoint);
+          "launch_function: use_port is {} and rdzv_endpoint '{}', expected one of them", o.use_port.value_or(port),
+          o.rdzv_endpoint);
   o.use_port = port;
   return o;
 }
@@ -202,7 +201,7 @@ class Copies {
     }
   }
 
-  /// What it says of its failure, right before its end.
+  /// Its message about its failure, right before its end.
   void hear(RankRecord& rank) {
     Fd& word = words_[static_cast<size_t>(rank.local_rank)];
     char text[4096];

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string_view>
 
+#include "input/read_file.hpp"
 #include "launch/job/environment.hpp"
 #include "launch/job/host.hpp"
 #include "launch/job/job.hpp"
@@ -29,7 +30,6 @@
 #include "launch/supervise/supervisor.hpp"
 #include "launch/system/output.hpp"
 #include "launch/system/ports.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate {
 namespace {
@@ -56,7 +56,7 @@ void print_tpu_plan(const Job& job, const Host& host) {
   print_environment(job, host);
 }
 
-/// What another program starts: ranks of which this launcher knows no more.
+/// Prints which program starts the ranks, of which this launcher knows no more.
 void print_started_by(const char* starter, const Settings& settings) {
   const int64_t all = settings.num_processes(), each = all / std::max<int64_t>(1, settings.num_machines());
   std::printf("launcher   %s, which starts the processes\nprocesses  %s\n", starter,

@@ -102,7 +102,7 @@ std::vector<at::Tensor> CompiledModelImpl::forward(const std::vector<at::Tensor>
         "CompiledModel: an input of '{}' requires a gradient, but compiled code has no backward; run it under "
         "NoGradGuard, or train the model that it was exported from",
         impl_->package);
-  // What it computes in was decided when it was compiled.
+  // The dtype in which it computes was decided when it was compiled.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const WithoutCerr once;
   try {

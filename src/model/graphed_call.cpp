@@ -15,7 +15,8 @@
 namespace accelerate {
 namespace {
 
-/// What residency's members carry, whose bytes have no fixed place; PyTorch itself leaves that key unused.
+/// Whether the tensor carries the key of residency's members, whose bytes have no fixed place; PyTorch itself leaves
+/// that key unused.
 bool comes_and_goes(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::DeferredInit);
 }

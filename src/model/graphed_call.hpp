@@ -48,7 +48,7 @@ class GraphedCall {
   std::vector<Weight> weights_;
   std::mutex mutex_;  ///< for what follows
   std::vector<at::Tensor> inputs_, outputs_;
-  std::unique_ptr<Recording> recording_;
+  std::unique_ptr<GraphRecording> recording_;
   std::optional<c10::Event> done_;  ///< the last call, which may have been on another stream; none on the CPU
 };
 

@@ -15,7 +15,7 @@ namespace {
 
 /// Hooks by module. LibTorch's modules have no room for anything; what is kept for one that is gone is thrown out when
 /// another is added.
-class Registry {
+class HookRegistry {
  public:
   std::shared_ptr<ModelHook> get(const ModelRef& module) {
     const std::lock_guard lock(mutex_);
@@ -63,8 +63,8 @@ class Registry {
   std::atomic<size_t> count_{0};
 };
 
-Registry& registry() {
-  static Registry instance;
+HookRegistry& registry() {
+  static HookRegistry instance;
   return instance;
 }
 
@@ -79,6 +79,12 @@ void check_count(const char* when, size_t before, size_t now) {
 namespace detail {
 
 bool any_hooks() { return registry().any(); }
+std::shared_ptr<ModelHook> find_hook(const ModelRef& module) { return hook_of(module); }
+bool runs_without_grad(const ModelHook& hook) { return hook.no_grad(); }
+void run_post_forward(ModelHook& hook, const ModelRef& module) {
+  std::vector<at::Tensor> none;
+  hook.post_forward(module, none);
+}
 
 std::optional<std::pair<ModelRef, std::shared_ptr<ModelHook>>> take_hook(const void* identity) {
   return registry().take(identity);

@@ -11,9 +11,9 @@ namespace accelerate::detail {
 namespace {
 
 /// LibTorch keeps a module's registered parameters protected; a derived class may name them.
-struct Registered : torch::nn::Module {
+struct RegisteredParameters : torch::nn::Module {
   static at::Tensor& of(torch::nn::Module& module, const std::string& name) {
-    auto& parameters = module.*(&Registered::parameters_);
+    auto& parameters = module.*(&RegisteredParameters::parameters_);
     std::vector<std::string> known;
     for (auto& item : parameters) {
       if (!item.value().defined()) continue;  // a Linear without bias has one by name
@@ -29,8 +29,8 @@ struct Registered : torch::nn::Module {
 
 void tie(torch::nn::Module& from, const std::string& from_name, torch::nn::Module& to, const std::string& to_name,
          at::Tensor* member) {
-  const at::Tensor& source = Registered::of(from, from_name);
-  at::Tensor& target = Registered::of(to, to_name);
+  const at::Tensor& source = RegisteredParameters::of(from, from_name);
+  at::Tensor& target = RegisteredParameters::of(to, to_name);
   if (source.sizes() != target.sizes() || source.scalar_type() != target.scalar_type())
     raise<ShapeError>("tie: {}'s '{}' is {} {} and {}'s '{}' is {} {}, expected the same shape and dtype", from.name(),
                       from_name, c10::toString(source.scalar_type()), source.sizes(), to.name(), to_name,

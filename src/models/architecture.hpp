@@ -56,6 +56,26 @@ template <class Module> AutoModelForCausalLM::Forward causal_forward(const std::
   };
 }
 
+/// initialize(), of a public configuration.
+template <class Config> auto initialize_as(const Config& config) {
+  return [config](const std::string& name, const at::Tensor& parameter) { initialize(name, parameter, config); };
+}
+
+/// Fresh weights for all of a module.
+template <class Config> void initialize_all(torch::nn::Module& module, const Config& config) {
+  for (const auto& item : module.named_parameters()) initialize(item.key(), item.value(), config);
+}
+
+/// A causal language model with a public configuration. @tparam Model  a module holder
+template <class Model, class Config> Architecture causal_architecture(const Config& config, WeightRules rules) {
+  const auto model = Model(config, Weights::uninitialized).ptr();
+  return {.module = model,
+          .rules = std::move(rules),
+          .initialize = initialize_as(config),
+          .causal = causal_forward(model),
+          .max_positions = model->max_positions()};
+}
+
 /// Wraps the forward of an image classifier's module.
 template <class Module> AutoModel::Forward image_forward(const std::shared_ptr<Module>& module) {
   return [module](const AutoModel::Tensors& inputs) {

@@ -3,8 +3,10 @@
 #include <torch/torch.h>
 
 #include "models/activations.hpp"
+#include "models/architecture.hpp"
 #include "models/attention.hpp"
 #include "models/bert_config.hpp"
+#include "models/check_field.hpp"
 #include "models/layers.hpp"
 #include "utils/raise.hpp"
 
@@ -190,15 +192,6 @@ void require_same_shape(const Tensor& input_ids, const Tensor& other, const char
   if (other.defined() && other.sizes() != input_ids.sizes())
     raise<ShapeError>("BertModel::forward: {} has shape {}, but input_ids {}. All inputs are [B, T].", name,
                       other.sizes(), input_ids.sizes());
-}
-
-const BertConfig& valid(const BertConfig& config) {
-  config.validate();
-  return config;
-}
-
-void initialize_all(torch::nn::Module& module, const BertConfig& config) {
-  for (const auto& item : module.named_parameters()) initialize(item.key(), item.value(), config);
 }
 
 }  // namespace

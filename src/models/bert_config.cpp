@@ -29,6 +29,23 @@ std::vector<std::string> read_labels(const JsonFile& file, const ordered_json& i
   return labels;
 }
 
+/// As each_gpt2_field().
+template <class Config, class F> void each_bert_field(Config& config, const F& f) {
+  f("vocab_size", config.vocab_size);
+  f("hidden_size", config.hidden_size);
+  f("num_hidden_layers", config.num_hidden_layers);
+  f("num_attention_heads", config.num_attention_heads);
+  f("intermediate_size", config.intermediate_size);
+  f("max_position_embeddings", config.max_position_embeddings);
+  f("type_vocab_size", config.type_vocab_size);
+  f("hidden_act", config.hidden_act);
+  f("hidden_dropout_prob", config.hidden_dropout_prob);
+  f("attention_probs_dropout_prob", config.attention_probs_dropout_prob);
+  f("classifier_dropout", config.classifier_dropout);
+  f("initializer_range", config.initializer_range);
+  f("layer_norm_eps", config.layer_norm_eps);
+}
+
 }  // namespace
 
 void BertConfig::set_num_labels(int64_t count) {
@@ -89,19 +106,7 @@ BertConfig BertConfig::from_pretrained(const std::filesystem::path& folder) {
   }
 
   BertConfig config;
-  file.read("vocab_size", config.vocab_size);
-  file.read("hidden_size", config.hidden_size);
-  file.read("num_hidden_layers", config.num_hidden_layers);
-  file.read("num_attention_heads", config.num_attention_heads);
-  file.read("intermediate_size", config.intermediate_size);
-  file.read("max_position_embeddings", config.max_position_embeddings);
-  file.read("type_vocab_size", config.type_vocab_size);
-  file.read("hidden_act", config.hidden_act);
-  file.read("hidden_dropout_prob", config.hidden_dropout_prob);
-  file.read("attention_probs_dropout_prob", config.attention_probs_dropout_prob);
-  file.read("classifier_dropout", config.classifier_dropout);
-  file.read("initializer_range", config.initializer_range);
-  file.read("layer_norm_eps", config.layer_norm_eps);
+  each_bert_field(config, [&](const char* name, auto& field) { file.read(name, field); });
   file.read("problem_type", config.problem_type);
   if (const auto pad = file.root().find("pad_token_id"); pad != file.root().end()) {
     config.pad_token_id.reset();  // null means none, a missing key the default
@@ -124,22 +129,10 @@ std::string to_json(const BertConfig& config, const std::string& architecture, c
   auto json = parse_fields(config.other_fields);
   json["architectures"] = {architecture};
   json["model_type"] = "bert";
-  json["vocab_size"] = config.vocab_size;
-  json["hidden_size"] = config.hidden_size;
-  json["num_hidden_layers"] = config.num_hidden_layers;
-  json["num_attention_heads"] = config.num_attention_heads;
-  json["intermediate_size"] = config.intermediate_size;
-  json["max_position_embeddings"] = config.max_position_embeddings;
-  json["type_vocab_size"] = config.type_vocab_size;
-  json["hidden_act"] = config.hidden_act;
-  json["hidden_dropout_prob"] = config.hidden_dropout_prob;
-  json["attention_probs_dropout_prob"] = config.attention_probs_dropout_prob;
-  json["classifier_dropout"] = config.classifier_dropout ? ordered_json(*config.classifier_dropout) : ordered_json();
-  json["initializer_range"] = config.initializer_range;
-  json["layer_norm_eps"] = config.layer_norm_eps;
-  json["pad_token_id"] = config.pad_token_id ? ordered_json(*config.pad_token_id) : ordered_json();
+  each_bert_field(config, [&](const char* name, const auto& field) { write_field(json, name, field); });
+  write_field(json, "pad_token_id", config.pad_token_id);
   json["position_embedding_type"] = "absolute";
-  json["problem_type"] = config.problem_type ? ordered_json(*config.problem_type) : ordered_json();
+  write_field(json, "problem_type", config.problem_type);
   json["id2label"] = ordered_json::object();
   json["label2id"] = ordered_json::object();
   for (size_t id = 0; id < config.labels.size(); ++id) {

@@ -22,6 +22,12 @@ struct FieldCheck {
   }
 };
 
+/// The configuration, if its fields fit together. @throws ConfigError
+template <class Config> const Config& valid(const Config& config) {
+  config.validate();
+  return config;
+}
+
 /// The configuration that was read from `file`, if its fields fit together. @throws CheckpointError naming the file.
 template <class Config> Config validated(Config config, const std::filesystem::path& file) {
   try {

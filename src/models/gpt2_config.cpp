@@ -8,9 +8,33 @@
 namespace accelerate::models {
 namespace {
 
-using nlohmann::ordered_json;
+/// The fields that config.json has as they are. @tparam Config  const or not  @param f  (name, field)
+template <class Config, class F> void each_gpt2_field(Config& config, const F& f) {
+  f("vocab_size", config.vocab_size);
+  f("n_positions", config.n_positions);
+  f("n_embd", config.n_embd);
+  f("n_layer", config.n_layer);
+  f("n_head", config.n_head);
+  f("n_inner", config.n_inner);
+  f("activation_function", config.activation_function);
+  f("resid_pdrop", config.resid_pdrop);
+  f("embd_pdrop", config.embd_pdrop);
+  f("attn_pdrop", config.attn_pdrop);
+  f("layer_norm_epsilon", config.layer_norm_epsilon);
+  f("initializer_range", config.initializer_range);
+  f("scale_attn_weights", config.scale_attn_weights);
+  f("scale_attn_by_inverse_layer_idx", config.scale_attn_by_inverse_layer_idx);
+  f("tie_word_embeddings", config.tie_word_embeddings);
+}
 
 }  // namespace
+
+void rename_gpt2_fields(JsonFile& file) {
+  file.rename({{"hidden_size", "n_embd"},
+               {"num_hidden_layers", "n_layer"},
+               {"num_attention_heads", "n_head"},
+               {"max_position_embeddings", "n_positions"}});
+}
 
 void GPT2Config::validate() const {
   const FieldCheck require{"GPT2Config"};
@@ -33,10 +57,7 @@ void GPT2Config::validate() const {
 GPT2Config GPT2Config::from_pretrained(const std::filesystem::path& folder) {
   const auto path = config_file(folder);
   JsonFile file(path);
-  file.rename({{"hidden_size", "n_embd"},
-               {"num_hidden_layers", "n_layer"},
-               {"num_attention_heads", "n_head"},
-               {"max_position_embeddings", "n_positions"}});
+  rename_gpt2_fields(file);
   std::string model_type = "gpt2";
   file.read("model_type", model_type);
   if (model_type != "gpt2") file.fail("model_type", model_type, "'gpt2'; load it with the class of its architecture");
@@ -45,21 +66,7 @@ GPT2Config GPT2Config::from_pretrained(const std::filesystem::path& folder) {
   file.read("add_cross_attention", cross_attention);
   if (cross_attention) file.fail("add_cross_attention", true, "false; only the decoder alone is supported");
   GPT2Config config;
-  file.read("vocab_size", config.vocab_size);
-  file.read("n_positions", config.n_positions);
-  file.read("n_embd", config.n_embd);
-  file.read("n_layer", config.n_layer);
-  file.read("n_head", config.n_head);
-  file.read("n_inner", config.n_inner);
-  file.read("activation_function", config.activation_function);
-  file.read("resid_pdrop", config.resid_pdrop);
-  file.read("embd_pdrop", config.embd_pdrop);
-  file.read("attn_pdrop", config.attn_pdrop);
-  file.read("layer_norm_epsilon", config.layer_norm_epsilon);
-  file.read("initializer_range", config.initializer_range);
-  file.read("scale_attn_weights", config.scale_attn_weights);
-  file.read("scale_attn_by_inverse_layer_idx", config.scale_attn_by_inverse_layer_idx);
-  file.read("tie_word_embeddings", config.tie_word_embeddings);
+  each_gpt2_field(config, [&](const char* name, auto& field) { file.read(name, field); });
   config.other_fields = file.root().dump();
   return validated(config, path);
 }
@@ -68,21 +75,7 @@ std::string to_json(const GPT2Config& config, const std::string& architecture, c
   auto json = parse_fields(config.other_fields);
   json["architectures"] = {architecture};
   json["model_type"] = "gpt2";
-  json["vocab_size"] = config.vocab_size;
-  json["n_positions"] = config.n_positions;
-  json["n_embd"] = config.n_embd;
-  json["n_layer"] = config.n_layer;
-  json["n_head"] = config.n_head;
-  json["n_inner"] = config.n_inner ? ordered_json(*config.n_inner) : ordered_json();
-  json["activation_function"] = config.activation_function;
-  json["resid_pdrop"] = config.resid_pdrop;
-  json["embd_pdrop"] = config.embd_pdrop;
-  json["attn_pdrop"] = config.attn_pdrop;
-  json["layer_norm_epsilon"] = config.layer_norm_epsilon;
-  json["initializer_range"] = config.initializer_range;
-  json["scale_attn_weights"] = config.scale_attn_weights;
-  json["scale_attn_by_inverse_layer_idx"] = config.scale_attn_by_inverse_layer_idx;
-  json["tie_word_embeddings"] = config.tie_word_embeddings;
+  each_gpt2_field(config, [&](const char* name, const auto& field) { write_field(json, name, field); });
   json.erase("torch_dtype");  // the old name of the next
   json["dtype"] = dtype;
   return json.dump(2) + "\n";

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "accelerate/models/gpt2.hpp"
+#include "models/json_file.hpp"
 
 namespace accelerate::models {
 
@@ -14,5 +15,8 @@ void initialize(const std::string& name, const at::Tensor& parameter, const GPT2
 /// The text of config.json. @param architecture  The Python class that the weights belong to. @param dtype  Of the
 /// weights, e.g. "float32".
 std::string to_json(const GPT2Config& config, const std::string& architecture, const std::string& dtype);
+
+/// Names that fields of GPT-2's and GPT-J's config.json go by elsewhere become their own.
+void rename_gpt2_fields(JsonFile& file);
 
 }  // namespace accelerate::models

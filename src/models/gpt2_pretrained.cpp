@@ -14,34 +14,24 @@ WeightRules rules(const GPT2Config& config) {
   WeightRules rules{.names = formats::weight_names_of_type("gpt2"),
                     .head_prefixes = {"lm_head."},
                     .ignored_suffixes = {".attn.bias", ".attn.masked_bias"}};  // the causal mask, which old files have
-  if (config.tie_word_embeddings)
-    rules.ignored_suffixes.emplace_back("lm_head.weight"),
-        rules.tied_to = "transformer.wte.weight";  // a copy of the embeddings
+  if (config.tie_word_embeddings) rules.tie("lm_head", "transformer.wte.weight");
   return rules;
 }
 
-/// Fills an uninitialised model; what the files lack is initialised freshly.
-void load_folder(torch::nn::Module& model, const GPT2Config& config, const fs::path& folder, LoadReport* report) {
-  auto found = load_pretrained(model, folder, rules(config));
-  auto parameters = model.named_parameters();
-  for (const auto& name : found.missing_keys) initialize(name, parameters[name], config);
-  if (report) *report = std::move(found);
+template <class Model> Model load_gpt2(const fs::path& folder, LoadReport* report) {
+  const auto config = GPT2Config::from_pretrained(folder);
+  Model model(config, Weights::uninitialized);
+  load_folder(*model, folder, rules(config), initialize_as(config), report);
+  return model;
 }
 
 }  // namespace
 
 GPT2Model GPT2Model::from_pretrained(const fs::path& folder, LoadReport* report) {
-  const auto config = GPT2Config::from_pretrained(folder);
-  GPT2Model model(config, Weights::uninitialized);
-  load_folder(*model, config, folder, report);
-  return model;
+  return load_gpt2<GPT2Model>(folder, report);
 }
-
 GPT2LMHeadModel GPT2LMHeadModel::from_pretrained(const fs::path& folder, LoadReport* report) {
-  const auto config = GPT2Config::from_pretrained(folder);
-  GPT2LMHeadModel model(config, Weights::uninitialized);
-  load_folder(*model, config, folder, report);
-  return model;
+  return load_gpt2<GPT2LMHeadModel>(folder, report);
 }
 
 void GPT2ModelImpl::save_pretrained(const fs::path& folder) const { save_pretrained(folder, named_weights(*this)); }
@@ -59,13 +49,7 @@ void GPT2LMHeadModelImpl::save_pretrained(const fs::path& folder,
 
 Architecture build_gpt2(const fs::path& path, const std::string&) {
   const auto config = GPT2Config::from_pretrained(path);
-  const auto model = GPT2LMHeadModel(config, Weights::uninitialized).ptr();
-  return {.module = model,
-          .rules = rules(config),
-          .initialize = [config](const std::string& name,
-                                 const at::Tensor& parameter) { initialize(name, parameter, config); },
-          .causal = causal_forward(model),
-          .max_positions = model->max_positions()};
+  return causal_architecture<GPT2LMHeadModel>(config, rules(config));
 }
 
 }  // namespace accelerate::models

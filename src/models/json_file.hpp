@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "accelerate/formats/gguf.hpp"
-#include "utils/json.hpp"
-#include "utils/read_file.hpp"
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 
 namespace accelerate::models {
 
@@ -29,6 +29,14 @@ inline nlohmann::ordered_json parse_fields(const std::string& text) {
     raise<ConfigError>("other_fields {}, expected the text of a JSON object",
                        problem.empty() ? "is " + show_json(fields) : problem);
   return fields;
+}
+
+/// Writes a field as JsonFile::read() reads it: null is what is not given.
+template <class T> void write_field(nlohmann::ordered_json& json, const char* key, const T& value) {
+  json[key] = value;
+}
+template <class T> void write_field(nlohmann::ordered_json& json, const char* key, const std::optional<T>& value) {
+  json[key] = value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
 }
 
 inline void write_text_file(const std::filesystem::path& path, const std::string& text) {

@@ -1,5 +1,5 @@
 #include "accelerate/models/key_value_cache.hpp"
-#include "utils/huge_pages.hpp"
+#include "memory/huge_pages.hpp"
 #include "utils/raise.hpp"
 
 #include <ATen/ops/empty.h>

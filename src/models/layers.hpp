@@ -7,6 +7,7 @@
 #include <torch/nn/modules/normalization.h>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
 
 #include "accelerate/model/no_split.hpp"
 #include "models/row_operators.hpp"
@@ -16,25 +17,33 @@
 namespace accelerate::models::detail {
 
 /// A linear layer. torch::nn::Linear would spend time on weights that are replaced at once, and in three dimensions it
-/// adds the bias in a pass of its own, which project() fuses into the product.
+/// adds the bias in a pass of its own, which project() fuses into the product. One whose weight is stored as [inputs,
+/// outputs] is transformers' Conv1D, and of that class.
 class Dense : public torch::nn::Cloneable<Dense> {
  public:
-  Dense(int64_t inputs, int64_t outputs, bool with_bias = true)
-      : inputs_(inputs), outputs_(outputs), with_bias_(with_bias) {
+  Dense(int64_t inputs, int64_t outputs, bool with_bias = true, bool transposed = false)
+      : Cloneable(transposed ? "accelerate::models::detail::Conv1D" : "accelerate::models::detail::Dense"),
+        inputs_(inputs),
+        outputs_(outputs),
+        with_bias_(with_bias),
+        transposed_(transposed) {
     reset();
   }
 
   void reset() override {
-    weight_ = register_parameter("weight", torch::empty({outputs_, inputs_}));
+    weight_ = register_parameter("weight",
+                                 transposed_ ? torch::empty({inputs_, outputs_}) : torch::empty({outputs_, inputs_}));
     if (with_bias_) bias_ = register_parameter("bias", torch::empty({outputs_}));
   }
-  torch::Tensor forward(const torch::Tensor& x) { return project(x, weight_, bias_); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return transposed_ ? at::linear(x, weight_.t(), bias_) : project(x, weight_, bias_);
+  }
   const torch::Tensor& weight() const { return weight_; }
   const torch::Tensor& bias() const { return bias_; }  ///< undefined where there is none
 
  private:
   int64_t inputs_, outputs_;
-  bool with_bias_;
+  bool with_bias_, transposed_;
   torch::Tensor weight_, bias_;
 };
 

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "models/activations.hpp"
+#include "models/architecture.hpp"
 #include "models/attention.hpp"
+#include "models/check_field.hpp"
 #include "models/direct_rows.hpp"
 #include "models/layers.hpp"
 #include "models/llama_config.hpp"
@@ -199,21 +201,7 @@ class LlamaDecoderLayer : public torch::nn::Cloneable<LlamaDecoderLayer>, public
 
 }  // namespace detail
 
-namespace {
-
-using detail::LlamaContext;
 using torch::Tensor;
-
-const LlamaConfig& valid(const LlamaConfig& config) {
-  config.validate();
-  return config;
-}
-
-void initialize_all(torch::nn::Module& module, const LlamaConfig& config) {
-  for (const auto& item : module.named_parameters()) initialize(item.key(), item.value(), config);
-}
-
-}  // namespace
 
 void initialize(const std::string& name, const Tensor& parameter, const LlamaConfig& config) {
   const torch::NoGradGuard no_grad;

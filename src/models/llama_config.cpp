@@ -211,13 +211,13 @@ std::string to_json(const LlamaConfig& config, const std::string& architecture, 
   json["max_position_embeddings"] = config.max_position_embeddings;
   json["initializer_range"] = config.initializer_range;
   json["rms_norm_eps"] = config.rms_norm_eps;
-  json["pad_token_id"] = config.pad_token_id ? ordered_json(*config.pad_token_id) : ordered_json();
+  write_field(json, "pad_token_id", config.pad_token_id);
   json["tie_word_embeddings"] = config.tie_word_embeddings;
   if (config.model_type == "llama") {
     json["attention_bias"] = config.attention_bias;
     json["mlp_bias"] = config.mlp_bias;
   } else {
-    json["sliding_window"] = config.sliding_window ? ordered_json(*config.sliding_window) : ordered_json();
+    write_field(json, "sliding_window", config.sliding_window);
   }
   if (config.model_type == "qwen2") {
     json["use_sliding_window"] = config.sliding_window.has_value();

@@ -15,37 +15,26 @@ WeightRules rules(const LlamaConfig& config) {
       .names = formats::weight_names_of_type("llama"),
       .head_prefixes = {"lm_head."},
       .ignored_suffixes = {"rotary_emb.inv_freq"}};  // worked out from the configuration; old files have it
-  if (config.tie_word_embeddings)
-    rules.ignored_suffixes.emplace_back("lm_head.weight"),
-        rules.tied_to = "model.embed_tokens.weight";  // a copy of the embeddings
+  if (config.tie_word_embeddings) rules.tie("lm_head", "model.embed_tokens.weight");
   return rules;
 }
 
-/// Fills an uninitialised model; what the files lack is initialised freshly.
-void load_folder(torch::nn::Module& model, const LlamaConfig& config, const fs::path& folder,
-                 const LlamaLoadOptions& options, LoadReport* report) {
-  if (options.dtype) model.to(*options.dtype);
-  auto found = load_pretrained(model, folder, rules(config));
-  auto parameters = model.named_parameters();
-  for (const auto& name : found.missing_keys) initialize(name, parameters[name], config);
-  if (report) *report = std::move(found);
+template <class Model> Model load_llama(const fs::path& folder, const LlamaLoadOptions& options, LoadReport* report) {
+  const auto config = LlamaConfig::from_pretrained(folder);
+  Model model(config, Weights::uninitialized);
+  if (options.dtype) model->to(*options.dtype);
+  load_folder(*model, folder, rules(config), initialize_as(config), report);
+  return model;
 }
 
 }  // namespace
 
 LlamaModel LlamaModel::from_pretrained(const fs::path& folder, const LlamaLoadOptions& options, LoadReport* report) {
-  const auto config = LlamaConfig::from_pretrained(folder);
-  LlamaModel model(config, Weights::uninitialized);
-  load_folder(*model, config, folder, options, report);
-  return model;
+  return load_llama<LlamaModel>(folder, options, report);
 }
-
 LlamaForCausalLM LlamaForCausalLM::from_pretrained(const fs::path& folder, const LlamaLoadOptions& options,
                                                    LoadReport* report) {
-  const auto config = LlamaConfig::from_pretrained(folder);
-  LlamaForCausalLM model(config, Weights::uninitialized);
-  load_folder(*model, config, folder, options, report);
-  return model;
+  return load_llama<LlamaForCausalLM>(folder, options, report);
 }
 
 void LlamaModelImpl::save_pretrained(const fs::path& folder) const { save_pretrained(folder, named_weights(*this)); }
@@ -64,13 +53,7 @@ void LlamaForCausalLMImpl::save_pretrained(const fs::path& folder,
 
 Architecture build_llama(const fs::path& path, const std::string&) {
   const auto config = LlamaConfig::from_pretrained(path);
-  const auto model = LlamaForCausalLM(config, Weights::uninitialized).ptr();
-  return {.module = model,
-          .rules = rules(config),
-          .initialize = [config](const std::string& name,
-                                 const at::Tensor& parameter) { initialize(name, parameter, config); },
-          .causal = causal_forward(model),
-          .max_positions = model->max_positions()};
+  return causal_architecture<LlamaForCausalLM>(config, rules(config));
 }
 
 }  // namespace accelerate::models

@@ -216,7 +216,7 @@ class T5LayerFF : public torch::nn::Cloneable<T5LayerFF> {
 };
 
 /// The encoder's output as the decoder's layers see it.
-struct Encoded {
+struct EncoderOutput {
   std::vector<std::pair<Tensor, Tensor>> layers;  ///< keys and values, [B, H, T, d_kv] each
   Tensor mask;                                    ///< added to the scores, or undefined
 };
@@ -235,7 +235,7 @@ class T5Block : public torch::nn::Cloneable<T5Block>, public NoSplit {
     layer_->push_back(feed_forward_ = std::make_shared<T5LayerFF>(config_));
   }
 
-  Tensor forward(Tensor hidden, const AttentionMask& mask, KeyValueCache* cache, const Encoded* encoded) {
+  Tensor forward(Tensor hidden, const AttentionMask& mask, KeyValueCache* cache, const EncoderOutput* encoded) {
     hidden = self_->forward(hidden, mask, [&](const Tensor& x) {
       const auto [key, value] = self_->attention().keys_and_values(x);
       return remember(cache, index_, key, value);
@@ -269,7 +269,8 @@ class T5Stack : public torch::nn::Cloneable<T5Stack> {
   }
 
   /// @param words  Embedded tokens, [B, T, D].  @param encoded  Of the other stack, for the decoder.
-  Tensor forward(const Tensor& words, const Tensor& attention_mask, KeyValueCache* cache, const Encoded* encoded) {
+  Tensor forward(const Tensor& words, const Tensor& attention_mask, KeyValueCache* cache,
+                 const EncoderOutput* encoded) {
     const int64_t past = past_tokens(cache), tokens = words.size(1);
     auto hidden = torch::dropout(words, config_.dropout, is_training());
     // All layers share the first one's bias.
@@ -303,17 +304,17 @@ class T5ForConditionalGeneration : public torch::nn::Cloneable<T5ForConditionalG
           register_module("lm_head", std::make_shared<Dense>(config_.d_model, config_.vocab_size, /*with_bias=*/false));
   }
 
-  Encoded encode(const Tensor& input_ids, const Tensor& attention_mask) {
+  EncoderOutput encode(const Tensor& input_ids, const Tensor& attention_mask) {
     check_inputs({"T5ForConditionalGeneration (encoder)", input_ids, attention_mask, Tensor(), 0, std::nullopt});
     const auto hidden = encoder_->forward(shared_(input_ids), attention_mask, nullptr, nullptr);
-    Encoded encoded{.layers = {}, .mask = padding_mask(attention_mask, hidden).added};
+    EncoderOutput encoded{.layers = {}, .mask = padding_mask(attention_mask, hidden).added};
     for (int64_t i = 0; i < decoder_->size(); ++i)
       encoded.layers.push_back(decoder_->block(i).cross_attention().keys_and_values(hidden));
     return encoded;
   }
 
-  Tensor decode(const Encoded& encoded, const Tensor& input_ids, const Tensor& attention_mask, KeyValueCache* cache,
-                int64_t logits_to_keep) {
+  Tensor decode(const EncoderOutput& encoded, const Tensor& input_ids, const Tensor& attention_mask,
+                KeyValueCache* cache, int64_t logits_to_keep) {
     check_inputs({"T5ForConditionalGeneration (decoder)", input_ids, attention_mask, Tensor(), past_tokens(cache),
                   std::nullopt});
     auto hidden = last_tokens(decoder_->forward(shared_(input_ids), attention_mask, cache, &encoded), logits_to_keep);
@@ -350,11 +351,11 @@ class T5ForConditionalGeneration : public torch::nn::Cloneable<T5ForConditionalG
 };
 
 /// For batches of the decoder with n rows for each of the encoder's.
-Encoded repeated(const Encoded& encoded, int64_t rows) {
+EncoderOutput repeated(const EncoderOutput& encoded, int64_t rows) {
   const int64_t own = encoded.layers.front().first.size(0);
   if (rows == own || own == 0 || rows % own != 0) return encoded;
   const auto repeat = [&](const Tensor& x) { return x.defined() ? x.repeat_interleave(rows / own, 0) : x; };
-  Encoded result{.layers = {}, .mask = repeat(encoded.mask)};
+  EncoderOutput result{.layers = {}, .mask = repeat(encoded.mask)};
   for (const auto& [key, value] : encoded.layers) result.layers.emplace_back(repeat(key), repeat(value));
   return result;
 }
@@ -369,7 +370,7 @@ Architecture build_t5(const std::filesystem::path& path, const std::string&) {
   const auto model = std::make_shared<T5ForConditionalGeneration>(config);
   const auto encode = [model](const Tensor& input_ids, const Tensor& attention_mask) -> AutoModelForCausalLM::Forward {
     // Repeated once for the first batch of beams, then kept.
-    const auto encoded = std::make_shared<Encoded>(model->encode(input_ids, attention_mask));
+    const auto encoded = std::make_shared<EncoderOutput>(model->encode(input_ids, attention_mask));
     return [model, encoded](const Tensor& ids, const Tensor& mask, const Tensor&, KeyValueCache* cache,
                             int64_t logits_to_keep) {
       *encoded = repeated(*encoded, ids.size(0));

@@ -11,9 +11,9 @@
 
 #include "accelerate/formats/gguf.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "memory/huge_pages.hpp"
 #include "models/json_file.hpp"
 #include "models/refused_fields.hpp"
-#include "utils/huge_pages.hpp"
 #include "utils/parallel.hpp"
 #include "utils/raise.hpp"
 
@@ -183,6 +183,14 @@ LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::pat
                 ranges[static_cast<size_t>(i)].first);
   });
   return report;
+}
+
+void load_folder(torch::nn::Module& module, const std::filesystem::path& source, const WeightRules& rules,
+                 const std::function<void(const std::string&, at::Tensor)>& initialize, LoadReport* report) {
+  auto found = load_pretrained(module, source, rules);
+  auto parameters = module.named_parameters();
+  for (const auto& name : found.missing_keys) initialize(name, parameters[name]);
+  if (report) *report = std::move(found);
 }
 
 namespace {

@@ -22,6 +22,12 @@ struct WeightRules {
   bool ignore_mismatched_sizes = false;
   std::function<std::string(const std::string& name)>
       other_name;  ///< What other files call a parameter of this name, besides those of `names`; may be empty.
+
+  /// The head multiplies by `embeddings`, of which files may have a copy as its weight.
+  void tie(const std::string& head, std::string embeddings) {
+    ignored_suffixes.push_back(head + ".weight");
+    tied_to = std::move(embeddings);
+  }
 };
 
 using ReadWeight = std::function<void(const std::string& name, at::Tensor target)>;
@@ -37,6 +43,11 @@ LoadReport load_weights(torch::nn::Module& module, const std::map<std::string, a
 /// The same from a folder of safetensors, or from a .gguf file, which is decoded into the parameters' own memory.
 /// @throws CheckpointError
 LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::path& source, const WeightRules& rules);
+
+/// load_pretrained() into an uninitialised model; `initialize` makes the parameters that the files lack.
+void load_folder(torch::nn::Module& module, const std::filesystem::path& source, const WeightRules& rules,
+                 const std::function<void(const std::string& name, at::Tensor parameter)>& initialize,
+                 LoadReport* report);
 
 /// Parameters and buffers by name, without a copy.
 std::map<std::string, at::Tensor> named_weights(const torch::nn::Module& module);

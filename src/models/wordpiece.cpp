@@ -11,8 +11,8 @@
 #include "models/basic_tokenizer.hpp"
 #include "models/json_file.hpp"
 #include "models/piece_table.hpp"
+#include "models/replaced.hpp"
 #include "utils/raise.hpp"
-#include "utils/replaced.hpp"
 
 namespace accelerate::models {
 namespace {

@@ -9,7 +9,7 @@
 #include "accelerate/comm.hpp"
 #include "accelerate/state.hpp"
 #include "comm/mesh.hpp"
-#include "utils/counts.hpp"
+#include "optim/counts.hpp"
 
 namespace accelerate {
 
@@ -46,20 +46,19 @@ void AcceleratedScheduler::follow(std::vector<AcceleratedOptimizer> optimizers) 
 
 void AcceleratedScheduler::step(std::optional<double> metric) const {
   const Impl& self = *impl_;
-  using counts::Count;
   const auto step_once = [&] {
     if (metric) metric = agreed(*metric);
     self.scheduler.step(metric);
-    counts::add(Count::schedule_steps);
+    counts::add(optim::OptimCount::schedule_steps);
   };
   if (!self.step_with_optimizer) {
-    counts::add(Count::schedule_steps_alone);
+    counts::add(optim::OptimCount::schedule_steps_alone);
     return step_once();
   }
   if (!self.gradients.sync_gradients()) {
     if (self.gradients.adjust_scheduler()) {
       self.scheduler.schedule().count_step();
-      counts::add(Count::schedule_counts);
+      counts::add(optim::OptimCount::schedule_counts);
     }
     return;
   }

@@ -20,6 +20,7 @@
 #include <unordered_map>
 
 #include "codes/blockwise.hpp"
+#include "optim/begin_step.hpp"
 #include "optim/ivalue_access.hpp"
 #include "optim/paged_memory.hpp"
 #include "utils/raise.hpp"
@@ -42,13 +43,13 @@ constexpr const char* kWrapped = "__bnb_optimizer_quant_state__";
 int64_t blocks_of(int64_t numel) { return (numel + kBlock - 1) / kBlock; }
 
 /// Where a state's values live.
-enum class Place : uint8_t { beside_parameter, host, file };
+enum class MomentPlace : uint8_t { beside_parameter, host, file };
 
 /// Zeros for the values of one parameter's states. @param pages  of Place::file
-at::Tensor make_values(const at::Tensor& parameter, at::ScalarType dtype, Place place, const PagedMemory* pages) {
-  if (place == Place::file) return pages->zeros(parameter.sizes(), dtype);
+at::Tensor make_values(const at::Tensor& parameter, at::ScalarType dtype, MomentPlace place, const PagedMemory* pages) {
+  if (place == MomentPlace::file) return pages->zeros(parameter.sizes(), dtype);
   return at::zeros(parameter.sizes(), at::TensorOptions().dtype(dtype).device(
-                                          place == Place::host ? at::Device(at::kCPU) : parameter.device()));
+                                          place == MomentPlace::host ? at::Device(at::kCPU) : parameter.device()));
 }
 
 /// One moment of the gradients, of all elements of a parameter.
@@ -56,14 +57,14 @@ struct Moment {
   Map map;
   at::Tensor values;  ///< uint8 codes, or fp32; of the parameter's shape
   at::Tensor absmax;  ///< undefined: `values` is fp32. On the parameter's device
-  Place place;
+  MomentPlace place;
 
-  Moment(Map map, const at::Tensor& parameter, bool in_codes, Place place, const PagedMemory* pages)
+  Moment(Map map, const at::Tensor& parameter, bool in_codes, MomentPlace place, const PagedMemory* pages)
       : map(map), values(make_values(parameter, in_codes ? at::kByte : at::kFloat, place, pages)), place(place) {
     if (in_codes)
       absmax = at::zeros({blocks_of(parameter.numel())}, parameter.options().requires_grad(false).dtype(at::kFloat));
   }
-  Moment(Map map, at::Tensor values, at::Tensor absmax, Place place)
+  Moment(Map map, at::Tensor values, at::Tensor absmax, MomentPlace place)
       : map(map), values(std::move(values)), absmax(std::move(absmax)), place(place) {}
 
   bool in_codes() const { return absmax.defined(); }
@@ -75,26 +76,27 @@ struct Moment {
   void put(int64_t begin, int64_t end, const at::Tensor& part) const {
     if (part.device() != values.device()) values.view(-1).slice(0, begin, end).copy_(part);
   }
-  codes::Blockwise stretch(int64_t begin, int64_t end, const at::Device& device) const {
+  codes::Blockwise range(int64_t begin, int64_t end, const at::Device& device) const {
     return {part(begin, end, device), absmax.slice(0, begin / kBlock, blocks_of(end))};
   }
 };
 
-struct State : torch::optim::OptimizerParamState {
+struct Adam8bitState : torch::optim::OptimizerParamState {
   int64_t step = 0;
   Moment first, second;
 
-  State(const at::Tensor& parameter, bool in_codes, Place place, const PagedMemory* pages)
+  Adam8bitState(const at::Tensor& parameter, bool in_codes, MomentPlace place, const PagedMemory* pages)
       : first(Map::dynamic, parameter, in_codes, place, pages),
         second(Map::dynamic_unsigned, parameter, in_codes, place, pages) {}
-  State(int64_t step, Moment first, Moment second) : step(step), first(std::move(first)), second(std::move(second)) {}
-  std::unique_ptr<OptimizerParamState> clone() const override { return std::make_unique<State>(*this); }
+  Adam8bitState(int64_t step, Moment first, Moment second)
+      : step(step), first(std::move(first)), second(std::move(second)) {}
+  std::unique_ptr<OptimizerParamState> clone() const override { return std::make_unique<Adam8bitState>(*this); }
 
   void will_need() const {
-    if (first.place == Place::file) PagedMemory::will_need(first.values), PagedMemory::will_need(second.values);
+    if (first.place == MomentPlace::file) PagedMemory::will_need(first.values), PagedMemory::will_need(second.values);
   }
   void let_go() const {
-    if (first.place == Place::file) PagedMemory::let_go(first.values), PagedMemory::let_go(second.values);
+    if (first.place == MomentPlace::file) PagedMemory::let_go(first.values), PagedMemory::let_go(second.values);
   }
 };
 
@@ -149,9 +151,9 @@ void check(const AdamW8bitOptions& options) {
   if (const auto problem = problem_of(options); !problem.empty()) raise<ConfigError>("AdamW8bit: {}", problem);
 }
 
-Place place_for(const at::Tensor& parameter, const AdamW8bitOptions& options) {
-  if (!options.paged() || parameter.numel() < kLeastPaged) return Place::beside_parameter;
-  return parameter.is_cpu() || !options.paging_folder().empty() ? Place::file : Place::host;
+MomentPlace place_for(const at::Tensor& parameter, const AdamW8bitOptions& options) {
+  if (!options.paged() || parameter.numel() < kLeastPaged) return MomentPlace::beside_parameter;
+  return parameter.is_cpu() || !options.paging_folder().empty() ? MomentPlace::file : MomentPlace::host;
 }
 
 /// What a step takes from the options and the number of steps.
@@ -175,11 +177,11 @@ struct Rates {
 
 // In the order of bitsandbytes' operations, which differs between the two, so that results are equal to the bit.
 
-/// Of one stretch, whose tensors are flat and, but for the moments, fp32.
+/// Of one slice, whose tensors are flat and, but for the moments, fp32.
 void step_in_codes(const at::Tensor& parameter, const at::Tensor& gradient, const Moment& first, const Moment& second,
                    int64_t begin, int64_t end, const Rates& rates) {
   const auto device = parameter.device();
-  const auto first_codes = first.stretch(begin, end, device), second_codes = second.stretch(begin, end, device);
+  const auto first_codes = first.range(begin, end, device), second_codes = second.range(begin, end, device);
   const auto m = codes::decode_blockwise(first_codes, first.map, kBlock);
   const auto v = codes::decode_blockwise(second_codes, second.map, kBlock);
   rates.advance(m, v, gradient);
@@ -199,14 +201,14 @@ void step_in_fp32(const at::Tensor& parameter, const at::Tensor& gradient, const
   parameter.add_(update, -rates.lr * rates.correction2 / rates.correction1);
 }
 
-void step_parameter(const at::Tensor& whole, State& state, const AdamW8bitOptions& options) {
+void step_parameter(const at::Tensor& whole, Adam8bitState& state, const AdamW8bitOptions& options) {
   const Rates rates(options, ++state.step);
   const auto parameter = whole.detach().contiguous().view(-1);
   const auto gradient = whole.grad().detach().contiguous().view(-1);
   const int64_t count = parameter.numel();
-  const int64_t stretch = parameter.is_cpu() ? kStretch : std::max<int64_t>(count, 1);
-  for (int64_t begin = 0; begin < count; begin += stretch) {
-    const int64_t end = std::min(begin + stretch, count);
+  const int64_t range = parameter.is_cpu() ? kStretch : std::max<int64_t>(count, 1);
+  for (int64_t begin = 0; begin < count; begin += range) {
+    const int64_t end = std::min(begin + range, count);
     const auto place = parameter.slice(0, begin, end);
     const auto p = place.to(at::kFloat), g = gradient.slice(0, begin, end).to(at::kFloat);
     if (state.first.in_codes()) {
@@ -263,21 +265,10 @@ void AdamW8bit::add_param_group(const OptimizerParamGroup& group) {
 
 at::Tensor AdamW8bit::step(LossClosure closure) {
   const at::NoGradGuard no_grad;
-  at::Tensor loss;
-  if (closure) {
-    const at::AutoGradMode enable_grad(true);
-    loss = closure();
-  }
-  for (const auto& group : param_groups())
-    for (const auto& parameter : group.params())
-      if (parameter.grad().defined() && parameter.grad().layout() != at::kStrided)
-        raise<ConfigError>(
-            "AdamW8bit::step: found a sparse gradient of a parameter {}, expected dense ones; make the embedding with "
-            "sparse(false), or use torch::optim::SparseAdam's counterpart for it",
-            parameter.sizes());
+  const at::Tensor loss = begin_step(*this, "AdamW8bit", closure);
   struct Work {
     const at::Tensor* parameter;
-    State* state;
+    Adam8bitState* state;
     const AdamW8bitOptions* options;
   };
   std::vector<Work> work;
@@ -287,11 +278,11 @@ at::Tensor AdamW8bit::step(LossClosure closure) {
       const auto& options = options_of(group);
       auto& held = state()[parameter.unsafeGetTensorImpl()];
       if (!held) {
-        const Place place = place_for(parameter, options);
-        held = std::make_unique<State>(parameter, parameter.numel() >= options.min_8bit_size(), place,
-                                       place == Place::file ? pages_->of(options) : nullptr);
+        const MomentPlace place = place_for(parameter, options);
+        held = std::make_unique<Adam8bitState>(parameter, parameter.numel() >= options.min_8bit_size(), place,
+                                               place == MomentPlace::file ? pages_->of(options) : nullptr);
       }
-      work.push_back({&parameter, static_cast<State*>(held.get()), &options});
+      work.push_back({&parameter, static_cast<Adam8bitState*>(held.get()), &options});
     }
   for (size_t i = 0; i < work.size(); ++i) {
     if (i + 1 < work.size()) work[i + 1].state->will_need();
@@ -319,7 +310,7 @@ c10::IValue AdamW8bit::state_dict() const {
     std::vector<int64_t> indices;
     for (const auto& parameter : group.params()) {
       if (const auto found = state().find(parameter.unsafeGetTensorImpl()); found != state().end()) {
-        const auto& held = static_cast<const State&>(*found->second);
+        const auto& held = static_cast<const Adam8bitState&>(*found->second);
         Dict tensors = make_dict();
         for (const auto& [moment, number] : {std::pair(&held.first, "1"), std::pair(&held.second, "2")}) {
           tensors.insert(std::string("state") + number, moment->values);
@@ -351,14 +342,14 @@ const at::Tensor& tensor_at(DictReader& fields, const std::string& name) {
   return value.toTensor();
 }
 
-Moment read_moment(DictReader& fields, Map map, const std::string& number, const at::Tensor& parameter, Place place,
-                   const PagedMemory* pages) {
+Moment read_moment(DictReader& fields, Map map, const std::string& number, const at::Tensor& parameter,
+                   MomentPlace place, const PagedMemory* pages) {
   const auto owned = [&](const at::Tensor& saved) {
     return at::empty(saved.sizes(), saved.options().device(parameter.device())).copy_(saved);
   };
   const auto owned_values = [&](const at::Tensor& saved) {
     const auto copy = make_values(parameter, saved.scalar_type(), place, pages).copy_(saved);
-    if (place == Place::file) PagedMemory::let_go(copy);
+    if (place == MomentPlace::file) PagedMemory::let_go(copy);
     return copy;
   };
   const auto& values = tensor_at(fields, "state" + number);
@@ -384,8 +375,8 @@ Moment read_moment(DictReader& fields, Map map, const std::string& number, const
   return {map, owned_values(values), owned(absmax), place};
 }
 
-std::unique_ptr<State> read_state(const c10::IValue& saved, const at::Tensor& parameter, int64_t index, Place place,
-                                  const PagedMemory* pages) {
+std::unique_ptr<Adam8bitState> read_state(const c10::IValue& saved, const at::Tensor& parameter, int64_t index,
+                                          MomentPlace place, const PagedMemory* pages) {
   const auto where = "optimizer state of parameter " + std::to_string(index);
   DictReader outer(saved, where);
   const auto* wrapped = outer.find(kWrapped);
@@ -407,7 +398,7 @@ std::unique_ptr<State> read_state(const c10::IValue& saved, const at::Tensor& pa
   if (!(step >= 0 && step <= static_cast<double>(kMostSteps)) || step != std::floor(step))
     outer.fail("found {} at 'step', expected how many steps were made, 0 or more; the file is damaged or was edited",
                step);
-  return std::make_unique<State>(static_cast<int64_t>(step), std::move(first), std::move(second));
+  return std::make_unique<Adam8bitState>(static_cast<int64_t>(step), std::move(first), std::move(second));
 }
 
 }  // namespace
@@ -448,9 +439,9 @@ void AdamW8bit::load_state_dict(const c10::IValue& saved) {
     if (!entry.key().isInt() || !parameters.contains(entry.key().toInt()))
       reader.fail("found a key in 'state' that no group lists in 'params'; the file is damaged or was edited");
     const auto& [parameter, options] = parameters.at(entry.key().toInt());
-    const Place place = place_for(*parameter, *options);
+    const MomentPlace place = place_for(*parameter, *options);
     states[parameter->unsafeGetTensorImpl()] = read_state(entry.value(), *parameter, entry.key().toInt(), place,
-                                                          place == Place::file ? pages_->of(*options) : nullptr);
+                                                          place == MomentPlace::file ? pages_->of(*options) : nullptr);
   }
   for (size_t g = 0; g < new_options.size(); ++g) param_groups()[g].set_options(std::move(new_options[g]));
   state() = std::move(states);
@@ -458,9 +449,9 @@ void AdamW8bit::load_state_dict(const c10::IValue& saved) {
 
 void AdamW8bit::map_state(const std::function<at::Tensor(const at::Tensor&)>& f) {
   for (auto& [parameter, held] : state())
-    for (Moment* moment : {&static_cast<State&>(*held).first, &static_cast<State&>(*held).second}) {
+    for (Moment* moment : {&static_cast<Adam8bitState&>(*held).first, &static_cast<Adam8bitState&>(*held).second}) {
       // Paged values are where they belong.
-      if (moment->place == Place::beside_parameter) moment->values = f(moment->values);
+      if (moment->place == MomentPlace::beside_parameter) moment->values = f(moment->values);
       if (moment->in_codes()) moment->absmax = f(moment->absmax);
     }
 }

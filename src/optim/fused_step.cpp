@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "optim/describe_own.hpp"
+#include "optim/fp32_moments.hpp"
 #include "optim/kernels/operators.hpp"
 
 namespace accelerate::optim {
@@ -49,15 +50,19 @@ template <class Optimizer_, class Options_, class State_, auto Kernel, bool kDec
   static const at::Tensor& identity(const State& state) { return state.exp_avg(); }
   static bool tensors_fit(const State& state, const Options& options, const at::Tensor& param) {
     const auto fits = [&](const at::Tensor& t) {
-      return t.defined() && t.scalar_type() == param.scalar_type() && t.device() == param.device() &&
-             t.strides() == param.strides();
+      return t.defined() &&
+             (t.scalar_type() == param.scalar_type() || t.scalar_type() == moment_type(options, param)) &&
+             t.device() == param.device() && t.strides() == param.strides();
     };
-    return fits(state.exp_avg()) && fits(state.exp_avg_sq()) && (!options.amsgrad() || fits(state.max_exp_avg_sq()));
+    return fits(state.exp_avg()) && fits(state.exp_avg_sq()) &&
+           state.exp_avg().scalar_type() == state.exp_avg_sq().scalar_type() &&
+           (!options.amsgrad() || fits(state.max_exp_avg_sq()));
   }
   static std::unique_ptr<State> make_state(const at::Tensor& param, const Options& options) {
+    const auto type = moment_type(options, param);
     auto state = std::make_unique<State>();
-    state->exp_avg(at::zeros_like(param));
-    state->exp_avg_sq(at::zeros_like(param));
+    state->exp_avg(at::zeros_like(param, type));
+    state->exp_avg_sq(at::zeros_like(param, type));
     if (options.amsgrad()) state->max_exp_avg_sq(at::zeros_like(param));
     return state;
   }
@@ -325,7 +330,7 @@ template <class Kernel> class FusedStepOf : public FusedStep {
         if (const char* reason = Kernel::refuses(param.device())) return reason;
         const auto dtype = param.scalar_type();
         if (dtype != at::kFloat && dtype != at::kDouble &&
-            !(allow_half_ && (dtype == at::kHalf || dtype == at::kBFloat16)))
+            !((dtype == at::kHalf || dtype == at::kBFloat16) && (allow_half_ || has_fp32_moments(options))))
           return "a parameter is neither fp32 nor fp64 (fp16 and bf16 only with fused = true)";
         // Ours widen what they read.
         const bool widened = param.is_cpu() && dtype == at::kFloat &&

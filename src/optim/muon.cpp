@@ -68,21 +68,20 @@ at::Tensor orthogonalized(const at::Tensor& matrices, const std::string& method)
   return (high ? found.mT() : found).to(matrices.scalar_type());
 }
 
-/// One parameter, or the pieces of one.
-struct MuonPlace {
-  const at::Tensor& parameter;
-  const Pieces* pieces;  ///< null: it is whole
-};
-
-void muon_step(const MuonOptions& o, const MuonPlace& place, const Wide& parameter, const at::Tensor& gradient,
-               const Wide& momentum) {
+/// What is to be orthogonal: Nesterov's momentum. @return as large as the gradient
+at::Tensor muon_ahead(const MuonOptions& o, const at::Tensor& gradient, const Wide& momentum) {
   momentum.value.lerp_(gradient, 1 - o.momentum());
-  const auto mine = gradient.lerp(momentum.value, o.momentum());  // Nesterov's
-  const auto ahead = place.pieces ? place.pieces->whole(place.parameter, mine) : mine;
+  return gradient.lerp(momentum.value, o.momentum());
+}
+
+at::Tensor muon_update(const MuonOptions& o, const at::Tensor& ahead) {
   const auto matrix = ahead.dim() == 4 ? ahead.reshape({ahead.size(0), -1}) : ahead;
-  const auto rows = static_cast<double>(ahead.size(-2)), columns = static_cast<double>(ahead.size(-1));
-  at::Tensor update = orthogonalized(matrix, o.ns_method()).reshape(ahead.sizes());
-  if (place.pieces) update = place.pieces->piece_of(place.parameter, update);
+  return orthogonalized(matrix, o.ns_method()).reshape(ahead.sizes());
+}
+
+/// @param sizes  of the whole matrix, where `parameter` and `update` are of a shard
+void muon_take(const MuonOptions& o, const Wide& parameter, const at::Tensor& update, at::IntArrayRef sizes) {
+  const auto rows = static_cast<double>(sizes[sizes.size() - 2]), columns = static_cast<double>(sizes.back());
   parameter.value.mul_(1 - o.lr() * o.weight_decay());
   parameter.value.sub_(update, o.lr() * std::sqrt(std::max(1.0, rows / columns)));
 }
@@ -119,18 +118,51 @@ std::unique_ptr<torch::optim::OptimizerOptions> Muon::options_for(
   return options;
 }
 
+void Muon::step_on_all() {
+  std::vector<at::Tensor> pieces;
+  std::vector<const MuonOptions*> options;
+  for (const auto& group : param_groups())
+    for (const auto& parameter : group.params()) {
+      if (!parameter.grad().defined()) continue;
+      const auto& o = static_cast<const MuonOptions&>(group.options());
+      if (o.use_muon() && pieces_of(parameter)) pieces.push_back(parameter), options.push_back(&o);
+      else step_on(parameter, o);
+    }
+  if (pieces.empty()) return;
+  const Shards& shared = *pieces_of(pieces.front());
+  shared.share_out(pieces, {.values =
+                                [&](size_t i) {
+                                  const Wide gradient(pieces[i].grad()), momentum(momentum_of(pieces[i]));
+                                  const auto ahead = muon_ahead(*options[i], gradient.value, momentum);
+                                  momentum.put();
+                                  return ahead;
+                                },
+                            .make = [&](size_t i, const at::Tensor& ahead) { return muon_update(*options[i], ahead); },
+                            .take =
+                                [&](size_t i, const at::Tensor& update) {
+                                  const Wide parameter(pieces[i]);
+                                  muon_take(*options[i], parameter, update, shared.whole_sizes(pieces[i]));
+                                  parameter.put();
+                                }});
+}
+
+at::Tensor Muon::momentum_of(const at::Tensor& parameter) {
+  return state_at<MuonParamState>(*this, parameter,
+                                  [&](auto& made) { made.momentum_buffer(at::zeros_like(parameter)); })
+      .momentum_buffer();
+}
+
 void Muon::step_on(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) {
   const auto& o = static_cast<const MuonOptions&>(options);
-  auto& state = state_at<MuonParamState>(*this, parameter, [&](auto& made) {
-    if (o.use_muon()) made.momentum_buffer(at::zeros_like(parameter));
-    else made.exp_avg(at::zeros_like(parameter)).exp_avg_sq(at::zeros_like(parameter));
-  });
   const Wide p(parameter), g(parameter.grad());
   if (o.use_muon()) {
-    const Wide momentum(state.momentum_buffer());
-    muon_step(o, {parameter, pieces_of(parameter)}, p, g.value, momentum);
+    const Wide momentum(momentum_of(parameter));
+    muon_take(o, p, muon_update(o, muon_ahead(o, g.value, momentum)), parameter.sizes());
     momentum.put();
   } else {
+    auto& state = state_at<MuonParamState>(*this, parameter, [&](auto& made) {
+      made.exp_avg(at::zeros_like(parameter)).exp_avg_sq(at::zeros_like(parameter));
+    });
     state.step(state.step() + 1);
     const Wide first(state.exp_avg()), second(state.exp_avg_sq());
     adam_step(o, state.step(), p, g.value, first, second);

@@ -16,15 +16,16 @@
 #include "accelerate/optim/grad_scaler.hpp"
 #include "accelerate/optim/own_optimizer.hpp"
 #include "accelerate/state.hpp"
+#include "memory/meta_memory.hpp"
+#include "observe/run_phases.hpp"
+#include "observe/step_report.hpp"
+#include "optim/counts.hpp"
+#include "optim/fp32_moments.hpp"
 #include "optim/fused_step.hpp"
 #include "optim/optimizer_state.hpp"
 #include "optim/widen_gradient.hpp"
-#include "utils/counts.hpp"
 #include "utils/log.hpp"
-#include "utils/meta_memory.hpp"
 #include "utils/raise.hpp"
-#include "utils/run_phases.hpp"
-#include "utils/step_report.hpp"
 
 namespace accelerate {
 
@@ -52,6 +53,8 @@ struct AcceleratedOptimizer::Impl {
   }
 
   at::Tensor step_now(const LossClosure& closure);
+  /// The optimizer's own step is not the one to take.
+  bool replaces_step() const { return divisor || optim::has_fp32_moments(*optimizer); }
   /// What gradients are to be divided by in all.
   std::optional<at::Tensor> divided_by(const std::optional<at::Tensor>& grad_scale) const {
     if (!divisor || !grad_scale) return divisor ? divisor : grad_scale;
@@ -110,11 +113,12 @@ class OnlySome {
   std::vector<std::vector<at::Tensor>> all_;
 };
 
-void require_element_wise(const torch::optim::Optimizer& optimizer) {
-  if (!optim::is_element_wise(optimizer))
+void require_steps_on_pieces(const torch::optim::Optimizer& optimizer) {
+  if (!optim::steps_on_pieces(optimizer))
     raise<ConfigError>(
         "step: found an optimizer of class {}, which may need all of its parameters at once, expected one that steps "
-        "element by element (SGD, Adam, AdamW, Adagrad, RMSprop, Lion), because this model is stepped on part by part",
+        "on pieces (SGD, Adam, AdamW, Adagrad, RMSprop, those of accelerate::optim), because this model is stepped on "
+        "part by part",
         c10::demangle(typeid(optimizer).name()));
 }
 
@@ -166,7 +170,7 @@ void warn_of_skipped_steps(int64_t skipped, const optim::GradScaler& scaler) {
 /// which average gradients in it: it gets the mean of their losses.
 AcceleratedOptimizer::LossClosure in_step(const AcceleratedOptimizer::LossClosure& closure,
                                           torch::optim::Optimizer& optimizer) {
-  if (!closure || comm::world_size() == 1 || optim::is_element_wise(optimizer)) return closure;
+  if (!closure || comm::world_size() == 1 || optim::steps_on_pieces(optimizer)) return closure;
   return [closure] { return comm::agreed::all_reduce(closure().detach(), Reduction::mean, 1.0); };
 }
 
@@ -202,12 +206,12 @@ AcceleratedOptimizer::AcceleratedOptimizer(torch::optim::Optimizer& optimizer, b
 at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
   Impl& self = *impl_;
   if (!self.gradients.sync_gradients()) return {};
-  run_phases::Scope phase(run_phases::Phase::step, self.optimizer.get());
+  run_phases::PhaseScope phase(run_phases::Phase::step, self.optimizer.get());
   look();
   at::Tensor loss;
   const bool scaled = self.scaler && self.scaler->is_enabled();
   // What computes anew, with all ranks, does so before parameters are about to change.
-  const bool first = closure && !scaled && optim::is_element_wise(*self.optimizer);
+  const bool first = closure && !scaled && optim::steps_on_pieces(*self.optimizer);
   if (first) {
     at::AutoGradMode enable_grad(true);
     loss = closure();
@@ -221,7 +225,7 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
   else loss = self.step_now(closure);
   for (const auto& [owner, hooks] : self.hooks)
     if (hooks.after) hooks.after();
-  counts::add(self.step_was_skipped ? counts::Count::steps_skipped : counts::Count::optimizer_steps);
+  counts::add(self.step_was_skipped ? optim::OptimCount::steps_skipped : optim::OptimCount::optimizer_steps);
   if (!self.step_was_skipped) report_optimizer_step(++self.steps, self.optimizer.get());
   if (self.step_was_skipped) warn_of_skipped_steps(++self.skipped, *self.scaler);
   else self.skipped = 0;
@@ -251,7 +255,7 @@ void AcceleratedOptimizer::step_on(const std::vector<at::Tensor>& parameters) co
         return std::any_of(group.params().begin(), group.params().end(), is_wanted);
       }))
     return;
-  require_element_wise(*self.optimizer);
+  require_steps_on_pieces(*self.optimizer);
   if (self.scaler && self.scaler->is_enabled())
     throw ConfigError(
         "step: found a step within backward together with loss scaling, expected mixed_precision \"bf16\" or \"no\": "
@@ -273,7 +277,7 @@ void AcceleratedOptimizer::Impl::take(const std::optional<at::Tensor>& grad_scal
           parameter.mutable_grad().div_(grad_scale->to(parameter.device()));
         }
   }
-  optimizer->step();
+  if (!optim::step_with_fp32_moments(*optimizer)) optimizer->step();
 }
 
 std::vector<AcceleratedOptimizer::Impl::Part> AcceleratedOptimizer::Impl::parts() const {
@@ -292,7 +296,7 @@ std::vector<AcceleratedOptimizer::Impl::Part> AcceleratedOptimizer::Impl::parts(
       if (!part.parameters.empty()) all.push_back(std::move(part));
     }
   }
-  if (!all.empty()) require_element_wise(*optimizer);
+  if (!all.empty()) require_steps_on_pieces(*optimizer);
   return all;
 }
 
@@ -332,15 +336,18 @@ at::Tensor AcceleratedOptimizer::Impl::step_now(const LossClosure& closure) {
       };
     else if (self.prepare_fused())
       own_step = [&](const std::optional<at::Tensor>& grad_scale) { self.fused->run(self.divided_by(grad_scale)); };
-    else if (self.divisor)
+    else if (self.replaces_step()) {
+      // In the dtype that loses nothing, which the scaler knows.
+      if (self.divisor && !self.scaler->is_unscaled(optimizer)) self.scaler->unscale_(optimizer);
       own_step = [&](const std::optional<at::Tensor>& grad_scale) { self.take(self.divided_by(grad_scale)); };
+    }
     self.step_was_skipped = !self.scaler->step(optimizer, own_step);
     if (self.fused) self.fused->discard();
     self.scaler->update(optimizer);
     return {};
   }
   if (const auto parts = self.parts(); !parts.empty()) return self.take_part_by_part(parts, self.divisor), at::Tensor();
-  if (!self.fused && (closure || !self.divisor)) return optimizer.step(in_step(closure, optimizer));
+  if (!self.fused && (closure || !self.replaces_step())) return optimizer.step(in_step(closure, optimizer));
   self.take(self.divisor);
   return {};
 }
@@ -374,6 +381,7 @@ void AcceleratedOptimizer::add_param_group(const torch::optim::OptimizerParamGro
   if (auto* const with_codes = dynamic_cast<optim::AdamW8bit*>(&optimizer())) with_codes->add_param_group(group);
   else if (auto* const own = dynamic_cast<optim::OwnOptimizer*>(&optimizer())) own->add_param_group(group);
   else optimizer().add_param_group(group);
+  if (optim::has_fp32_moments(optimizer())) optim::give_fp32_moments(optimizer());
   look();
   if (auto* const adagrad = dynamic_cast<torch::optim::Adagrad*>(&optimizer())) make_missing_states(*adagrad);
 }

@@ -10,12 +10,14 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <typeinfo>
 #include <unordered_map>
 
-#include "accelerate/optim/element_wise.hpp"
 #include "accelerate/optim/own_state_dict.hpp"
+#include "accelerate/optim/steps_on_pieces.hpp"
 #include "optim/describe_own.hpp"
+#include "optim/fp32_moments.hpp"
 #include "optim/ivalue_access.hpp"
 #include "utils/raise.hpp"
 
@@ -37,6 +39,9 @@ template <class State_> struct Adaptive {
   template <class Options, class V> static void state(State& s, const Options& o, V&& v) {
     v("step", s.step()), v("exp_avg", s.exp_avg(), true), v("exp_avg_sq", s.exp_avg_sq(), true),
         v("max_exp_avg_sq", s.max_exp_avg_sq(), o.amsgrad());
+  }
+  static at::ScalarType state_type(const OptimizerOptions& o, const at::Tensor& parameter) {
+    return moment_type(o, parameter);
   }
 };
 struct DescribeAdam : Adaptive<AdamParamState> {
@@ -152,7 +157,7 @@ struct WriteOptions {
   }
 };
 
-struct ReadOptions {
+struct OptionsReader {
   DictReader& reader;
   void operator()(const char* name, double& value) const { value = reader.number(name); }
   void operator()(const char* name, bool& value) const { value = reader.boolean(name); }
@@ -237,10 +242,10 @@ template <class D> void check_fixed(DictReader& reader) {
 
 namespace {
 
-/// A piece's state.
-template <class State> struct PieceState final : State {
-  explicit PieceState(const State& state) : State(state) {}
-  std::unique_ptr<OptimizerParamState> clone() const override { return std::make_unique<PieceState>(*this); }
+/// A shard's state.
+template <class State> struct ShardState final : State {
+  explicit ShardState(const State& state) : State(state) {}
+  std::unique_ptr<OptimizerParamState> clone() const override { return std::make_unique<ShardState>(*this); }
   void serialize(torch::serialize::OutputArchive&) const override {
     throw ConfigError(
         "torch::save: the optimizer's parameters are sharded, so that this rank holds a piece of each state, expected "
@@ -255,15 +260,15 @@ void refuse_torch_save(Optimizer& optimizer, const std::function<bool(const void
     using State = typename D::State;
     for (auto& [parameter, state] : optimizer.state())
       if (typeid(*state) == typeid(State) && is_piece(parameter))
-        state = std::make_unique<PieceState<State>>(static_cast<const State&>(*state));
+        state = std::make_unique<ShardState<State>>(static_cast<const State&>(*state));
   });
 }
 
-bool is_element_wise(const torch::optim::Optimizer& optimizer) {
+bool steps_on_pieces(const torch::optim::Optimizer& optimizer) {
   const auto& type = typeid(optimizer);
   for (const auto* known : {&typeid(Adam), &typeid(AdamW), &typeid(SGD), &typeid(Adagrad), &typeid(RMSprop)})
     if (type == *known) return true;
-  return dynamic_cast<const ElementWise*>(&optimizer) != nullptr;
+  return dynamic_cast<const StepsOnShards*>(&optimizer) != nullptr;
 }
 
 bool has_own_state_dict(const Optimizer& optimizer) { return dynamic_cast<const OwnStateDict*>(&optimizer); }
@@ -333,7 +338,7 @@ void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {
     for (size_t g = 0; g < groups.size(); ++g) {
       DictReader group(saved_groups[g], "optimizer state, parameter group " + std::to_string(g));
       auto options = groups[g].options().clone();
-      D::options(static_cast<Options&>(*options), ReadOptions{group});
+      D::options(static_cast<Options&>(*options), OptionsReader{group});
       check_fixed<D>(group);
       if constexpr (requires(const Options& o) { D::same_kind(o, o); })
         if (!D::same_kind(static_cast<const Options&>(groups[g].options()), static_cast<const Options&>(*options)))
@@ -398,9 +403,18 @@ void move_optimizer_state(Optimizer& optimizer, const at::Tensor& from, const at
   auto& states = optimizer.state();
   const auto found = states.find(from.unsafeGetTensorImpl());
   if (found == states.end()) return;
+  const auto& groups = optimizer.param_groups();
+  const auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& group) {
+    return std::any_of(group.params().begin(), group.params().end(),
+                       [&](const at::Tensor& parameter) { return parameter.is_same(from); });
+  });
+  const OptimizerOptions& options = group == groups.end() ? optimizer.defaults() : group->options();
   const bool known = with_description(optimizer, [&]<class D>() {
-    D::state(known_state<D>(optimizer, *found->second), static_cast<typename D::Options&>(optimizer.defaults()),
-             MapTensors{f});
+    const auto& typed = static_cast<const typename D::Options&>(options);
+    // Made for what a parameter showed, which in mixed precision is an image of 16 bits: as a step on `to` makes it.
+    const std::function<at::Tensor(const at::Tensor&)> moved =
+        [&, type = state_type<D>(typed, to)](const at::Tensor& state) { return f(state).to(type); };
+    D::state(known_state<D>(optimizer, *found->second), typed, MapTensors{moved});
   });
   if (!known) return;
   auto state = std::move(found->second);

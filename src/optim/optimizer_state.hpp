@@ -14,9 +14,9 @@ namespace accelerate::optim {
 c10::IValue optimizer_state_dict(torch::optim::Optimizer& optimizer);
 /// Takes it over. @throws CheckpointError, having changed nothing.
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const c10::IValue& state);
-/// One of LibTorch's that are known to be, or an ElementWise.
-bool is_element_wise(const torch::optim::Optimizer& optimizer);
-/// The states of parameters that `is_piece` names are of this rank's pieces: torch::save() of the optimizer, which
+/// One of LibTorch's that are known to be element-wise, or a StepsOnShards.
+bool steps_on_pieces(const torch::optim::Optimizer& optimizer);
+/// The states of parameters that `is_piece` names are of this rank's shards: torch::save() of the optimizer, which
 /// would write them as if they were whole, is refused from here on. Classes that are not known here are left as they
 /// are.
 void refuse_torch_save(torch::optim::Optimizer& optimizer, const std::function<bool(const void* parameter)>& is_piece);
@@ -31,9 +31,9 @@ std::map<std::string, at::Tensor> initial_state(torch::optim::Optimizer& optimiz
 std::vector<at::Tensor> states_of(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters);
 /// Replaces every tensor of the state by f(tensor). Classes that are not known here are left as they are.
 void map_optimizer_state(torch::optim::Optimizer& optimizer, const std::function<at::Tensor(const at::Tensor&)>& f);
-/// What the optimizer holds for `from` becomes its state of `to`, every tensor replaced by f(tensor); f sees those that
-/// have one value per element of the parameter. Nothing where it holds none. Classes that are not known here keep it
-/// where it is.
+/// What the optimizer holds for `from`, which a group lists, becomes its state of `to`, every tensor replaced by
+/// f(tensor) in the type that a step on `to` makes; f sees those that have one value per element of the parameter.
+/// Nothing where it holds none. Classes that are not known here keep it where it is.
 void move_optimizer_state(torch::optim::Optimizer& optimizer, const at::Tensor& from, const at::Tensor& to,
                           const std::function<at::Tensor(const at::Tensor&)>& f);
 

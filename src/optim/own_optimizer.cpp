@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "optim/begin_step.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::optim {
@@ -29,22 +30,15 @@ void OwnOptimizer::add_param_group(const OptimizerParamGroup& group) {
 
 at::Tensor OwnOptimizer::step(LossClosure closure) {
   const at::NoGradGuard no_grad;
-  at::Tensor loss;
-  if (closure) {
-    const at::AutoGradMode enable_grad(true);
-    loss = closure();
-  }
-  for (const auto& group : param_groups())
-    for (const auto& parameter : group.params())
-      if (parameter.grad().defined() && parameter.grad().layout() != at::kStrided)
-        raise<ConfigError>(
-            "{}::step: found a sparse gradient of a parameter {}, expected dense ones; make the embedding with "
-            "sparse(false)",
-            name_, parameter.sizes());
+  const at::Tensor loss = begin_step(*this, name_, closure);
+  step_on_all();
+  return loss;
+}
+
+void OwnOptimizer::step_on_all() {
   for (const auto& group : param_groups())
     for (const auto& parameter : group.params())
       if (parameter.grad().defined()) step_on(parameter, group.options());
-  return loss;
 }
 
 void OwnOptimizer::save(torch::serialize::OutputArchive& archive) const {

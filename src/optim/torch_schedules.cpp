@@ -9,8 +9,8 @@ namespace accelerate::optim {
 namespace {
 
 /// LibTorch keeps its step count protected; a derived class may name it.
-struct StepCount : torch::optim::LRScheduler {
-  static unsigned& of(torch::optim::LRScheduler& scheduler) { return scheduler.*(&StepCount::step_count_); }
+struct TorchStepCount : torch::optim::LRScheduler {
+  static unsigned& of(torch::optim::LRScheduler& scheduler) { return scheduler.*(&TorchStepCount::step_count_); }
 };
 
 class TorchSchedule : public LRScheduler {
@@ -18,7 +18,7 @@ class TorchSchedule : public LRScheduler {
   TorchSchedule(torch::optim::Optimizer& optimizer, std::shared_ptr<torch::optim::LRScheduler> scheduler)
       : LRScheduler(optimizer), scheduler_(std::move(scheduler)) {
     // One that was stepped before goes on from where it is.
-    step_count_ = StepCount::of(*scheduler_);
+    step_count_ = TorchStepCount::of(*scheduler_);
     last_epoch_ = step_count_ - 1;
   }
 
@@ -32,14 +32,14 @@ class TorchSchedule : public LRScheduler {
   void restart(const std::vector<double>& initial) override {
     base_lrs_ = initial;
     set_lrs(initial);
-    StepCount::of(*scheduler_) = 0;
+    TorchStepCount::of(*scheduler_) = 0;
     last_epoch_ = -1, step_count_ = 0;
     step(std::nullopt);
   }
 
   void load_state_dict(const c10::IValue& state) override {
     LRScheduler::load_state_dict(state);
-    StepCount::of(*scheduler_) = static_cast<unsigned>(last_epoch_ + 1);
+    TorchStepCount::of(*scheduler_) = static_cast<unsigned>(last_epoch_ + 1);
   }
 
  protected:

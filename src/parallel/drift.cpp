@@ -14,8 +14,8 @@
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
 #include "comm/mesh.hpp"
+#include "parallel/averaging/counts.hpp"
 #include "residency/homes/encoded.hpp"
-#include "utils/counts.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::parallel {
@@ -27,7 +27,7 @@ constexpr const char* kAdvice =
     "have (accelerator.reduce(...)), or on one rank and broadcast it";
 
 /// What is known of writes.
-enum Sums : size_t { kTimes, kBits, kTotal, kSize, kAllowed, kSums };
+enum DriftSums : size_t { kTimes, kBits, kTotal, kSize, kAllowed, kSums };
 
 /// Of 16-bit numbers, a unit in the last place of 1.
 double unit_of(at::ScalarType type) { return type == at::kBFloat16 ? 0x1p-8 : type == at::kHalf ? 0x1p-11 : 0; }
@@ -96,7 +96,7 @@ void DriftCheck::note_write(const std::string& name, const at::Tensor& values) {
   const auto type = real.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   sums[kTotal] += real.sum(type).item<double>();
   sums[kSize] += at::linalg_vector_norm(real, 1, std::nullopt, false, type).item<double>();
-  // Of a piece that is kept more exactly than the whole, other ranks know the rounded values; they add up by chance.
+  // Of a shard that is kept more exactly than the whole, other ranks know the rounded values; they add up by chance.
   sums[kAllowed] = 1e-6 + 16 * unit_of(real.scalar_type()) / std::sqrt(static_cast<double>(real.numel()));
 }
 
@@ -114,7 +114,7 @@ void DriftCheck::after_average(const std::function<NamedTensors()>& parameters) 
           !found.empty() || !(found = difference(all[0].second, all[rank].second, rank)).empty())
         throw ConfigError(found);
   });
-  counts::add(counts::Count::parameter_comparisons);
+  counts::add(AveragingCount::parameter_comparisons);
 }
 
 std::string DriftCheck::difference(const Writes& first, const Writes& other, size_t rank) const {

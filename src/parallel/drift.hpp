@@ -15,7 +15,7 @@ class Group;
 
 namespace accelerate::parallel {
 
-/// Sees to it that parameters which ranks hold alike stay alike, and that what each rank writes to its piece of a
+/// Sees to it that parameters which ranks hold alike stay alike, and that what each rank writes to its shard of a
 /// sharded one is of one whole (DistributedDataParallelKwargs::compare_parameters_every): only gradients are averaged,
 /// and what is written on each rank by itself nobody else hears of.
 class DriftCheck {

@@ -50,6 +50,9 @@ bool Engine::took_part() const {
 void Engine::after_backward() {
   for (const auto& layer : layers_) layer->after_backward();
 }
+void Engine::expect_gradients(const std::function<std::vector<at::Tensor>()>& stepped_on) {
+  for (const auto& layer : layers_) layer->expect_gradients(stepped_on);
+}
 void Engine::before_step() {
   for (const auto& layer : layers_) layer->before_step();
 }
@@ -153,7 +156,7 @@ void Engine::clear_gradient(const at::Tensor& held) {
 }
 bool Engine::holds_pieces() const { return cutting() != nullptr; }
 
-void Engine::gather_each(const PieceOf& piece_of, const std::function<void(const Whole&)>& take,
+void Engine::gather_each(const ShardOf& piece_of, const std::function<void(const Whole&)>& take,
                          bool everywhere) const {
   const Layer* const innermost = cutting();
   if (!innermost) return;

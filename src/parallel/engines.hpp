@@ -170,6 +170,9 @@ class ChosenLayer {
   virtual std::vector<FileMonitor> monitors() const { return {}; }
   virtual int64_t samples_of_step() const { return 0; }
   virtual Observed observed() const { return {}; }
+  /// Before an optimizer is prepared, the program's or one of make_optimizer(): how it is to keep its states.
+  /// @throws ConfigError
+  virtual void adopt(torch::optim::Optimizer& /*optimizer*/) {}
   /// What the settings have an optimizer or a schedule for, where prepare() is given a stand-in.
   /// @throws ConfigError: the default, as there is nothing that it stands for
   virtual std::shared_ptr<torch::optim::Optimizer> make_optimizer(const DummyOptim& dummy) const;
@@ -200,6 +203,7 @@ class ChosenEngine {
   /// Of the layer that joins the data, as are the two that make something.
   std::optional<RunRules> rules(PrecisionType asked) { return data_->rules(asked); }
   std::optional<RunRules> hear(const PrepareFacts& facts, int64_t num_steps) { return data_->hear(facts, num_steps); }
+  void adopt(torch::optim::Optimizer& optimizer) { data_->adopt(optimizer); }
   std::shared_ptr<torch::optim::Optimizer> make_optimizer(const DummyOptim& dummy) const {
     return data_->make_optimizer(dummy);
   }

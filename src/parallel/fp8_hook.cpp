@@ -5,7 +5,7 @@
 
 #include "accelerate/codes/float8.hpp"
 #include "accelerate/parallel/communication_hook.hpp"
-#include "utils/counts.hpp"
+#include "parallel/averaging/counts.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -13,52 +13,52 @@ namespace {
 using codes::Float8;
 
 /// A parameter's gradient in a bucket.
-struct Stretch {
+struct BucketSlice {
   int64_t begin, length;
 };
 
-std::vector<Stretch> stretches_of(const GradientBucket& bucket) {
-  std::vector<Stretch> all;
+std::vector<BucketSlice> slices_of(const GradientBucket& bucket) {
+  std::vector<BucketSlice> all;
   for (const auto& gradient : bucket.gradients)
     all.push_back({gradient.storage_offset() - bucket.buffer.storage_offset(), gradient.numel()});
   return all;
 }
 
-/// What one rank sends: a code for each element, and behind them a scale for each stretch.
-struct Message {
+/// What one rank sends: a code for each element, and behind them a scale for each slice.
+struct CodesMessage {
   static constexpr int64_t kScale = sizeof(float);
-  int64_t elements, stretches;
+  int64_t elements, slices;
 
   int64_t scales_at() const { return (elements + kScale - 1) / kScale * kScale; }
-  int64_t bytes() const { return scales_at() + stretches * kScale; }
+  int64_t bytes() const { return scales_at() + slices * kScale; }
   at::Tensor codes_in(const at::Tensor& bytes) const {
     return bytes.narrow(0, 0, elements).view(codes::scalar_type(Float8::e4m3));
   }
   at::Tensor scales_in(const at::Tensor& bytes) const {
-    return bytes.narrow(0, scales_at(), stretches * kScale).view(at::kFloat);
+    return bytes.narrow(0, scales_at(), slices * kScale).view(at::kFloat);
   }
 };
 
 GradientFuture average_as_fp8(const GradientBucket& bucket, HookGroup& group) {
   const at::NoGradGuard no_grad;
   const at::Tensor buffer = bucket.buffer;
-  const auto stretches = stretches_of(bucket);
-  const Message message{buffer.numel(), static_cast<int64_t>(stretches.size())};
+  const auto slices = slices_of(bucket);
+  const CodesMessage message{buffer.numel(), static_cast<int64_t>(slices.size())};
   const int64_t world = group.world_size();
   at::Tensor sent = at::zeros({message.bytes()}, buffer.options().dtype(at::kByte));
-  for (size_t i = 0; i < stretches.size(); ++i) {
-    const at::Tensor values = buffer.narrow(0, stretches[i].begin, stretches[i].length);
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const at::Tensor values = buffer.narrow(0, slices[i].begin, slices[i].length);
     const at::Tensor scale = codes::scale_of(codes::amax(values), Float8::e4m3);
     message.scales_in(sent)[static_cast<int64_t>(i)].copy_(scale.reshape({}));
     message.codes_in(sent)
-        .narrow(0, stretches[i].begin, stretches[i].length)
+        .narrow(0, slices[i].begin, slices[i].length)
         .copy_(codes::encode(values, scale, Float8::e4m3));
   }
-  counts::add(counts::Count::bytes_saved, buffer.numel() * (static_cast<int64_t>(buffer.element_size()) - 1));
+  counts::add(AveragingCount::bytes_saved, buffer.numel() * (static_cast<int64_t>(buffer.element_size()) - 1));
   return group.all_gather(sent).then([=](const at::Tensor& all) {
     const at::NoGradGuard off;
-    for (size_t i = 0; i < stretches.size(); ++i) {
-      const auto [begin, length] = stretches[i];
+    for (size_t i = 0; i < slices.size(); ++i) {
+      const auto [begin, length] = slices[i];
       at::Tensor sum = at::zeros({length}, buffer.options().dtype(at::kFloat));
       for (int64_t rank = 0; rank < world; ++rank) {  // in one order, so that all ranks get the same bits
         const at::Tensor bytes = all.narrow(0, rank * message.bytes(), message.bytes());

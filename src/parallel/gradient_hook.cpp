@@ -8,15 +8,14 @@
 
 #include "comm/group.hpp"
 #include "comm/mesh.hpp"
+#include "observe/trace.hpp"
+#include "parallel/averaging/counts.hpp"
 #include "parallel/engines.hpp"
-#include "utils/counts.hpp"
 #include "utils/raise.hpp"
-#include "utils/trace.hpp"
+#include "utils/run_counts.hpp"
 
 namespace accelerate::parallel {
 namespace {
-
-using counts::Count;
 using Type = DDPCommunicationHookType;
 
 at::ScalarType wire_of(Type type) {
@@ -56,7 +55,7 @@ class ReducerHook final : public c10d::CommHookInterface {
   c10::intrusive_ptr<c10::ivalue::Future> start(c10d::GradBucket& theirs) {
     const at::Tensor buffer = theirs.getBufferRef();
     count(theirs);
-    const trace::Topic topic(trace::Kind::gradient_reduce, "bucket", static_cast<int64_t>(buffer.nbytes()),
+    const trace::Topic topic(trace::SpanKind::gradient_reduce, "bucket", static_cast<int64_t>(buffer.nbytes()),
                              static_cast<int64_t>(theirs.getIndex()));
     GradientBucket bucket{.index = theirs.getIndex(),
                           .last = theirs.isLast(),
@@ -64,9 +63,9 @@ class ReducerHook final : public c10d::CommHookInterface {
                           .gradients = theirs.getGradients(),
                           .parameters = theirs.getParameters()};
     if (wrapper_ == at::ScalarType::Undefined || buffer.scalar_type() == wrapper_) return hook_->run(bucket);
-    counts::add(Count::buckets_wrapped);
+    counts::add(AveragingCount::buckets_wrapped);
     const auto width = static_cast<int64_t>(buffer.element_size() - c10::elementSize(wrapper_));
-    counts::add(Count::bytes_saved, buffer.numel() * width);
+    counts::add(AveragingCount::bytes_saved, buffer.numel() * width);
     GradientBucket narrow = converted(bucket, wrapper_);
     return hook_->run(narrow)->then(
         [buffer](c10::ivalue::Future& done) {
@@ -79,11 +78,12 @@ class ReducerHook final : public c10d::CommHookInterface {
   static void count(const c10d::GradBucket& bucket) {
     const at::Tensor& buffer = bucket.getBuffer();
     const auto bytes = static_cast<int64_t>(buffer.nbytes());
-    counts::add(Count::gradient_buckets);
-    counts::add(Count::gradient_bytes, bytes);
-    counts::most(Count::bucket_bytes_most, bytes);
+    counts::add(AveragingCount::gradient_buckets);
+    counts::add(AveragingCount::gradient_bytes, bytes);
+    counts::most(AveragingCount::bucket_bytes_most, bytes);
     for (const at::Tensor& parameter : bucket.getParameters())
-      if (parameter.grad().defined() && parameter.grad().is_alias_of(buffer)) counts::add(Count::gradients_in_buckets);
+      if (parameter.grad().defined() && parameter.grad().is_alias_of(buffer))
+        counts::add(AveragingCount::gradients_in_buckets);
   }
 
   std::shared_ptr<GradientHook> hook_;
@@ -96,7 +96,7 @@ class UserHook final : public GradientHook {
   UserHook(CommunicationHook hook, std::shared_ptr<comm::Group> group)
       : hook_(std::move(hook)), group_(std::move(group)) {}
   GradientHookFuture run(GradientBucket& bucket) override {
-    counts::add(counts::Count::user_hook_calls);
+    counts::add(AveragingCount::user_hook_calls);
     const at::Tensor buffer = bucket.buffer;
     return hook_(bucket, group_)
         .future()
@@ -261,7 +261,7 @@ void guard_backward(const std::function<void()>& backward) {
   if (!group) return backward();
   take_wait_since_last_bucket();  // of a backward that threw
   group->guard("backward", backward);
-  counts::add(Count::comm_wait_ns, take_wait_since_last_bucket());
+  counts::add(RunCount::comm_wait_ns, take_wait_since_last_bucket());
 }
 
 }  // namespace accelerate::parallel

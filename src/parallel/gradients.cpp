@@ -15,7 +15,7 @@
 namespace accelerate::parallel {
 namespace {
 
-/// Of all elements together; in fp32 at least. 0 for none. Empty pieces have none, also for the infinity norm.
+/// Of all elements together; in fp32 at least. 0 for none. Empty shards have none, also for the infinity norm.
 at::Tensor norm_of_all(const std::vector<at::Tensor>& tensors, double norm_type, const at::Device& device) {
   std::vector<at::Tensor> some, low;
   for (const auto& tensor : tensors)
@@ -86,7 +86,7 @@ at::Tensor norm_of(const Gradients& gradients, const Engines& engines, double no
       pieces.empty() ? at::kFloat : c10::toRealValueType(at::promote_types(pieces.front().scalar_type(), at::kFloat));
   at::Tensor total = norm_of_all(counted, norm_type, where).to(type);
   if (shared) {
-    // The norm of the whole from the norms of its pieces.
+    // The norm of the whole from the norms of its shards.
     const bool largest = std::isinf(norm_type);
     // Replicas that train apart have norms of their own: each has its place in the sum.
     std::optional<int64_t> replica;

@@ -12,8 +12,8 @@ namespace accelerate::parallel {
 /// The gradients of some parameters, as this rank holds them; parameters without one are left out.
 struct Gradients {
   std::vector<at::Tensor> whole;    ///< the same on all ranks
-  std::vector<at::Tensor> pieces;   ///< of parameters that ranks hold in pieces
-  std::vector<at::Tensor> counted;  ///< of `pieces`: those that count here; others are another rank's too
+  std::vector<at::Tensor> pieces;   ///< of parameters that ranks hold in shards
+  std::vector<at::Tensor> counted;  ///< of `shards`: those that count here; others are another rank's too
 
   /// Multiplies all of them in place; `factor` is a number or a scalar tensor.
   void scale(const at::Scalar& factor) const;
@@ -24,12 +24,12 @@ struct Gradients {
 /// lists a tied weight under each of its names, and two models may share modules) is there once. Not collective.
 Gradients gradients_of(const Engines& engines, const std::vector<at::Tensor>& parameters);
 
-/// What optimizers step on for these parameters: themselves, or this rank's pieces of them. Not collective.
+/// What optimizers step on for these parameters: themselves, or this rank's shards of them. Not collective.
 std::unordered_set<const at::TensorImpl*> stepped_for(const Engines& engines,
                                                       const std::vector<at::Tensor>& parameters);
 
-/// The norm of all gradients together, as if each were whole; a scalar, in fp32 at least where pieces count. Collective
-/// if any engine's ranks hold different pieces. @param device  this rank's.
+/// The norm of all gradients together, as if each were whole; a scalar, in fp32 at least where shards count. Collective
+/// if any engine's ranks hold different shards. @param device  this rank's.
 at::Tensor norm_of(const Gradients& gradients, const Engines& engines, double norm_type, const at::Device& device);
 
 }  // namespace accelerate::parallel

@@ -3,16 +3,15 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/zeros.h>
 
 #include "comm/mesh.hpp"
-#include "parallel/stretch.hpp"
+#include "parallel/slice_of.hpp"
 
 namespace accelerate::parallel {
 
-Slice Slice::all_of(at::IntArrayRef sizes) { return stretch(sizes, 0, c10::multiply_integers(sizes)); }
+Slice Slice::all_of(at::IntArrayRef sizes) { return range(sizes, 0, c10::multiply_integers(sizes)); }
 
-Slice Slice::stretch(at::IntArrayRef sizes, int64_t begin, int64_t numel) {
+Slice Slice::range(at::IntArrayRef sizes, int64_t begin, int64_t numel) {
   return {.corner = std::vector<int64_t>(sizes.size(), 0), .sizes = sizes.vec(), .begin = begin, .numel = numel};
 }
 
@@ -20,7 +19,7 @@ bool Held::counts(comm::Axes apart) const {
   return (mesh ? *mesh : comm::mesh()).place(comm::kAllAxes - cut - apart) == 0;
 }
 
-at::Tensor stretch_of(const at::Tensor& like, const at::Tensor& value, int64_t begin, int64_t numel) {
+at::Tensor slice_of(const at::Tensor& like, const at::Tensor& value, int64_t begin, int64_t numel) {
   at::Tensor ordered = value.detach();
   if (!like.is_non_overlapping_and_dense()) {
     ordered = ordered.contiguous();
@@ -45,24 +44,22 @@ at::Tensor slice_of(const Held& held, const at::Tensor& whole) {
   for (int64_t dim = 0; dim < box.dim(); ++dim)
     box = box.narrow(dim, slice.corner[static_cast<size_t>(dim)], slice.sizes[static_cast<size_t>(dim)]);
   if (held.value.sizes() == slice.sizes) return box.clone(at::MemoryFormat::Contiguous);
-  return stretch_of(box_like(held.whole, slice), box, slice.begin, slice.numel).clone();
+  return slice_of(box_like(held.whole, slice), box, slice.begin, slice.numel).clone();
 }
 
-at::Tensor among_zeros(const Held& held, const at::Tensor& values) {
+void put_into(const Held& held, const at::Tensor& values, const at::Tensor& whole) {
   const Slice& slice = held.slice;
-  at::Tensor whole = at::zeros(held.whole.sizes(), values.options().requires_grad(false));
-  if (slice.numel == 0) return whole;
+  if (slice.numel == 0) return;
   at::Tensor place = whole;
   for (int64_t dim = 0; dim < place.dim(); ++dim)
     place = place.narrow(dim, slice.corner[static_cast<size_t>(dim)], slice.sizes[static_cast<size_t>(dim)]);
-  if (values.sizes() == slice.sizes) return place.copy_(values), whole;
+  if (held.value.sizes() == slice.sizes) return void(place.copy_(values));
   const at::Tensor like = box_like(held.whole, slice);
-  const at::Tensor ordered = like.is_non_overlapping_and_dense() ? like : like.contiguous();
-  const at::Tensor box = at::empty_strided(ordered.sizes(), ordered.strides(), whole.options());
-  const at::Tensor line = box.as_strided({box.numel()}, {1}).zero_();
-  line.narrow(0, slice.begin, slice.numel).copy_(values);
-  place.copy_(box);
-  return whole;
+  const auto strides = like.is_non_overlapping_and_dense() ? like.strides().vec() : like.contiguous().strides().vec();
+  const bool in_place = place.strides() == strides && place.is_non_overlapping_and_dense();
+  const at::Tensor box = in_place ? place : at::empty_strided(place.sizes(), strides, whole.options()).copy_(place);
+  box.as_strided({box.numel()}, {1}, box.storage_offset()).narrow(0, slice.begin, slice.numel).copy_(values);
+  if (!in_place) place.copy_(box);
 }
 
 }  // namespace accelerate::parallel

@@ -20,7 +20,7 @@ at::Tensor Layer::widen(const Held&, const at::Tensor&) const {
   throw InternalError("the layer '" + name() + "' does not widen single tensors, expected it to be the last that cuts");
 }
 
-void Layer::gather_each(const Engine::PieceOf& piece_of, const std::function<void(const Engine::Whole&)>& take,
+void Layer::gather_each(const Engine::ShardOf& piece_of, const std::function<void(const Engine::Whole&)>& take,
                         bool everywhere) const {
   for (const Held& one : held()) {
     const at::Tensor piece = piece_of(one.tensor, one.value);

@@ -53,6 +53,7 @@ class ACCELERATE_API Layer {
   /// A layer that cuts takes the gradients of what it was given to what it has left of it.
   virtual void after_backward() {}
   virtual void before_step() { settle_gradients(); }
+  virtual void expect_gradients(const std::function<std::vector<at::Tensor>()>& /*stepped_on*/) {}
   /// A layer that cuts takes the values of what it has left back to what it was given.
   virtual void after_step() {}
   virtual std::optional<at::ScalarType> input_dtype() const { return std::nullopt; }
@@ -105,11 +106,11 @@ class ACCELERATE_API Layer {
 
   // What this rank holds.
 
-  /// Whether it leaves ranks different pieces of what it is given, the same on all ranks. Not collective.
+  /// Whether it leaves ranks different shards of what it is given, the same on all ranks. Not collective.
   virtual bool cuts() const { return false; }
-  /// These pieces, with Held::tensor as it was given; the engine enters itself as Held::engine. Not collective.
+  /// These shards, with Held::tensor as it was given; the engine enters itself as Held::engine. Not collective.
   virtual std::vector<Held> held() const { return {}; }
-  /// The gradient of a parameter among held(), or of such a piece, in Held::value, which is undefined where backward
+  /// The gradient of a parameter among held(), or of such a shard, in Held::value, which is undefined where backward
   /// has not reached it; nothing for other tensors. Not collective.
   virtual std::optional<Held> gradient(const at::Tensor& parameter) const {
     static_cast<void>(parameter);
@@ -117,14 +118,14 @@ class ACCELERATE_API Layer {
   }
   virtual void clear_gradient(const at::Tensor& held) { static_cast<void>(held); }
   /// What was given, of what this layer has left of it: of a parameter, or of something that lies as a parameter does
-  /// (a moment of Adam). @param held  of held()  @param piece  of the sizes of held.value
+  /// (a moment of Adam). @param held  of held()  @param shard  of the sizes of held.value
   virtual at::Tensor widen(const Held& held, const at::Tensor& piece) const;
   /// The same of all of held(), in its order, by a layer that can do better than one after the other: peak memory is
   /// one part. @param everywhere  false: only rank 0 needs what comes out
-  virtual void gather_each(const Engine::PieceOf& piece_of, const std::function<void(const Engine::Whole&)>& take,
+  virtual void gather_each(const Engine::ShardOf& piece_of, const std::function<void(const Engine::Whole&)>& take,
                            bool everywhere) const;
 
-  // States that are away for a while. Of a layer that holds pieces.
+  // States that are away for a while. Of a layer that holds shards.
 
   struct StatesToOffload {
     std::vector<OffloadStateTypeEnum> which;

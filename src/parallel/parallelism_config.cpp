@@ -14,13 +14,13 @@ namespace {
 using Names = std::vector<std::string>;
 using Size = std::optional<int64_t> ParallelismConfig::*;
 
-struct Axis {
+struct ConfigAxis {
   const char* name;
   Size size;
   const char* variable;
 };
 /// In the mesh's order. Loops over them are the one place that knows it.
-constexpr std::array<Axis, 5> kAxes = {
+constexpr std::array<ConfigAxis, 5> kAxes = {
     {{"dp_replicate", &ParallelismConfig::dp_replicate_size, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE"},
      {"dp_shard", &ParallelismConfig::dp_shard_size, "PARALLELISM_CONFIG_DP_SHARD_SIZE"},
      {"cp", &ParallelismConfig::cp_size, "PARALLELISM_CONFIG_CP_SIZE"},

@@ -24,15 +24,13 @@
 #include <sstream>
 
 #include "comm/group.hpp"
+#include "parallel/averaging/counts.hpp"
 #include "parallel/gradient_hook.hpp"
-#include "utils/counts.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::parallel {
 namespace {
-
-using counts::Count;
 
 /// Makes the columns of each matrix [B, n, r] orthonormal, in place.
 void orthogonalize(const at::Tensor& matrices, double epsilon) {
@@ -196,9 +194,9 @@ class PowerSGD final : public GradientHook {
       const int64_t r = rank_of(batch.matrices.size(1), batch.matrices.size(2)) * batch.matrices.size(0);
       left += batch.matrices.size(1) * r, right += batch.matrices.size(2) * r;
     }
-    counts::add(Count::bytes_saved,
+    counts::add(AveragingCount::bytes_saved,
                 (b.buffer.numel() - whole - left - right) * static_cast<int64_t>(b.buffer.element_size()));
-    if (left > 0) counts::add(Count::buckets_compressed);
+    if (left > 0) counts::add(AveragingCount::buckets_compressed);
     b.first = at::empty({whole + left}, b.buffer.options());
     int64_t at = 0;
     for (const auto& tensor : b.whole) {
@@ -209,7 +207,7 @@ class PowerSGD final : public GradientHook {
     const bool fresh = !options_.warm_start || !rights.defined();
     if (fresh) rights = at::empty({right}, b.buffer.options());
     int64_t right_at = 0;
-    const auto stretch = [](const at::Tensor& memory, int64_t& from, std::vector<int64_t> sizes) {
+    const auto slice = [](const at::Tensor& memory, int64_t& from, std::vector<int64_t> sizes) {
       const int64_t length = sizes[0] * sizes[1] * sizes[2];
       from += length;
       return memory.narrow(0, from - length, length).view(sizes);
@@ -218,8 +216,8 @@ class PowerSGD final : public GradientHook {
     if (fresh) random = at::make_generator<at::CPUGeneratorImpl>(draw(random_));
     for (auto& batch : b.batches) {
       const int64_t count = batch.matrices.size(0), n = batch.matrices.size(1), m = batch.matrices.size(2);
-      batch.left = stretch(b.first, at, {count, n, rank_of(n, m)});
-      batch.right = stretch(rights, right_at, {count, m, rank_of(n, m)});
+      batch.left = slice(b.first, at, {count, n, rank_of(n, m)});
+      batch.right = slice(rights, right_at, {count, m, rank_of(n, m)});
       if (fresh) batch.right.copy_(at::randn(batch.right.sizes(), random, at::dtype(rights.scalar_type())));
       if (!fresh) revive(batch.right);
       orthogonalize(batch.right, epsilon());

@@ -1,7 +1,7 @@
 #include "comm/group.hpp"
 #include "comm/shared_all_reduce.hpp"
+#include "parallel/averaging/counts.hpp"
 #include "parallel/gradient_hook.hpp"
-#include "utils/counts.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -16,7 +16,7 @@ class WireHook final : public GradientHook {
     at::Tensor buffer = bucket.buffer;
     const bool compress = wire_ != at::ScalarType::Undefined && buffer.scalar_type() != wire_;
     if (compress)
-      counts::add(counts::Count::bytes_saved,
+      counts::add(AveragingCount::bytes_saved,
                   buffer.numel() * static_cast<int64_t>(buffer.element_size() - c10::elementSize(wire_)));
     if (buffer.is_cpu()) {
       at::Tensor averaged = compress ? buffer.to(wire_) : buffer;

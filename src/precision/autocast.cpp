@@ -1,7 +1,7 @@
 #include <ATen/autocast_mode.h>
 
 #include "accelerate/precision.hpp"
-#include "utils/counts.hpp"
+#include "precision/counts.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -45,7 +45,7 @@ AutocastGuard::AutocastGuard(at::DeviceType device_type, std::optional<at::Scala
   previous_dtype_ = at::autocast::get_autocast_dtype(device_type);
   previous_cache_enabled_ = at::autocast::is_autocast_cache_enabled();
   const bool enabled = kwargs.enabled && dtype.has_value();
-  counts::add(enabled ? counts::Count::autocast_regions : counts::Count::regions_without_autocast);
+  if (enabled) counts::add(PrecisionCount::autocast_regions);
   at::autocast::set_autocast_enabled(device_type, enabled);
   if (dtype) at::autocast::set_autocast_dtype(device_type, *dtype);
   at::autocast::increment_nesting();

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "precision/delayed_fields.hpp"
 #include "utils/environment.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
@@ -95,31 +96,23 @@ void refuse_without_effect(const FP8RecipeKwargs& resolved) {
     return refuse(resolved.opt_level != without.opt_level, "opt_level", "MSAMP");
   }
   resolve_delayed(without);
-  refuse(resolved.use_autocast_during_eval != without.use_autocast_during_eval, "use_autocast_during_eval", "TE");
-  refuse(resolved.margin != without.margin, "margin", "TE");
-  refuse(resolved.interval != without.interval, "interval", "TE");
-  refuse(resolved.fp8_format != without.fp8_format, "fp8_format", "TE");
-  refuse(resolved.amax_history_len != without.amax_history_len, "amax_history_len", "TE");
-  refuse(resolved.amax_compute_algo != without.amax_compute_algo, "amax_compute_algo", "TE");
-  refuse(resolved.override_linear_precision != without.override_linear_precision, "override_linear_precision", "TE");
-  refuse(resolved.use_mxfp8_block_scaling != without.use_mxfp8_block_scaling, "use_mxfp8_block_scaling", "TE");
+  for_each_delayed_field(
+      [&](const char* name, const auto& given, const auto& otherwise) { refuse(given != otherwise, name, "TE"); },
+      resolved, without);
 }
 
 template <class T> KwargsValue or_null(const std::optional<T>& field) {
   return field ? KwargsValue(*field) : KwargsValue(nullptr);
 }
 
+KwargsValue or_null(const std::optional<std::array<bool, 3>>& field) {
+  return field ? KwargsValue(std::vector<bool>(field->begin(), field->end())) : KwargsValue(nullptr);
+}
+
 template <class Kwargs> KwargsDict delayed_dict(const Kwargs& kwargs) {
-  KwargsValue overrides = nullptr;
-  if (const auto& given = kwargs.override_linear_precision) overrides = std::vector<bool>(given->begin(), given->end());
-  return {{"use_autocast_during_eval", or_null(kwargs.use_autocast_during_eval)},
-          {"margin", or_null(kwargs.margin)},
-          {"interval", or_null(kwargs.interval)},
-          {"fp8_format", or_null(kwargs.fp8_format)},
-          {"amax_history_len", or_null(kwargs.amax_history_len)},
-          {"amax_compute_algo", or_null(kwargs.amax_compute_algo)},
-          {"override_linear_precision", overrides},
-          {"use_mxfp8_block_scaling", or_null(kwargs.use_mxfp8_block_scaling)}};
+  KwargsDict dict;
+  for_each_delayed_field([&](const char* name, const auto& field) { dict[name] = or_null(field); }, kwargs);
+  return dict;
 }
 
 void warn_once(std::atomic<bool>& said, const char* text) {

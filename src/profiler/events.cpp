@@ -16,7 +16,7 @@ using torch::autograd::profiler::KinetoEvent;
 
 constexpr std::string_view kMemory = "[memory]", kOutOfMemory = "[OutOfMemory]";
 
-/// What serves the recording only.
+/// Calls that serve the recording only.
 bool is_hidden(const std::string& name) {
   static const std::set<std::string_view> kHidden = {kMemory,
                                                      kOutOfMemory,
@@ -111,7 +111,7 @@ void find_parents(std::vector<ProfileEvent>& events) {
   }
 }
 
-/// Where a call does nothing but call another of its name, one of them is left.
+/// Of a call that does nothing but call another of its name, one is left.
 /// @param kernels_us  per event, of its own kernels
 void remove_doubles(std::vector<ProfileEvent>& events, std::vector<double>& kernels_us) {
   std::vector<bool> gone(events.size());

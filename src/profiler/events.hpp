@@ -1,8 +1,8 @@
 #pragma once
 
 #include "accelerate/profiler.hpp"
+#include "observe/trace.hpp"
 #include "profiler/native_stacks.hpp"
-#include "utils/trace.hpp"
 
 namespace torch::autograd::profiler {
 struct ProfilerResult;

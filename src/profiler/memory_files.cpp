@@ -72,7 +72,7 @@ std::vector<MemoryChange> memory_changes(const std::vector<Lifetime>& lifetimes,
 }
 
 std::vector<MemoryMoment> memory_moments(const std::vector<MemoryChange>& changes) {
-  // What was there before the recording has been there when it begins.
+  // Memory from before the recording is there when it begins.
   const auto first = std::find_if(changes.begin(), changes.end(), [](auto& one) { return one.time_ns >= 0; });
   const int64_t begin_us = first == changes.end() ? 0 : first->time_ns / 1000;
   std::vector<MemoryMoment> moments;

@@ -30,8 +30,8 @@ struct Call {
   std::vector<size_t> takes, makes;  // lifetimes
 };
 
-/// What happened to memory, in the order of time.
-struct Moment {
+/// An event of memory, in the order of time.
+struct AllocatorMoment {
   enum class What { allocated, released, used, gradient } what;
   int64_t time_ns;
   const void* data;
@@ -51,12 +51,12 @@ int64_t bytes_of(const TensorMetadata& tensor) {
 }
 
 /// The tree of calls as lists.
-class Reader {
+class CallTreeReader {
  public:
   std::vector<Call> calls;
-  std::vector<Moment> moments;
+  std::vector<AllocatorMoment> moments;
 
-  explicit Reader(const std::vector<std::shared_ptr<Result>>& roots) {
+  explicit CallTreeReader(const std::vector<std::shared_ptr<Result>>& roots) {
     for (const auto& root : roots) read(*root, kNone, false);
     std::stable_sort(moments.begin(), moments.end(),
                      [](const auto& a, const auto& b) { return a.time_ns < b.time_ns; });
@@ -66,8 +66,9 @@ class Reader {
   void read(const Result& event, size_t call, bool backward) {
     if (const auto* const memory = std::get_if<ExtraFields<EventType::Allocation>>(&event.extra_fields_)) {
       const bool more = memory->alloc_size_ > 0;
-      moments.push_back({more ? Moment::What::allocated : Moment::What::released, event.start_time_ns_, memory->ptr_,
-                         with_index(memory->device()), std::abs(memory->alloc_size_), call, backward});
+      moments.push_back({more ? AllocatorMoment::What::allocated : AllocatorMoment::What::released,
+                         event.start_time_ns_, memory->ptr_, with_index(memory->device()),
+                         std::abs(memory->alloc_size_), call, backward});
     } else if (const auto* const op = std::get_if<Operator>(&event.extra_fields_)) {
       const bool node = op->scope_ == at::RecordScope::BACKWARD_FUNCTION;
       backward = backward || node || op->name_.starts_with("autograd::engine::evaluate_function");
@@ -85,12 +86,12 @@ class Reader {
         if (const auto* const first = std::get_if<Operator>(&event.children_.front()->extra_fields_);
             first && (first->name_ == "aten::detach" || first->name_ == "aten::add_") && !first->inputs_.empty())
           if (const auto* const tensor = std::get_if<TensorMetadata>(&first->inputs_.front()))
-            use(*event.children_.front(), *tensor, call, backward, Moment::What::gradient);
+            use(*event.children_.front(), *tensor, call, backward, AllocatorMoment::What::gradient);
     }
     for (const auto& child : event.children_) read(*child, call, backward);
   }
   void use(const Result& event, const TensorMetadata& tensor, size_t call, bool backward,
-           Moment::What what = Moment::What::used) {
+           AllocatorMoment::What what = AllocatorMoment::What::used) {
     if (const void* const data = tensor.data_.value_of(); data && tensor.device_.type() != at::kMeta)
       moments.push_back(
           {what, event.start_time_ns_, data, with_index(tensor.device_), bytes_of(tensor), call, backward});
@@ -114,13 +115,13 @@ struct Traced : Lifetime {
   bool of_gradients = false;     // computed from them or from optimizers' states
 };
 
-std::vector<Traced> trace(std::vector<Call>& calls, const std::vector<Moment>& moments) {
+std::vector<Traced> trace(std::vector<Call>& calls, const std::vector<AllocatorMoment>& moments) {
   std::vector<Traced> lifetimes;
   std::map<std::pair<const void*, at::DeviceType>, size_t> open;
   for (const auto& moment : moments) {
     const std::pair key(moment.data, moment.device.type());
     const auto found = open.find(key);
-    using enum Moment::What;
+    using enum AllocatorMoment::What;
     if (moment.what == allocated) {
       // An allocator that does not tell the release of what it gave before the recording.
       if (found != open.end()) lifetimes[found->second].end_ns = moment.time_ns;
@@ -182,7 +183,7 @@ class Judge {
     for (auto& one : lifetimes_) {
       if (!is_open(one) || one.begin_ns == Lifetime::kOutside) continue;
       if (one.made_backward) one.category = Category::autograd_detail;
-      // Where nobody says which parameters there are.
+      // For recordings in which nobody says which parameters there are.
       else if (one.needed_backward && !one.of_gradients) one.category = Category::activation;
     }
   }
@@ -196,7 +197,7 @@ class Judge {
     return one.of_gradients || one.category == Category::gradient || one.category == Category::optimizer_state;
   }
 
-  /// What a forward computes from parameters are activations, what it takes beside them are inputs.
+  /// Tensors that a forward computes from parameters are activations; those that it takes beside them are inputs.
   void follow_parameters() {
     const auto of_model = [](const Traced& one) {
       return one.category == Category::parameter || one.category == Category::activation;
@@ -231,7 +232,7 @@ class Judge {
 
 std::vector<Lifetime> memory_lifetimes(const torch::autograd::profiler::ProfilerResult& recording,
                                        const std::vector<ProfileStorage>& known) {
-  Reader reader(recording.event_tree());
+  CallTreeReader reader(recording.event_tree());
   auto traced = trace(reader.calls, reader.moments);
   Judge(std::move(reader.calls), traced).judge(known);
   std::vector<Lifetime> lifetimes(traced.begin(), traced.end());

@@ -15,7 +15,7 @@ struct ProfilerResult;
 
 namespace accelerate::profiler {
 
-/// What memory is for, in the order of PyTorch's files.
+/// The use of memory, in the order of PyTorch's files.
 enum class Category { parameter, optimizer_state, input, temporary, activation, gradient, autograd_detail, unknown };
 constexpr size_t kCategories = 8;
 

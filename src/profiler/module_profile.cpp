@@ -111,8 +111,8 @@ struct ModuleProfile::Impl {
     return modules[module].num_parameters == 0 && plain_name(modules[module].class_name) == name;
   }
 
-  /// Whose a call is that came after one of `before` and before one of `after`. @param last  whose the latest call was
-  /// that a module is known of
+  /// The module of a call that came after one of `before` and before one of `after`. @param last  the module of the
+  /// latest call whose module is known
   size_t between(std::optional<size_t> before, std::optional<size_t> after, size_t last,
                  const std::string& name) const {
     // Modules are registered in the order of their use, mostly.

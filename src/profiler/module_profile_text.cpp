@@ -40,7 +40,7 @@ std::string params_text(int64_t params) {
 double percent(double part, double whole) { return whole > 0 ? to_hundredths(100 * part / whole) : 0; }
 double per(double what, double seconds) { return seconds > 0 ? what / seconds : 0; }
 
-/// What a module's line has after its name.
+/// The rest of a module's line, after its name.
 std::string module_text(const ProfiledModule& module, const ModuleCost& cost, const ProfiledModule& root,
                         const ModuleCost& total) {
   std::string text = fmt::format(

@@ -14,8 +14,8 @@
 #include <set>
 #include <unordered_map>
 
+#include "observe/symbols.hpp"
 #include "utils/raise.hpp"
-#include "utils/symbols.hpp"
 #include "utils/thread_annotations.hpp"
 
 namespace accelerate::profiler {
@@ -62,7 +62,8 @@ bool begins_with_any(std::string_view text, std::initializer_list<std::string_vi
   return std::any_of(beginnings.begin(), beginnings.end(), [&](auto one) { return text.starts_with(one); });
 }
 
-/// What every operator goes through, or every program: it tells nothing of where a call comes from.
+/// Whether every operator, or every program, goes through this function: then it tells nothing of where a call comes
+/// from.
 bool tells_nothing(const Symbols::Function& function) {
   std::string_view name = function.symbol;
   const auto skip = [&](std::string_view what) {
@@ -81,7 +82,7 @@ bool tells_nothing(const Symbols::Function& function) {
                                                              "libc++", "libgcc_s", "libgomp", "libm.so", "ld-linux"});
 }
 
-/// Where the brackets at the end begin; the end where there are none.
+/// The beginning of the brackets at the end; the end where there are none.
 size_t before_brackets(std::string_view text, char open, char close) {
   if (!text.ends_with(close)) return text.size();
   int depth = 0;
@@ -100,21 +101,21 @@ std::string_view without_inputs(std::string_view function) {
   return function.substr(0, before_brackets(function, '(', ')'));
 }
 
-struct Frame {
+struct StackFrame {
   std::string text;
   std::string module_class;
 };
 
 /// Nothing for those that are left out.
-std::optional<Frame> describe(Symbols& symbols, const void* address) {
+std::optional<StackFrame> describe(Symbols& symbols, const void* address) {
   constexpr size_t kLongest = 200;  // templates have names of thousands of letters
   const auto function = symbols.find(address, /*returns_to=*/true);
   if (!function || tells_nothing(*function)) return std::nullopt;
   const std::string whole = function->symbol.empty() ? "" : c10::demangle(function->symbol.c_str());
   std::string name(without_inputs(whole));
   if (name.size() > kLongest) name = name.substr(0, kLongest) + "...";
-  return Frame{fmt::format("{}({:#x}){}{}", function->file, function->address, name.empty() ? "" : ": ", name),
-               module_class(whole)};
+  return StackFrame{fmt::format("{}({:#x}){}{}", function->file, function->address, name.empty() ? "" : ": ", name),
+                    module_class(whole)};
 }
 
 }  // namespace
@@ -158,7 +159,7 @@ CallSites NativeStacks::stop() const {
   }
   CallSites found;
   Symbols symbols;
-  std::unordered_map<const void*, std::optional<Frame>> described;
+  std::unordered_map<const void*, std::optional<StackFrame>> described;
   std::map<const Frames*, size_t> places;
   for (auto& call : calls) {
     const auto [place, is_new] = places.try_emplace(call.frames, found.sites.size());
@@ -194,7 +195,7 @@ std::vector<const CallSite*> CallSites::of(const std::vector<torch::autograd::pr
   for (const size_t i : order) {
     const auto thread = of_thread.find(events[i].startThreadId());
     if (thread == of_thread.end() || events[i].deviceType() != c10::DeviceType::CPU) continue;
-    // Where a recording begins and ends one of the two may have seen a call more.
+    // At the beginning and the end of a recording one of the two may have seen a call more.
     constexpr size_t kMostMissing = 16;
     auto& at = next[thread->first];
     const size_t end = std::min(thread->second.size(), at + kMostMissing);

@@ -12,13 +12,14 @@ struct KinetoEvent;
 
 namespace accelerate::profiler {
 
-/// Where something was called.
+/// The place of a call.
 struct CallSite {
   std::vector<std::string> stack;    ///< innermost first: "program(0x12ab): function"
   std::vector<std::string> modules;  ///< classes whose forward was on the stack, outermost first
 };
 
-/// Where the operators of a recording were called. LibTorch's own frames are left out, other than those of torch::nn.
+/// The places from which the operators of a recording were called. LibTorch's own frames are left out, other than those
+/// of torch::nn.
 struct CallSites {
   struct Call {
     uint64_t number = 0;  ///< LibTorch's of the operator: "Record function id" in traces
@@ -43,7 +44,7 @@ class NativeStacks {
   NativeStacks(const NativeStacks&) = delete;
   NativeStacks& operator=(const NativeStacks&) = delete;
 
-  /// What was taken until now.
+  /// The places that were recorded until now.
   CallSites stop() const;
 
  private:

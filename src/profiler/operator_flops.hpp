@@ -13,8 +13,9 @@ struct OperatorCost {
   int64_t macs = 0;  ///< multiply-accumulates
 };
 
-/// What is known of a call's operations when it begins: those that its inputs decide, and what each element of its
-/// result takes. For a RecordFunction's callback, which sees inputs at the begin and results at the end only.
+/// The operations of a call as far as they are known when it begins: those that its inputs decide, and those for each
+/// element of its result. For a RecordFunction's callback, which sees inputs at the beginning and results at the end
+/// only.
 class BegunCost {
  public:
   /// Nothing for operators that are made of others, which count by themselves, or only move bytes. Products,

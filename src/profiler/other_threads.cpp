@@ -4,24 +4,24 @@
 #include <c10/util/ApproximateClock.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include "observe/trace.hpp"
 #include "utils/thread_annotations.hpp"
-#include "utils/trace.hpp"
 
 namespace accelerate::profiler {
 namespace {
 
-struct Running final : at::ObserverContext {
+struct RunningOperator final : at::ObserverContext {
   c10::approx_time_t begin = c10::getApproximateTime();
 };
 
 std::unique_ptr<at::ObserverContext> begin_operator(const at::RecordFunction&) {
   // What Kineto sees, here or on autograd's threads, it keeps itself.
   if (c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE)) return nullptr;
-  return std::make_unique<Running>();
+  return std::make_unique<RunningOperator>();
 }
 
 void end_operator(const at::RecordFunction& function, at::ObserverContext* context) {
-  if (context) trace::add_operator(function.name(), static_cast<Running*>(context)->begin);
+  if (context) trace::add_operator(function.name(), static_cast<RunningOperator*>(context)->begin);
 }
 
 Mutex mutex;

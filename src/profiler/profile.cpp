@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "accelerate/profiler.hpp"
+#include "input/json.hpp"
+#include "observe/trace.hpp"
 #include "profiler/events.hpp"
 #include "profiler/memory_timeline.hpp"
 #include "profiler/native_stacks.hpp"
@@ -17,10 +19,8 @@
 #include "profiler/schedule.hpp"
 #include "profiler/trace_file.hpp"
 #include "utils/atomic_file.hpp"
-#include "utils/json.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
-#include "utils/trace.hpp"
 
 // Declared in kineto_shim.h, which includes a header of libkineto that LibTorch's include paths don't reach.
 namespace torch::autograd::profiler {
@@ -35,13 +35,13 @@ namespace kineto = torch::autograd::profiler;
 using kineto::ActivityType;
 using profiler::Action;
 
-struct Activity {
+struct KinetoActivity {
   const char* name;
   ActivityType type;
   bool there;
 };
 
-std::vector<Activity> all_activities() {
+std::vector<KinetoActivity> all_activities() {
   auto& context = at::globalContext();
   return {{"cpu", ActivityType::CPU, true},
           {"cuda", ActivityType::CUDA, context.hasCUDA()},
@@ -50,9 +50,9 @@ std::vector<Activity> all_activities() {
           {"hpu", ActivityType::HPU, context.hasHPU()}};
 }
 
-std::vector<Activity> chosen_activities(const std::optional<std::vector<std::string>>& asked) {
+std::vector<KinetoActivity> chosen_activities(const std::optional<std::vector<std::string>>& asked) {
   const auto all = all_activities();
-  std::vector<Activity> chosen;
+  std::vector<KinetoActivity> chosen;
   if (!asked) {
     for (const auto& one : all)
       if (one.there) chosen.push_back(one);
@@ -102,7 +102,7 @@ struct Profile::Impl {
   ProfileKwargs kwargs;
   ProfileProcess process;
   std::optional<profiler::Schedule> schedule;
-  std::vector<Activity> activities;
+  std::vector<KinetoActivity> activities;
   int64_t step = 0;
   Action action = Action::record;
   bool stopped = false;

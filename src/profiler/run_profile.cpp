@@ -7,10 +7,10 @@
 #include <mutex>
 #include <thread>
 
+#include "observe/trace.hpp"
 #include "utils/environment.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
-#include "utils/trace.hpp"
 
 namespace accelerate::profiler {
 namespace {

@@ -6,7 +6,7 @@
 
 namespace accelerate::profiler {
 
-/// What a step does.
+/// The action of a step.
 enum class Action { none, warmup, record, record_and_save };
 
 /// Which steps are recorded; torch.profiler.schedule.

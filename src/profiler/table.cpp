@@ -43,7 +43,7 @@ std::string end_of(std::string path, size_t width) {
 
 using Column = std::function<double(const ProfileAverage&)>;
 
-/// What a row is sorted by.
+/// The column that rows are sorted by.
 Column column_of(std::string name) {
   const std::string asked = name;
   for (const char* device : {"cuda", "xpu", "privateuse1"})
@@ -73,7 +73,7 @@ Column column_of(std::string name) {
 }
 
 /// Cells side by side, each as wide as its column at least.
-struct Layout {
+struct TableLayout {
   struct Cell {
     std::string title;
     size_t width;
@@ -152,7 +152,7 @@ std::string ProfileAverages::table(const ProfileTableOptions& options) const {
   std::string device = context_.device;
   std::transform(device.begin(), device.end(), device.begin(), [](unsigned char c) { return std::toupper(c); });
 
-  Layout layout;
+  TableLayout layout;
   layout.add("Name", name_width);
   for (const char* title : {"Self CPU %", "Self CPU", "CPU total %", "CPU total", "CPU time avg"}) layout.add(title);
   if (device_time)

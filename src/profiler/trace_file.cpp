@@ -46,7 +46,7 @@ class TraceText {
   std::string text_;
 };
 
-/// What goes on beside the threads gets lanes of its own, as few as there are at a time: in one lane spans may contain,
+/// Spans beside the threads get lanes of their own, as few as there are spans at a time: in one lane spans may contain,
 /// but not overlap each other.
 void add_communication(TraceText& text, std::vector<const trace::Event*> events) {
   std::stable_sort(events.begin(), events.end(), [](auto* a, auto* b) { return a->begin_ns < b->begin_ns; });

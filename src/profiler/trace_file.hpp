@@ -4,8 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "observe/trace.hpp"
 #include "profiler/native_stacks.hpp"
-#include "utils/trace.hpp"
 
 namespace accelerate::profiler {
 

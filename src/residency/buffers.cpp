@@ -3,8 +3,8 @@
 #include <ATen/ops/empty.h>
 
 #include "accelerate/utils/memory.hpp"
+#include "memory/huge_pages.hpp"
 #include "utils/error_text.hpp"
-#include "utils/huge_pages.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::residency {

@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "utils/held_bytes.hpp"
+#include "memory/held_bytes.hpp"
 
 namespace accelerate::residency {
 

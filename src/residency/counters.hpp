@@ -3,7 +3,17 @@
 #include <atomic>
 #include <cstdint>
 
+#include "utils/counts.hpp"
+
 namespace accelerate::residency {
+
+/// What happened to units besides; see utils/counts.hpp.
+enum class ResidencyCount {
+  units_recomputed,
+  inputs_offloaded,  ///< from which units are recomputed
+  fetches_most,      ///< under way at a time
+  number_of_counts
+};
 
 /// Of the whole process; stats() reads them.
 struct Counters {

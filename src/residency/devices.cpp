@@ -1,8 +1,8 @@
 #include "residency/devices.hpp"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <optional>
 #include <string_view>
 #include <unordered_set>
 
@@ -12,6 +12,19 @@ namespace accelerate::residency {
 namespace {
 
 thread_local std::optional<at::Device> last_device;  ///< where this thread last computed with members
+
+/// Of a thread that has computed with members of a model across devices: all its operators come by until the last such
+/// model has gone, which the thread learns by its next operator.
+struct UntilTheyEnd final : Handler {
+  bool handle(OperatorCall&, Next) override;
+};
+UntilTheyEnd until_they_end;
+thread_local std::optional<HandlerScope> all_come_by;
+
+bool UntilTheyEnd::handle(OperatorCall&, Next) {
+  if (!has_process_handler(Link::devices)) all_come_by.reset();
+  return false;
+}
 
 const std::unordered_set<std::string_view> kMeantToCross = {
     "aten::to",         "aten::_to_copy",
@@ -25,16 +38,10 @@ bool has_place(const at::Tensor& tensor) { return !(tensor.dim() == 0 && tensor.
 
 struct Devices final : Handler {
   /// Moves arguments where that is needed.
-  bool handle(OperatorCall& call, Next) override {
-    if (!process_handler(Link::devices)) {  // the last such model has gone
-      c10::impl::tls_set_dispatch_key_included(kKey, false);
-      exchange_thread_handler(Link::devices, nullptr);
-      return false;
-    }
+  bool handle(OperatorCall& call, Next next) override {
     if (call.unit_device) {
       last_device = call.unit_device;
-      if (!c10::impl::tls_is_dispatch_key_included(kKey)) c10::impl::tls_set_dispatch_key_included(kKey, true);
-      exchange_thread_handler(Link::devices, this);
+      if (!all_come_by) all_come_by.emplace(Link::devices, until_they_end);
     }
     if (kMeantToCross.contains(call.name())) return false;
     std::optional<at::Device> front, written;
@@ -52,9 +59,11 @@ struct Devices final : Handler {
                               : call.unit_device ? *call.unit_device
                               : at_last          ? *last_device
                                                  : *front;
-    call.map_tensors([&](const at::Tensor& tensor) {
-      if (!has_place(tensor) || tensor.device() == target) return tensor;
-      return tensor.to(target, /*non_blocking=*/tensor.is_cpu() && tensor.is_pinned());
+    next.compute(TorchLayers::program, [&] {
+      call.map_tensors([&](const at::Tensor& tensor) {
+        if (!has_place(tensor) || tensor.device() == target) return tensor;
+        return tensor.to(target, /*non_blocking=*/tensor.is_cpu() && tensor.is_pinned());
+      });
     });
     return false;
   }

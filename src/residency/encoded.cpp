@@ -1,7 +1,5 @@
 #include "residency/encoded.hpp"
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 #include <optional>
 #include <utility>
 
@@ -73,8 +71,6 @@ at::Tensor linear(const at::Tensor& x, const Member& member, const OptionalTenso
     return linear(x, member, {}).add(bias->to(given));
   const OptionalTensor added = has_bias && !int8 ? OptionalTensor(bias->to(computes)) : bias;
   const bool trains = codes::kernels::wants_gradient(x, bias);
-  // All types are chosen here.
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto compute = [&] { return product(input, weight, added, trains); };
   const at::Tensor y =
       trains ? codes::kernels::frozen_linear(input, added, c10::make_intrusive<FrozenMember>(member.tensor()), compute)
@@ -116,7 +112,7 @@ OptionalTensor embedding_of(const OperatorCall& call, const Member& member, size
 }
 
 struct Encoded final : Handler {
-  bool handle(OperatorCall& call, Next) override {
+  bool handle(OperatorCall& call, Next next) override {
     const Member* member = nullptr;
     size_t place = 0;
     call.for_each_tensor([&](const at::Tensor& tensor, size_t i) {
@@ -131,9 +127,11 @@ struct Encoded final : Handler {
     });
     // An operator with out= has the name of one that returns a new tensor.
     if (!member || !call.facts.needs_bytes || call.facts.writes != 0 || member->tensor().is_meta()) return false;
-    OptionalTensor result;
-    if (const auto* const places = product_places(call.name())) result = product_of(call, *places, *member, place);
-    else if (call.name() == "aten::embedding") result = embedding_of(call, *member, place);
+    OptionalTensor result =
+        next.compute(TorchLayers::no_autocast, [&]() -> OptionalTensor {  // all types are chosen here
+          if (const auto* const places = product_places(call.name())) return product_of(call, *places, *member, place);
+          return call.name() == "aten::embedding" ? embedding_of(call, *member, place) : std::nullopt;
+        });
     if (!result) return false;
     call.finish({*std::move(result)});
     return true;

@@ -19,7 +19,7 @@ class Transfer {
   virtual void wait() = 0;
 };
 
-enum class Place { memory, host, file, shards };
+enum class BytesPlace { memory, host, file, shards };
 
 /// Where the bytes of one flat storage are while nobody computes with them. The residency calls it from one thread at a
 /// time, in the order of touches. `flat` is 1-D, contiguous, of the unit's compute dtype and device, and without the
@@ -44,16 +44,16 @@ class Home {
   virtual std::optional<at::Tensor> mapped() { return std::nullopt; }
 
   /// For people: what kind of place it is. `memory`: that of the unit's device.
-  virtual Place place() const { return Place::memory; }
+  virtual BytesPlace place() const { return BytesPlace::memory; }
 
   /// How many processes a mapped home's bytes are shared by: each counts its share.
   virtual int64_t sharers() const { return 1; }
   /// Of bytes that are shared and may change: the elements whose values this process decides. None may change what the
   /// others compute with, so who writes gets a copy of its own, see Residency::share_again(). Empty: nothing of that.
-  struct Stretch {
+  struct OwnSlice {
     int64_t begin = 0, length = 0;
   };
-  virtual Stretch own() const { return {}; }
+  virtual OwnSlice own() const { return {}; }
 
   /// Set for a home that keeps values of its own, in this dtype, beside the flat storage (a shard, masters): what an
   /// operator writes reaches them at once, in their precision. The flat storage is then never stored for an operator.

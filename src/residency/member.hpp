@@ -51,12 +51,12 @@ class Member {
   /// Its bytes are codes, and these are they; null for others.
   EncodedWeight* encoded() const { return encoded_; }
   void set_encoded(EncodedWeight* encoded) { encoded_ = encoded; }
-  /// Other ranks have rounded their stretches of what was written here: whoever looks at it looks at theirs.
+  /// Other ranks have rounded their slices of what was written here: whoever looks at it looks at theirs.
   bool is_behind() const { return is_behind_; }
   void set_behind(bool behind) { is_behind_ = behind; }
   /// It is no parameter, but what this process decides of a flat storage that others compute with.
-  bool is_stretch() const { return is_stretch_; }
-  void set_stretch() { is_stretch_ = true; }
+  bool is_slice() const { return is_slice_; }
+  void set_slice() { is_slice_ = true; }
   /// The module still holds this tensor with this storage (module->to(...) replaces it).
   bool intact() const;
 
@@ -79,7 +79,7 @@ class Member {
   int64_t offset_, numel_;
   size_t bytes_before_;  ///< offset in bytes
   c10::intrusive_ptr<c10::StorageImpl> storage_;
-  bool open_ = false, is_stretch_ = false, is_behind_ = false;
+  bool open_ = false, is_slice_ = false, is_behind_ = false;
   EncodedWeight* encoded_ = nullptr;
 };
 

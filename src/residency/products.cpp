@@ -10,6 +10,15 @@
 
 namespace accelerate::residency {
 
+WeightView weight_view(const at::Tensor& view, const at::Tensor& weight) {
+  if (view.storage_offset() != weight.storage_offset()) return WeightView::part;
+  if (view.sizes() == weight.sizes() && view.strides() == weight.strides()) return WeightView::whole;
+  const auto is = [&](int64_t mine, int64_t its) {
+    return view.size(mine) == weight.size(its) && view.stride(mine) == weight.stride(its);
+  };
+  return view.dim() == 2 && weight.dim() == 2 && is(0, 1) && is(1, 0) ? WeightView::turned : WeightView::part;
+}
+
 const ProductPlaces* product_places(const std::string& name) {
   static const std::unordered_map<std::string_view, ProductPlaces> places{
       {"aten::linear", {0, 1, 2, true}},        {"accelerate_models::row_product", {0, 1, 2, true}},

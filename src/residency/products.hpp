@@ -1,9 +1,15 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstddef>
 #include <string>
 
 namespace accelerate::residency {
+
+/// What a tensor has of the weight [n, m] over whose storage it lies: all of it, its transpose, or something else.
+enum class WeightView { whole, turned, part };
+WeightView weight_view(const at::Tensor& view, const at::Tensor& weight);
 
 class OperatorCall;
 

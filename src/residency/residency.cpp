@@ -1,30 +1,22 @@
 #include "residency/residency.hpp"
 
 #include <ATen/ops/empty_strided.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 
 #include "accelerate/utils/error.hpp"
+#include "memory/meta_memory.hpp"
+#include "observe/trace.hpp"
 #include "residency/counters.hpp"
 #include "residency/devices.hpp"
 #include "residency/encoded.hpp"
-#include "utils/counts.hpp"
-#include "utils/meta_memory.hpp"
-#include "utils/trace.hpp"
 
 namespace accelerate::residency {
 namespace {
 
-/// Homes compute and communicate with plain tensors: no autograd, no faults, whatever the user's code has switched on
-/// around them.
+/// Homes compute and communicate with plain tensors.
 struct PlainTensors {
-  c10::AutoGradMode no_grad{false};
-  c10::InferenceMode no_inference{false};
-  c10::impl::ExcludeDispatchKeyGuard no_faults{
-      c10::DispatchKeySet({kKey, c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA})};
+  OwnOperators own{TorchLayers::no_gradients};
 };
 
 }  // namespace
@@ -73,7 +65,7 @@ Unit& Residency::add(const std::string& name, std::vector<PartSpec> parts, bool 
       unit->parts_[p].members.push_back(std::make_unique<Member>(*unit, unit->parts_[p], parts[p].members[i].first,
                                                                  parts[p].members[i].second, parts[p].layout.offsets[i],
                                                                  faults));
-    if (parts[p].stretch_is_last) unit->parts_[p].members.back()->set_stretch();
+    if (parts[p].slice_is_last) unit->parts_[p].members.back()->set_slice();
   }
   for (const auto& part : unit->parts_)
     for (const auto& member : part.members) member->set_encoded(part.home->encoded());
@@ -213,14 +205,14 @@ void Residency::wrote(Member& member, const at::Tensor& values) {
   const MutexLock lock(mutex_);
   const PlainTensors plain;
   Part& part = member.unit().parts_[static_cast<size_t>(&member.part() - member.unit().parts_.data())];
-  at::Tensor stretch = part.flat.narrow(0, member.offset(), member.numel());
-  if (values.defined()) stretch.copy_(values);
+  at::Tensor slice = part.flat.narrow(0, member.offset(), member.numel());
+  if (values.defined()) slice.copy_(values);
   if (member.unit().discards_ > 0) return;
-  if (scribe_ && !writes_together()) scribe_(member, stretch);
+  if (scribe_ && !writes_together()) scribe_(member, slice);
   if (!part.home->keeps()) return;
-  part.home->take(member.offset(), values.defined() ? values : stretch);
+  part.home->take(member.offset(), values.defined() ? values : slice);
   part.version = part.home->version();
-  // Each rank has the exact values of its own stretch only.
+  // Each rank has the exact values of its own slice only.
   if (values.defined() && (part.home->collective() || part.home->sharers() > 1)) member.set_behind(true);
 }
 
@@ -356,7 +348,7 @@ void Residency::start(Unit& unit) {
       }
       counters().add_resident(part.resident_bytes());
       if (part.mapped.defined()) continue;
-      const auto kind = part.home->collective() ? trace::Kind::unit_gather : trace::Kind::unit_fetch;
+      const auto kind = part.home->collective() ? trace::SpanKind::unit_gather : trace::SpanKind::unit_fetch;
       const trace::Topic topic(kind, unit.name_, part.bytes());
       trace::Span at_once(kind, unit.name_, part.bytes());
       part.transfer = part.home->fetch(part.flat);
@@ -373,12 +365,12 @@ void Residency::start(Unit& unit) {
   }
   if (!unit.fixed_) present_bytes_ += unit.bytes();  // what never goes is in no budget
   unit.state_ = State::fetching;
-  counts::most(counts::Count::fetches_most, ++outstanding_);
+  counts::most(ResidencyCount::fetches_most, ++outstanding_);
 }
 
 void Residency::finish(Unit& unit) {
   --outstanding_;
-  trace::Span waits(trace::Kind::unit_wait, unit.name_, unit.bytes());
+  trace::Span waits(trace::SpanKind::unit_wait, unit.name_, unit.bytes());
   if (unit.fixed_) waits.cancel();
   try {
     const PlainTensors plain;  // what arrives may have to be decoded
@@ -405,7 +397,7 @@ void Residency::drop(Unit& unit) {
   if (unit.fixed_ || unit.private_) return;
   if (unit.state_ == State::fetching) finish(unit);
   if (unit.state_ == State::absent) return;
-  const trace::Span evicts(trace::Kind::unit_evict, unit.name_, unit.bytes());
+  const trace::Span evicts(trace::SpanKind::unit_evict, unit.name_, unit.bytes());
   for (auto& part : unit.parts_) {  // first: what can't be stored stays, whole and as it is
     if (!unit.dirty_ || part.mapped.defined()) continue;
     part.home->store(part.flat);

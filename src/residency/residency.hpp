@@ -78,7 +78,7 @@ class Residency {
   /// What this process decides of its copies goes to where all see it, and the copies end. The caller has seen to it
   /// that nobody computes meanwhile.
   void share_again();
-  /// What brings up to date what all ranks see, once each has written to its own pieces, or to the masters of shared
+  /// What brings up to date what all ranks see, once each has written to its own shards, or to the masters of shared
   /// images; collective. It ends with note_up_to_date().
   void set_publisher(std::function<void()> publish) { publish_ = std::move(publish); }
   /// Told of each write by an operator to a member, with what the whole member is now, as this rank has it (1-D).
@@ -96,7 +96,7 @@ class Residency {
   void note_up_to_date();
   /// Before an operator touches the member.
   void bring_up_to_date(Unit& unit, const Member& member);
-  /// A rank has written to its own stretch.
+  /// A rank has written to its own slice.
   void note_piece_write(Unit& unit);
   /// For those who give members other values than operators do, all ranks together.
   struct Change {
@@ -106,7 +106,7 @@ class Residency {
   const Change& change() const { return change_; }
   /// Between the two: the member's home keeps what it keeps of `value`, which has the member's sizes and any dtype.
   void assign(const Member& member, const at::Tensor& value);
-  /// From here on writes go to the shared bytes: everyone writes to its own stretch only.
+  /// From here on writes go to the shared bytes: everyone writes to its own slice only.
   void write_together(bool on) { writing_together_.store(on, std::memory_order_relaxed); }
   bool writes_together() const { return writing_together_.load(std::memory_order_relaxed); }
 

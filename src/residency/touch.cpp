@@ -23,12 +23,12 @@ struct Touch final : Handler {
       Unit& unit = member->unit();
       if (unit.is_alone()) return;  // there, and everything counts as written afterwards
       if (!call.unit_device && unit.owner().across_devices()) call.unit_device = tensor.device();
-      if (!member->is_stretch()) unit.owner().look_at_homes(unit);
-      if ((unit.fixed() || member->is_behind()) && !member->is_stretch()) unit.owner().bring_up_to_date(unit, *member);
+      if (!member->is_slice()) unit.owner().look_at_homes(unit);
+      if ((unit.fixed() || member->is_behind()) && !member->is_slice()) unit.owner().bring_up_to_date(unit, *member);
       if (unit.fixed() && (!writes || unit.owner().writes_together())) return;  // always there
-      if (writes && member->is_stretch()) unit.owner().note_piece_write(unit);
+      if (writes && member->is_slice()) unit.owner().note_piece_write(unit);
       call.pins.add(unit, writes);
-      const bool has_to_hear = member->home().keeps() || (unit.owner().has_scribe() && !member->is_stretch());
+      const bool has_to_hear = member->home().keeps() || (unit.owner().has_scribe() && !member->is_slice());
       if (writes && has_to_hear && std::find(written.begin(), written.end(), member) == written.end())
         written.push_back(member);
     });

@@ -36,7 +36,7 @@ struct PartSpec {
   std::unique_ptr<Home> home;
   /// What code that asks for absent bytes is told, by the member's name; null: as of parameters.
   std::string (*absent)(const std::string& name) = nullptr;
-  bool stretch_is_last = false;  ///< of the members: no parameter, but home->own()
+  bool slice_is_last = false;  ///< of the members: no parameter, but home->own()
 };
 
 /// One flat storage of one dtype, with the members that lie in it.

@@ -6,7 +6,7 @@
 
 #include <latch>
 
-#include "utils/trace.hpp"
+#include "observe/trace.hpp"
 
 namespace accelerate::residency {
 namespace {

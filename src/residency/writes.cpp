@@ -13,7 +13,7 @@ namespace accelerate::residency {
 namespace {
 
 /// A member of less precision than its home keeps, and what the operator writes to in its place.
-struct Wide {
+struct WideMember {
   const Member* member;
   at::Tensor values;  ///< 1-D
 };
@@ -33,26 +33,28 @@ bool records(const OperatorCall& call) {
 }  // namespace
 
 void carry_out_writes(OperatorCall& call, const Next& next, const Written& written) {
-  std::vector<Wide> wide;
+  std::vector<WideMember> wide;
   if (!records(call))
     for (Member* member : written)
       if (is_wide(*member)) wide.push_back({member, member->unit().owner().exact(*member)});
   const auto in_place_of = [&](const Member* member) {
-    return std::find_if(wide.begin(), wide.end(), [&](const Wide& one) { return one.member == member; });
+    return std::find_if(wide.begin(), wide.end(), [&](const WideMember& one) { return one.member == member; });
   };
   if (wide.empty()) {
     next();
   } else {
     const std::vector<c10::IValue> originals(call.arguments().begin(), call.arguments().end());
-    for (size_t i = 0; i < originals.size(); ++i)
-      call.map_tensors(i, [&](const at::Tensor& tensor) {
-        if (const auto found = in_place_of(Member::of(tensor)); found != wide.end())
-          return found->values.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-        // Some operators want operands of one type (lerp_).
-        return !call.writes(i) && tensor.scalar_type() == wide.front().member->part().dtype
-                   ? tensor.to(wide.front().values.scalar_type())
-                   : tensor;
-      });
+    next.compute(TorchLayers::program, [&] {
+      for (size_t i = 0; i < originals.size(); ++i)
+        call.map_tensors(i, [&](const at::Tensor& tensor) {
+          if (const auto found = in_place_of(Member::of(tensor)); found != wide.end())
+            return found->values.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+          // Some operators want operands of one type (lerp_).
+          return !call.writes(i) && tensor.scalar_type() == wide.front().member->part().dtype
+                     ? tensor.to(wide.front().values.scalar_type())
+                     : tensor;
+        });
+    });
     next();
     call.put_back(originals);
     // Who saved such a tensor for backward must hear of it.

@@ -26,7 +26,7 @@ using Dict = c10::impl::GenericDict;
 fs::path gradients_file(const fs::path& folder, int64_t rank) { return folder / fmt::format("gradients_{}.bin", rank); }
 
 /// What may hold gradients, by a name that all ranks know it by: whole parameters, which accumulate without
-/// communication, and the pieces of sharded ones, where every micro-step communicates.
+/// communication, and the shards of sharded ones, where every micro-step communicates.
 struct Holders {
   std::map<std::string, at::Tensor> whole, pieces;
 };
@@ -45,7 +45,7 @@ Holders holders_of(const RunState& run) {
   return all;
 }
 
-/// What a parameter shows as its gradient is its piece's.
+/// What a parameter shows as its gradient is its shard's.
 bool is_of_piece(const at::Tensor& gradient, const std::map<std::string, at::Tensor>& pieces, const std::string& name) {
   if (residency::Member::of(gradient)) return true;
   const auto piece = pieces.find(name);
@@ -155,7 +155,7 @@ void save_accumulation(const RunState& run, const fs::path& folder, const SaveOp
   checkpointing::save_object(state, gradients_file(folder, comm::rank()));
 }
 
-StagedAccumulation::StagedAccumulation(const RunState& run, const fs::path& folder, const LoadOptions& options) {
+StagedAccumulation::StagedAccumulation(const RunState& run, const fs::path& folder, const RunLoadOptions& options) {
   const int64_t rank = comm::rank(), ranks = comm::world_size();
   const auto holders = holders_of(run);
   std::map<std::string, at::Tensor> whole, pieces;
@@ -201,7 +201,7 @@ StagedAccumulation::StagedAccumulation(const RunState& run, const fs::path& fold
       }
     }
   }
-  // Of zeros that lay in pieces whole parameters have theirs.
+  // Of zeros that lay in shards whole parameters have theirs.
   for (auto piece = pieces.begin(); piece != pieces.end();) {
     const auto holder = holders.whole.find(piece->first);
     const bool moves = !holders.pieces.contains(piece->first) && holder != holders.whole.end();

@@ -33,7 +33,7 @@ class StagedAccumulation {
   /// Reads this rank's file, or, for another number of ranks, all: then each rank gets the average, so that the sum
   /// over ranks stays what it was. Not collective.
   /// @throws CheckpointError with both sides' numbers, where the group can't go on.
-  StagedAccumulation(const RunState& run, const std::filesystem::path& folder, const LoadOptions& options);
+  StagedAccumulation(const RunState& run, const std::filesystem::path& folder, const RunLoadOptions& options);
   /// Whether all ranks have read the same. Collective. @throws CheckpointError on all ranks.
   void agree() const;
   /// Gives the parameters these gradients, and none where there are none.

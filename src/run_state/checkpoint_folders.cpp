@@ -14,10 +14,10 @@
 #include "accelerate/comm.hpp"
 #include "comm/agreement.hpp"
 #include "formats/dcp/metadata.hpp"
+#include "input/read_file.hpp"
+#include "run_state/counts.hpp"
 #include "run_state/state_parts.hpp"
-#include "utils/counts.hpp"
 #include "utils/log.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate::run_state {
 
@@ -92,7 +92,7 @@ void prune_checkpoints(const fs::path& all, int64_t limit, const fs::path& newes
     fs::remove_all(removed);
     fs::rename(complete[i], removed);  // so that nobody meets half of it
     fs::remove_all(removed);
-    counts::add(counts::Count::checkpoints_pruned);
+    counts::add(CheckpointCount::checkpoints_pruned);
   }
 }
 

@@ -21,18 +21,19 @@ using distributed_checkpoint::Bytes;
 using formats::DcpBox;
 
 /// What is to be read, when all of it has been found to fit.
-struct LoadPlan {
-  struct Piece {
+struct DistributedLoadPlan {
+  struct LoadedSlice {
     std::string name;
     DcpBox box;
     at::Tensor destination;
   };
-  std::vector<Piece> pieces;
+  std::vector<LoadedSlice> pieces;
   std::vector<std::pair<formats::DcpPath, Value>> objects;
   /// In the dict's order, which all ranks of a model have.
   std::vector<std::shared_ptr<parallel::Engine>> engines;
 
-  LoadPlan(const StateDict& state, const formats::DcpCheckpoint& checkpoint, const DistributedLoadOptions& options) {
+  DistributedLoadPlan(const StateDict& state, const formats::DcpCheckpoint& checkpoint,
+                      const DistributedLoadOptions& options) {
     std::string differences;
     for (const auto& leaf : leaves_of(state)) {
       const auto* entry = checkpoint.find(leaf.name);
@@ -89,7 +90,7 @@ struct LoadPlan {
 
 void load_distributed(StateDict& state, const std::filesystem::path& folder, const DistributedLoadOptions& options) {
   std::optional<formats::DcpCheckpoint> checkpoint;
-  std::optional<LoadPlan> plan;
+  std::optional<DistributedLoadPlan> plan;
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
     checkpoint.emplace(folder);
     plan.emplace(state, *checkpoint, options);

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "parallel/stretch.hpp"
+#include "parallel/slice_of.hpp"
 
 namespace accelerate::run_state {
 
@@ -36,7 +36,7 @@ parallel::Held whole_on_all_ranks(std::vector<std::string> names, const at::Tens
           .slice = parallel::Slice::all_of(tensor.sizes())};
 }
 
-std::vector<checkpointing::StretchPart> boxes_of(const parallel::Held& holding, const at::Tensor& values) {
+std::vector<checkpointing::SliceBox> boxes_of(const parallel::Held& holding, const at::Tensor& values) {
   const parallel::Slice& slice = holding.slice;
   if (values.numel() == 0) return {};
   if (values.sizes() == slice.sizes) return {{.box = {slice.corner, slice.sizes}, .values = values}};

@@ -10,17 +10,17 @@
 #include "checkpoint/saved_state.hpp"
 
 /// What a rank holds of the tensors of prepared models. Files are written and read in terms of this alone, whether an
-/// engine cuts tensors into pieces or leaves them whole.
+/// engine cuts tensors into shards or leaves them whole.
 namespace accelerate::run_state {
 
-/// Those in pieces, in the order in which they become whole, then the rest of the model's state.
+/// Those in shards, in the order in which they become whole, then the rest of the model's state.
 std::vector<parallel::Held> holdings_of(const detail::PreparedModel& model);
 
 /// What all ranks have whole.
 parallel::Held whole_on_all_ranks(std::vector<std::string> names, const at::Tensor& tensor);
 
 /// `values`, which are of the slice that is held (it itself, a moment of Adam), as rectangles of the whole.
-std::vector<checkpointing::StretchPart> boxes_of(const parallel::Held& holding, const at::Tensor& values);
+std::vector<checkpointing::SliceBox> boxes_of(const parallel::Held& holding, const at::Tensor& values);
 /// The same in a state dict, without copies. @param engine  to be told when the values are loaded, or null
 distributed_checkpoint::ShardedTensor sharded(const parallel::Held& holding, const at::Tensor& values,
                                               std::shared_ptr<parallel::Engine> engine = nullptr);

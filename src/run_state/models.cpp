@@ -16,6 +16,7 @@
 #include "checkpoint/zero_checkpoint.hpp"
 #include "comm/agreement.hpp"
 #include "formats/torch_archive.hpp"
+#include "observe/trace.hpp"
 #include "parallel/deepspeed_files.hpp"
 #include "parallel/layer.hpp"
 #include "residency/homes/encoded.hpp"
@@ -26,14 +27,13 @@
 #include "run_state/zero_files.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
-#include "utils/trace.hpp"
 
 namespace accelerate::run_state {
 namespace {
 
 WholeStream::Wanted wanted_weight(const parallel::Held& holding) { return wanted(holding, "", holding.value); }
 
-/// The tensors in pieces among a model's, by the module's tensor.
+/// The tensors in shards among a model's, by the module's tensor.
 std::unordered_map<const at::TensorImpl*, const parallel::Held*> pieces_among(
     const std::vector<parallel::Held>& holdings) {
   std::unordered_map<const at::TensorImpl*, const parallel::Held*> result;
@@ -123,7 +123,7 @@ void save_plain_model(const ModelRef& model, const std::vector<parallel::Held>& 
 checkpointing::StoredTensors zero_weights(const detail::PreparedModel& model, const std::filesystem::path& folder,
                                           bool masters) {
   const auto sizes = sizes_by_name(model);
-  return checkpointing::ZeroCheckpoint(folder).weights(
+  return checkpointing::ZeroCheckpoint::opened(folder)->weights(
       {.masters = masters && (!model.deepspeed || model.deepspeed->load_from_fp32_weights), .sizes = &sizes});
 }
 
@@ -178,7 +178,7 @@ StagedModel::StagedModel(const detail::PreparedModel& model, const StateFile& fi
     : engine_(model.engine.get()) {
   if (engine_)
     for (const auto& layer : engine_->layers()) layer->expect_all_states_here("loading a checkpoint");
-  trace::Span span(trace::Kind::checkpoint_read, file.path.filename().string());
+  trace::Span span(trace::SpanKind::checkpoint_read, file.path.filename().string());
   if (file.form == StateForm::local) {
     if (!strict)
       raise<ConfigError>(

@@ -12,7 +12,7 @@
 #include "run_state/state_dict.hpp"
 #include "run_state/state_files.hpp"
 
-/// Weights of prepared models, to files and back. Tensors in pieces become whole one part at a time, or, in files that
+/// Weights of prepared models, to files and back. Tensors in shards become whole one part at a time, or, in files that
 /// are written at once, one file at a time. All functions are collective, and throw what goes wrong on all ranks.
 namespace accelerate::run_state {
 
@@ -25,7 +25,7 @@ void save_tensors(const std::map<std::string, at::Tensor>& tensors, const StateF
 /// model. Not collective but for apply().
 class StagedModel {
  public:
-  /// @param strict  false: what only one of both has is let be, with a warning. ConfigError for pieces of this rank
+  /// @param strict  false: what only one of both has is let be, with a warning. ConfigError for shards of this rank
   /// alone, which fit the same run only  @param masters  of DeepSpeed's files; false: weights as modules had them
   /// @throws CheckpointError listing every missing, unexpected and misshapen tensor.
   StagedModel(const detail::PreparedModel& model, const StateFile& file, bool strict, bool masters = true);
@@ -50,7 +50,7 @@ StateDict distributed_state(const detail::PreparedModel& model);
 /// Parameters and buffers by name, tied weights under each of theirs, for whom `config` says; empty elsewhere.
 std::map<std::string, at::Tensor> whole_state(const detail::PreparedModel& model, const StateDictConfig& config);
 
-/// As checkpointing::save_model(), for models in pieces; rank 0 writes.
+/// As checkpointing::save_model(), for models in shards; rank 0 writes.
 void save_weights(const detail::PreparedModel& model, const std::filesystem::path& folder, int64_t max_shard_bytes,
                   bool safe_serialization);
 

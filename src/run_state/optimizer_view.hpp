@@ -30,13 +30,13 @@ inline constexpr const char* kSteps = "step";  ///< the one state that is no ten
 /// An optimizer's parameters in the order of its groups.
 std::vector<parallel::Held> parameters_of(const AcceleratedOptimizer& optimizer, const PreparedModels& models);
 
-/// What writes its state in its own words can't be cut into pieces, nor put together from them. @throws ConfigError
+/// What writes its state in its own words can't be cut into shards, nor put together from them. @throws ConfigError
 [[noreturn]] void refuse_pieces(const AcceleratedOptimizer& optimizer, const char* operation);
 
 /// An optimizer as all ranks see it: a rank that has no element of a parameter may have no state for it.
 struct OptimizerView {
   std::vector<parallel::Held> parameters;
-  std::vector<std::map<std::string, at::Tensor>> state;  ///< per parameter; this rank's pieces
+  std::vector<std::map<std::string, at::Tensor>> state;  ///< per parameter; this rank's shards
   std::vector<Dict> groups;                              ///< with the names as `params`
 
   /// Collective. @throws ConfigError for an optimizer whose state is of a layout of its own
@@ -47,7 +47,7 @@ struct OptimizerView {
 /// Indices into view.parameters in the order in which they become whole, which need not be that of the groups.
 std::vector<size_t> in_order_of_parts(const OptimizerView& view);
 
-/// All states that lie in pieces. @param order  of parameters
+/// All states that lie in shards. @param order  of parameters
 std::vector<WholeStream::Wanted> states_in_pieces(const OptimizerView& view, const std::vector<size_t>& order);
 
 }  // namespace accelerate::run_state

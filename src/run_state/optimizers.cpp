@@ -62,7 +62,7 @@ void save_full_optimizer(const OptimizerView& view, const fs::path& file) {
   });
 }
 
-/// The file of plain training, which is written at once: parameters are numbers. Nothing in pieces needs nobody's help.
+/// The file of plain training, which is written at once: parameters are numbers. Nothing in shards needs nobody's help.
 void save_plain_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const fs::path& file,
                           const Writers& writers) {
   const auto parameters = parameters_of(optimizer, models);

@@ -27,7 +27,7 @@ void save_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels&
                     const Writers& writers);
 
 /// {"state": {name: {kind: tensor}}, "param_groups": […]} with whole tensors that are copies, for whom `config` says;
-/// an empty dict elsewhere. An optimizer without pieces gives it to all. Collective.
+/// an empty dict elsewhere. An optimizer without shards gives it to all. Collective.
 c10::IValue whole_state(const AcceleratedOptimizer& optimizer, const PreparedModels& models,
                         const StateDictConfig& config, Untouched untouched = Untouched::left_out);
 
@@ -39,7 +39,7 @@ StateDict distributed_state(const AcceleratedOptimizer& optimizer, const Prepare
 std::vector<std::vector<parallel::Held>> parameters_by_group(const AcceleratedOptimizer& optimizer,
                                                              const PreparedModels& models);
 
-/// The state for optimizer.load_state_dict(), with this rank's pieces, whoever wrote it. Not collective. @throws
+/// The state for optimizer.load_state_dict(), with this rank's shards, whoever wrote it. Not collective. @throws
 /// CheckpointError naming what is missing or has another size.
 c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file);
 c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models,

@@ -47,7 +47,7 @@ c10::IValue load_own_pieces(const std::vector<parallel::Held>& holdings, const s
   const auto object = checkpointing::load_object(file);
   if (!object.isGenericDict()) fail("found " + object.tagKind() + ", expected the pieces of a rank");
   const auto dict = object.toGenericDict();
-  const char* const slices_key = dict.contains("begins") ? "begins" : "slices";  // of stretches only, once
+  const char* const slices_key = dict.contains("begins") ? "begins" : "slices";  // of slices only, once
   for (const char* key : {"world_size", "rank", slices_key, "state"})
     if (!dict.contains(key))
       fail(fmt::format("found a dict without '{}', expected the pieces of a rank as they are written here", key));

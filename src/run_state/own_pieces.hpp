@@ -7,7 +7,7 @@
 
 #include "run_state/holdings.hpp"
 
-/// Each rank's pieces as they are, which make sense only to the same rank of as many, of a model that is cut in the
+/// Each rank's shards as they are, which make sense only to the same rank of as many, of a model that is cut in the
 /// same way.
 namespace accelerate::run_state {
 

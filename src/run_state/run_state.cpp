@@ -11,11 +11,12 @@
 #include <unordered_set>
 
 #include "accelerate/comm.hpp"
+#include "checkpoint/zero_checkpoint.hpp"
 #include "comm/agreement.hpp"
 #include "optim/optimizer_state.hpp"
+#include "run_state/counts.hpp"
 #include "run_state/pieces_for_steps.hpp"
 #include "run_state/state_parts.hpp"
-#include "utils/counts.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
@@ -48,9 +49,9 @@ void RunState::clear() {
 
 namespace {
 
-using PieceOfParameter = std::unordered_map<const at::TensorImpl*, parallel::Held>;
+using ShardOfParameter = std::unordered_map<const at::TensorImpl*, parallel::Held>;
 
-void give_pieces(const PieceOfParameter& pieces, torch::optim::Optimizer& optimizer) {
+void give_pieces(const ShardOfParameter& pieces, torch::optim::Optimizer& optimizer) {
   const auto& groups = optimizer.param_groups();
   if (optim::has_own_state_dict(optimizer) && std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
         return std::any_of(group.params().begin(), group.params().end(), [&](const at::Tensor& parameter) {
@@ -69,10 +70,8 @@ void give_pieces(const PieceOfParameter& pieces, torch::optim::Optimizer& optimi
   for (auto& group : optimizer.param_groups())
     for (auto& parameter : group.params())
       if (const auto found = pieces.find(parameter.unsafeGetTensorImpl()); found != pieces.end())
-        optim::move_optimizer_state(optimizer, parameter, found->second.value, [&](const at::Tensor& whole) {
-          // Made for what a parameter shows, which in mixed precision is an image of 16 bits: as exact as the piece.
-          return parallel::slice_of(found->second, whole).to(found->second.value.scalar_type());
-        });
+        optim::move_optimizer_state(optimizer, parameter, found->second.value,
+                                    [&](const at::Tensor& whole) { return parallel::slice_of(found->second, whole); });
   for (auto& group : optimizer.param_groups())
     for (auto& parameter : group.params()) {
       const auto found = pieces.find(parameter.unsafeGetTensorImpl());
@@ -97,7 +96,7 @@ void tell_of_whole_parameters(const torch::optim::Optimizer& optimizer) {
              name);
 }
 
-/// Looks whether the optimizer lists parameters of which the engine has pieces, and gives it these. Not collective.
+/// Looks whether the optimizer lists parameters of which the engine has shards, and gives it these. Not collective.
 void look_for_whole(parallel::Engine& engine, const std::unordered_set<const void*>& sharded,
                     torch::optim::Optimizer& optimizer) {
   const auto& groups = optimizer.param_groups();
@@ -106,8 +105,8 @@ void look_for_whole(parallel::Engine& engine, const std::unordered_set<const voi
                        [&](const at::Tensor& parameter) { return sharded.contains(parameter.unsafeGetTensorImpl()); });
   });
   if (!any) return;
-  const bool whole = !optim::is_element_wise(optimizer) && !optim::has_own_state_dict(optimizer);
-  PieceOfParameter pieces;
+  const bool whole = !optim::steps_on_pieces(optimizer) && !optim::has_own_state_dict(optimizer);
+  ShardOfParameter pieces;
   for (auto& holding : engine.pieces()) {
     const bool computes = holding.value.is_same(holding.tensor);  // modules have a part only: there is no whole one
     if (computes && whole && holding.slice.numel < holding.whole.numel())
@@ -127,8 +126,8 @@ void give_pieces_to_optimizers(const RunState& run) {
   using Tensors = std::unordered_set<const void*>;
   const auto engines = run.engines();
   for (const auto& optimizer : run.optimizers)
-    if (auto* asking = dynamic_cast<optim::StepsOnPieces*>(&optimizer.optimizer()))
-      asking->set_pieces(std::make_shared<const PiecesForSteps>(engines));
+    if (auto* asking = dynamic_cast<optim::AsksOtherRanks*>(&optimizer.optimizer()))
+      asking->set_pieces(std::make_shared<const ShardsForSteps>(engines));
   for (const auto& engine : engines) {
     const auto sharded = std::make_shared<Tensors>(), pieces = std::make_shared<Tensors>();
     if (engine->holds_pieces())
@@ -139,11 +138,6 @@ void give_pieces_to_optimizers(const RunState& run) {
     for (const auto& optimizer : run.optimizers) {
       // An optimizer does not keep the engine: its hooks on the parameters end with the prepared model.
       const auto told = std::weak_ptr(engine);
-      const auto tell = [told](void (parallel::Engine::*what)()) {
-        return [told, what] {
-          if (const auto here = told.lock()) ((*here).*what)();
-        };
-      };
       AcceleratedOptimizer::StepHooks hooks;
       hooks.look = [told, sharded, &bare = optimizer.optimizer()] {
         if (const auto here = told.lock()) look_for_whole(*here, *sharded, bare);
@@ -153,8 +147,19 @@ void give_pieces_to_optimizers(const RunState& run) {
       };
       hooks.look();
       // Who steps on whole parameters writes to them as any operator does.
-      const bool whole = engine->holds_pieces() && !optim::is_element_wise(optimizer.optimizer());
-      hooks.before = tell(whole ? &parallel::Engine::settle_gradients : &parallel::Engine::before_step);
+      const bool whole = engine->holds_pieces() && !optim::steps_on_pieces(optimizer.optimizer());
+      hooks.before = [told, whole, &bare = optimizer.optimizer()] {
+        const auto here = told.lock();
+        if (!here) return;
+        here->expect_gradients([&] {
+          std::vector<at::Tensor> stepped_on;
+          for (const auto& group : bare.param_groups())
+            stepped_on.insert(stepped_on.end(), group.params().begin(), group.params().end());
+          return stepped_on;
+        });
+        if (whole) here->settle_gradients();
+        else here->before_step();
+      };
       if (!whole)
         hooks.after = [told, pieces, &bare = optimizer.optimizer()] {
           if (const auto here = told.lock()) here->after_step();
@@ -184,18 +189,18 @@ void give_pieces_to_optimizers(const RunState& run) {
 }
 
 void save(const RunState& run, const fs::path& folder, const SaveOptions& options) {
-  counts::add(counts::Count::checkpoints);
-  if (options.loaders) counts::add(counts::Count::loader_positions, static_cast<int64_t>(run.loaders.size()));
+  counts::add(CheckpointCount::checkpoints);
+  if (options.loaders) counts::add(CheckpointCount::loader_positions, static_cast<int64_t>(run.loaders.size()));
   for (const auto& part : state_parts())
-    if (part.scope == Scope::together) part.save(run, folder, options);
+    if (part.scope == WriteScope::together) part.save(run, folder, options);
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
     for (const auto& part : state_parts())
-      if (part.scope == Scope::each_rank || (part.scope == Scope::once && options.writers.here))
+      if (part.scope == WriteScope::each_rank || (part.scope == WriteScope::once && options.writers.here))
         part.save(run, folder, options);
   });
 }
 
-std::vector<std::string> lacks(const RunState& run, const fs::path& folder, const LoadOptions& options) {
+std::vector<std::string> lacks(const RunState& run, const fs::path& folder, const RunLoadOptions& options) {
   std::vector<std::string> missing;
   for (const auto& part : state_parts())
     if (part.lacks)
@@ -203,10 +208,11 @@ std::vector<std::string> lacks(const RunState& run, const fs::path& folder, cons
   return missing;
 }
 
-void load(RunState& run, const fs::path& folder, const LoadOptions& options) {
+void load(RunState& run, const fs::path& folder, const RunLoadOptions& options) {
   // Read everything before anything changes, on any rank.
   std::vector<StagedPart> staged;
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
+    const checkpointing::OpenedOnce once;
     for (const auto& part : state_parts()) staged.push_back(part.stage(run, folder, options));
   });
   for (const auto& part : staged)

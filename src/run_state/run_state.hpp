@@ -54,7 +54,7 @@ struct RunState {
   void clear();
 };
 
-/// Gives optimizers the pieces of parameters that models have by now, with the states that belong to them, in whatever
+/// Gives optimizers the shards of parameters that models have by now, with the states that belong to them, in whatever
 /// order both were prepared; their steps then tell the engine. Not collective.
 /// @throws ConfigError for an optimizer of an unknown class that holds states of these parameters.
 void give_pieces_to_optimizers(const RunState& run);
@@ -74,7 +74,7 @@ struct SaveOptions {
 /// ResourceError, on all ranks.
 void save(const RunState& run, const std::filesystem::path& folder, const SaveOptions& options);
 
-struct LoadOptions {
+struct RunLoadOptions {
   std::vector<ModelRef> models = {};             ///< to be loaded, in the order of their files
   StateForm preferred = StateForm::safetensors;  ///< if a model or an optimizer is there in several
   bool loaders = false;
@@ -84,10 +84,10 @@ struct LoadOptions {
   at::Device device = at::kCPU;
 };
 /// Files that load() could not do without and that are not there. Not collective.
-std::vector<std::string> lacks(const RunState& run, const std::filesystem::path& folder, const LoadOptions& options);
+std::vector<std::string> lacks(const RunState& run, const std::filesystem::path& folder, const RunLoadOptions& options);
 
 /// Reads everything back into the same objects. Collective.
 /// @throws CheckpointError on all ranks, and leaves all as it was, if a file is missing or does not fit on any of them.
-void load(RunState& run, const std::filesystem::path& folder, const LoadOptions& options);
+void load(RunState& run, const std::filesystem::path& folder, const RunLoadOptions& options);
 
 }  // namespace accelerate::run_state

@@ -4,8 +4,8 @@
 
 #include "accelerate/comm.hpp"
 #include "checkpoint/zero_checkpoint.hpp"
+#include "input/read_file.hpp"
 #include "utils/raise.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate::run_state {
 

@@ -9,6 +9,7 @@
 #include "accelerate/comm.hpp"
 #include "accelerate/precision/fp8.hpp"
 #include "comm/agreement.hpp"
+#include "observe/trace.hpp"
 #include "parallel/deepspeed_files.hpp"
 #include "run_state/accumulation.hpp"
 #include "run_state/fp8_states.hpp"
@@ -19,7 +20,6 @@
 #include "run_state/zero_files.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
-#include "utils/trace.hpp"
 
 namespace accelerate::run_state {
 namespace {
@@ -91,17 +91,17 @@ void save_models(const RunState& run, const fs::path& folder, const SaveOptions&
     for (size_t i = 0; i < run.models.size(); ++i) save_model(*run.models[i], file(i), options.writers);
 }
 /// Files of the i-th model that is loaded.
-std::vector<StateFile> files_to_load(const RunState& run, const fs::path& folder, const LoadOptions& options,
+std::vector<StateFile> files_to_load(const RunState& run, const fs::path& folder, const RunLoadOptions& options,
                                      size_t i) {
   return model_files(folder, i, wants_universal(prepared_of(run, options.models[i])));
 }
-Names models_lacking(const RunState& run, const fs::path& folder, const LoadOptions& options) {
+Names models_lacking(const RunState& run, const fs::path& folder, const RunLoadOptions& options) {
   Names missing;
   for (size_t i = 0; i < options.models.size(); ++i)
     need_one_of(files_to_load(run, folder, options, i), options.preferred, missing);
   return missing;
 }
-StagedPart stage_models(RunState& run, const fs::path& folder, const LoadOptions& options) {
+StagedPart stage_models(RunState& run, const fs::path& folder, const RunLoadOptions& options) {
   // They have been checked when they are read, so that no copy of what they replace is needed.
   auto staged = std::make_shared<std::vector<StagedModel>>();
   for (size_t i = 0; i < options.models.size(); ++i) {
@@ -139,18 +139,19 @@ void save_optimizers(const RunState& run, const fs::path& folder, const SaveOpti
                    options.writers);
   }
 }
-Names optimizers_lacking(const RunState& run, const fs::path& folder, const LoadOptions& options) {
+Names optimizers_lacking(const RunState& run, const fs::path& folder, const RunLoadOptions& options) {
   Names missing;
   for (size_t i = 0; i < run.optimizers.size(); ++i)
     if (!with_its_model(run, folder, i)) need_one_of(optimizer_files(folder, i), options.preferred, missing);
   return missing;
 }
-StagedPart stage_optimizers(RunState& run, const fs::path& folder, const LoadOptions& options) {
+StagedPart stage_optimizers(RunState& run, const fs::path& folder, const RunLoadOptions& options) {
   StagedPart staged;
   for (size_t i = 0; i < run.optimizers.size(); ++i) {
     if (const auto files = with_its_model(run, folder, i); files && !has_file_of_its_own(folder, i)) {
-      const checkpointing::ZeroCheckpoint checkpoint(*files);
-      const trace::Span span(trace::Kind::checkpoint_read, files->filename().string());
+      const auto opened = checkpointing::ZeroCheckpoint::opened(*files);
+      const auto& checkpoint = *opened;
+      const trace::Span span(trace::SpanKind::checkpoint_read, files->filename().string());
       auto& optimizer = run.optimizers[i];
       staged.take.push_back(
           to_be_taken(optimizer, read_optimizer(optimizer, run.models, optimizer_in(run, checkpoint, i))));
@@ -165,7 +166,7 @@ StagedPart stage_optimizers(RunState& run, const fs::path& folder, const LoadOpt
         find_state(optimizer_files(folder, i), options.preferred, fmt::format("prepared optimizer {}", i));
     std::error_code is_folder;  // of a distributed checkpoint, of which each rank reads some parts
     const auto bytes = fs::file_size(file.path, is_folder);
-    const trace::Span span(trace::Kind::checkpoint_read, file.path.filename().string(),
+    const trace::Span span(trace::SpanKind::checkpoint_read, file.path.filename().string(),
                            is_folder ? 0 : static_cast<int64_t>(bytes));
     staged.take.push_back(to_be_taken(run.optimizers[i], read_optimizer(run.optimizers[i], run.models, file)));
   }
@@ -200,19 +201,19 @@ void save_schedulers(const RunState& run, const fs::path& folder, const SaveOpti
       run, folder, options.form == StateForm::deepspeed, [](size_t, const fs::path&) {},
       [&](size_t i, const fs::path& file) { save_object(run.schedulers[i].state_dict(), file); });
 }
-Names schedulers_lacking(const RunState& run, const fs::path& folder, const LoadOptions&) {
+Names schedulers_lacking(const RunState& run, const fs::path& folder, const RunLoadOptions&) {
   Names missing;
   for_each_scheduler(
       run, folder, is_deepspeed(run, folder), [](size_t, const fs::path&) {},
       [&](size_t, const fs::path& file) { need(file, missing); });
   return missing;
 }
-StagedPart stage_schedulers(RunState& run, const fs::path& folder, const LoadOptions&) {
+StagedPart stage_schedulers(RunState& run, const fs::path& folder, const RunLoadOptions&) {
   StagedPart staged;
   for_each_scheduler(
       run, folder, is_deepspeed(run, folder),
       [&](size_t i, const fs::path& files) {
-        const auto state = checkpointing::ZeroCheckpoint(files).lr_scheduler();
+        const auto state = checkpointing::ZeroCheckpoint::opened(files)->lr_scheduler();
         if (state.isNone())
           raise<CheckpointError>("load '{}': found no state of a schedule, expected one for prepared schedule {}",
                                  files.string(), i);
@@ -228,12 +229,12 @@ void save_loaders(const RunState& run, const fs::path& folder, const SaveOptions
   for (size_t i = 0; options.loaders && i < run.loaders.size(); ++i)
     save_object(run.loaders[i]->state_dict().to_ivalue(), loader_file(folder, i));
 }
-Names loaders_lacking(const RunState& run, const fs::path& folder, const LoadOptions& options) {
+Names loaders_lacking(const RunState& run, const fs::path& folder, const RunLoadOptions& options) {
   Names missing;
   for (size_t i = 0; options.loaders && i < run.loaders.size(); ++i) need(loader_file(folder, i), missing);
   return missing;
 }
-StagedPart stage_loaders(RunState& run, const fs::path& folder, const LoadOptions& options) {
+StagedPart stage_loaders(RunState& run, const fs::path& folder, const RunLoadOptions& options) {
   StagedPart staged;
   for (size_t i = 0; options.loaders && i < run.loaders.size(); ++i)
     staged.take.push_back(
@@ -244,17 +245,18 @@ StagedPart stage_loaders(RunState& run, const fs::path& folder, const LoadOption
 void save_scaler(const RunState& run, const fs::path& folder, const SaveOptions& options) {
   if (run.scaler && options.form != StateForm::deepspeed) save_object(run.scaler->state_dict(), scaler_file(folder));
 }
-Names scaler_lacking(const RunState& run, const fs::path& folder, const LoadOptions&) {
+Names scaler_lacking(const RunState& run, const fs::path& folder, const RunLoadOptions&) {
   Names missing;
   if (run.scaler && !is_deepspeed(run, folder)) need(scaler_file(folder), missing);
   return missing;
 }
-StagedPart stage_scaler(RunState& run, const fs::path& folder, const LoadOptions&) {
+StagedPart stage_scaler(RunState& run, const fs::path& folder, const RunLoadOptions&) {
   StagedPart staged;
   if (!run.scaler) return staged;
   if (!is_deepspeed(run, folder) || fs::exists(scaler_file(folder)))
     staged.take.push_back(to_be_taken(*run.scaler, load_object(scaler_file(folder))));
-  else if (const auto state = scaler_state_in(checkpointing::ZeroCheckpoint(files_of(run, folder, 0)), *run.scaler))
+  else if (const auto state =
+               scaler_state_in(*checkpointing::ZeroCheckpoint::opened(files_of(run, folder, 0)), *run.scaler))
     staged.take.push_back(to_be_taken(*run.scaler, *state));
   return staged;
 }
@@ -262,12 +264,12 @@ StagedPart stage_scaler(RunState& run, const fs::path& folder, const LoadOptions
 void save_customs(const RunState& run, const fs::path& folder, const SaveOptions&) {
   for (size_t i = 0; i < run.customs.size(); ++i) save_object(run.customs[i].state_dict(), custom_file(folder, i));
 }
-Names customs_lacking(const RunState& run, const fs::path& folder, const LoadOptions&) {
+Names customs_lacking(const RunState& run, const fs::path& folder, const RunLoadOptions&) {
   Names missing;
   for (size_t i = 0; i < run.customs.size(); ++i) need(custom_file(folder, i), missing);
   return missing;
 }
-StagedPart stage_customs(RunState& run, const fs::path& folder, const LoadOptions&) {
+StagedPart stage_customs(RunState& run, const fs::path& folder, const RunLoadOptions&) {
   StagedPart staged;
   for (size_t i = 0; i < run.customs.size(); ++i)
     staged.take.push_back(to_be_taken(run.customs[i], load_object(custom_file(folder, i))));
@@ -276,7 +278,7 @@ StagedPart stage_customs(RunState& run, const fs::path& folder, const LoadOption
 
 // ---- what is not needed, or not always there
 
-StagedPart stage_fp8(RunState& run, const fs::path& folder, const LoadOptions&) {
+StagedPart stage_fp8(RunState& run, const fs::path& folder, const RunLoadOptions&) {
   StagedPart staged;
   for (auto& [training, state] : read_fp8_states(run, folder))
     staged.take.push_back(to_be_taken(*training, std::move(state)));
@@ -284,13 +286,13 @@ StagedPart stage_fp8(RunState& run, const fs::path& folder, const LoadOptions&) 
 }
 
 void save_buffers_of_ranks(const RunState& run, const fs::path& folder, const SaveOptions& options) {
-  if (options.form != StateForm::local) save_own_buffers(run, folder);  // a rank's own pieces have them
+  if (options.form != StateForm::local) save_own_buffers(run, folder);  // a rank's own shards have them
 }
-StagedPart stage_buffers_of_ranks(RunState& run, const fs::path& folder, const LoadOptions& options) {
+StagedPart stage_buffers_of_ranks(RunState& run, const fs::path& folder, const RunLoadOptions& options) {
   return {.finish = one_after_the_other(stage_own_buffers(run, options.models, folder, options.strict))};
 }
 
-StagedPart stage_states_of_ranks(RunState& run, const fs::path& folder, const LoadOptions&) {
+StagedPart stage_states_of_ranks(RunState& run, const fs::path& folder, const RunLoadOptions&) {
   return {.finish = one_after_the_other(stage_own_states(run, folder))};
 }
 
@@ -301,7 +303,7 @@ fs::path random_states_file(const fs::path& folder) {
 void save_random(const RunState& run, const fs::path& folder, const SaveOptions& options) {
   save_object(checkpointing::random_states(run.step % options.num_steps, options.device), random_states_file(folder));
 }
-StagedPart stage_random(RunState& run, const fs::path& folder, const LoadOptions& options) {
+StagedPart stage_random(RunState& run, const fs::path& folder, const RunLoadOptions& options) {
   const auto file = random_states_file(folder);
   StagedPart staged;
   try {
@@ -329,7 +331,7 @@ StagedPart stage_random(RunState& run, const fs::path& folder, const LoadOptions
   return staged;
 }
 
-StagedPart stage_accumulation(RunState& run, const fs::path& folder, const LoadOptions& options) {
+StagedPart stage_accumulation(RunState& run, const fs::path& folder, const RunLoadOptions& options) {
   const auto staged = std::make_shared<const StagedAccumulation>(run, folder, options);
   return {.agree = [staged] { staged->agree(); },
           .finish = [staged, &run, num_steps = options.num_steps] { staged->apply(run, run.step % num_steps); }};
@@ -338,22 +340,22 @@ StagedPart stage_accumulation(RunState& run, const fs::path& folder, const LoadO
 constexpr StatePart kParts[] = {
     {R"(model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin|pytorch_model_fsdp(_\d+)?(_rank\d+)?\.bin|)"
      R"(pytorch_model_fsdp_\d+|pytorch_model(_\d+)?|latest|zero_to_fp32\.py)",
-     Scope::together, save_models, models_lacking, stage_models},
-    {R"(optimizer(_\d+)?\.bin|optimizer_\d+(_rank\d+\.bin)?)", Scope::together, save_optimizers, optimizers_lacking,
-     stage_optimizers},
-    {R"(buffers_\d+\.bin)", Scope::together, save_buffers_of_ranks, nullptr, stage_buffers_of_ranks},
-    {R"(scheduler(_\d+)?\.bin)", Scope::once, save_schedulers, schedulers_lacking, stage_schedulers},
-    {R"(dl_state_dict(_\d+)?\.bin)", Scope::once, save_loaders, loaders_lacking, stage_loaders},
-    {R"(scaler\.pt)", Scope::once, save_scaler, scaler_lacking, stage_scaler},
-    {R"(fp8_states\.bin)", Scope::once,
+     WriteScope::together, save_models, models_lacking, stage_models},
+    {R"(optimizer(_\d+)?\.bin|optimizer_\d+(_rank\d+\.bin)?)", WriteScope::together, save_optimizers,
+     optimizers_lacking, stage_optimizers},
+    {R"(buffers_\d+\.bin)", WriteScope::together, save_buffers_of_ranks, nullptr, stage_buffers_of_ranks},
+    {R"(scheduler(_\d+)?\.bin)", WriteScope::once, save_schedulers, schedulers_lacking, stage_schedulers},
+    {R"(dl_state_dict(_\d+)?\.bin)", WriteScope::once, save_loaders, loaders_lacking, stage_loaders},
+    {R"(scaler\.pt)", WriteScope::once, save_scaler, scaler_lacking, stage_scaler},
+    {R"(fp8_states\.bin)", WriteScope::once,
      [](const RunState& run, const fs::path& folder, const SaveOptions&) { save_fp8_states(run, folder); }, nullptr,
      stage_fp8},
-    {R"(custom_checkpoint_\d+\.pkl)", Scope::once, save_customs, customs_lacking, stage_customs},
-    {R"(random_states_\d+\.pkl)", Scope::each_rank, save_random, nullptr, stage_random},
-    {R"(own_states_\d+\.bin)", Scope::each_rank,
+    {R"(custom_checkpoint_\d+\.pkl)", WriteScope::once, save_customs, customs_lacking, stage_customs},
+    {R"(random_states_\d+\.pkl)", WriteScope::each_rank, save_random, nullptr, stage_random},
+    {R"(own_states_\d+\.bin)", WriteScope::each_rank,
      [](const RunState& run, const fs::path& folder, const SaveOptions&) { save_own_states(run, folder); }, nullptr,
      stage_states_of_ranks},
-    {R"(gradients_\d+\.bin)", Scope::each_rank, save_accumulation, nullptr, stage_accumulation},
+    {R"(gradients_\d+\.bin)", WriteScope::each_rank, save_accumulation, nullptr, stage_accumulation},
 };
 
 }  // namespace

@@ -15,7 +15,7 @@
 namespace accelerate::run_state {
 
 /// Who writes.
-enum class Scope {
+enum class WriteScope {
   together,   ///< all ranks, in step; what goes wrong is thrown on all of them
   once,       ///< it is the same on all ranks, so those that write for all
   each_rank,  ///< every rank, files of its own
@@ -38,13 +38,13 @@ struct StatePart {
   /// A regular expression for the names of its files and folders: those of an older checkpoint go when a new one takes
   /// its place.
   std::string_view names;
-  Scope scope;
+  WriteScope scope;
   void (*save)(const RunState& run, const std::filesystem::path& folder, const SaveOptions& options);
   /// Names of files that stage() could not do without and that are not there; null: it needs none. Not collective.
   std::vector<std::string> (*lacks)(const RunState& run, const std::filesystem::path& folder,
-                                    const LoadOptions& options);
+                                    const RunLoadOptions& options);
   /// Reads and compares; nothing changes yet. Not collective. @throws CheckpointError
-  StagedPart (*stage)(RunState& run, const std::filesystem::path& folder, const LoadOptions& options);
+  StagedPart (*stage)(RunState& run, const std::filesystem::path& folder, const RunLoadOptions& options);
 };
 
 /// In the order in which they are written, read and taken up.

@@ -7,10 +7,10 @@
 #include "accelerate/comm.hpp"
 #include "comm/agreement.hpp"
 #include "formats/torch_archive.hpp"
+#include "observe/trace.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/error_text.hpp"
 #include "utils/raise.hpp"
-#include "utils/trace.hpp"
 
 namespace accelerate::run_state {
 
@@ -91,7 +91,7 @@ void write_in_step(WholeStream& stream, bool writes, const std::function<void()>
 }
 
 void write_archive(const std::filesystem::path& file, formats::TorchPickle&& pickle) {
-  trace::Span span(trace::Kind::checkpoint_write, file.filename().string());
+  trace::Span span(trace::SpanKind::checkpoint_write, file.filename().string());
   int64_t written = 0;
   AtomicFile out("save_state", file);
   formats::write_torch_archive(std::move(pickle), [&](std::string_view bytes) {

@@ -22,7 +22,7 @@ namespace accelerate::run_state {
 /// stage. Tensors that are whole everywhere need no stream; a stream of nothing never communicates.
 class WholeStream {
  public:
-  /// A tensor of which each rank brings the piece that belongs to its piece of a parameter.
+  /// A tensor of which each rank brings the shard that belongs to its shard of a parameter.
   struct Wanted {
     const parallel::Engine* engine;
     int64_t part;
@@ -39,7 +39,7 @@ class WholeStream {
     bool on_host = true;  ///< where copies lie; else with their parameter
   };
 
-  /// The same stages on all ranks, but for the pieces.
+  /// The same stages on all ranks, but for the shards.
   explicit WholeStream(std::vector<Stage> stages) : WholeStream(std::move(stages), Options{}) {}
   WholeStream(std::vector<Stage> stages, const Options& options);
 

@@ -39,8 +39,8 @@ struct Item {
   std::optional<double> steps;
 };
 
-/// A stretch of a parameter in this rank's part of a vector.
-struct Placed {
+/// A slice of a parameter in this rank's part of a vector.
+struct PlacedItem {
   const Item* item;
   int64_t from = 0, numel = 0;  ///< of the parameter
   int64_t at = 0;               ///< in the rank's vector
@@ -51,7 +51,7 @@ struct FlatGroup {
   std::vector<const Item*> items;
   size_t group = 0;              ///< the optimizer's
   std::set<std::string> kinds;   ///< of states
-  std::vector<Placed> here;      ///< in this rank's part
+  std::vector<PlacedItem> here;  ///< in this rank's part
   int64_t length = 0, lean = 0;  ///< of that; without the padding at its end
   at::ScalarType dtype = at::kFloat;
 
@@ -185,7 +185,7 @@ void list_flat_groups(Contents& contents, int64_t ranks, int64_t rank) {
 }
 
 const Held& held_of(const Item& item, const std::string& kind) { return kind.empty() ? item.master : item.held; }
-/// This rank's piece of a master or a state; undefined: there is none of this kind.
+/// This rank's shard of a master or a state; undefined: there is none of this kind.
 at::Tensor piece_of(const Item& item, const std::string& kind) {
   if (kind.empty()) return item.master.value;
   const auto found = item.state.find(kind);
@@ -218,7 +218,7 @@ at::Tensor whole_of(const Item& item, const std::string& kind, WholeStream& stre
 at::Tensor part_here(const FlatGroup& flat, const std::string& kind, at::ScalarType dtype, int64_t length,
                      WholeStream& stream) {
   const at::Tensor part = at::zeros({length}, at::TensorOptions().dtype(dtype));
-  std::unordered_map<const Item*, std::vector<const Placed*>> places;
+  std::unordered_map<const Item*, std::vector<const PlacedItem*>> places;
   for (const auto& placed : flat.here) places[placed.item].push_back(&placed);
   for (const auto* item : in_order_of_parts(flat.items, kind)) {
     const at::Tensor whole = whole_of(*item, kind, stream);  // in step with the others, also for what is theirs

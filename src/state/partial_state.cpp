@@ -10,10 +10,10 @@
 #include "accelerate/state.hpp"
 #include "comm/backends/backend.hpp"
 #include "comm/group.hpp"
+#include "observe/hang_report.hpp"
 #include "state/lines_at_once.hpp"
 #include "utils/device_types.hpp"
 #include "utils/environment.hpp"
-#include "utils/hang_report.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 #include "utils/slurm.hpp"
@@ -283,7 +283,7 @@ std::shared_ptr<void> first_then_others(bool first) {
     return std::shared_ptr<void>(nullptr, [](void*) {});
   }
   return std::shared_ptr<void>(nullptr, [before = std::uncaught_exceptions()](void*) {
-    // Where it fails the others are not let in: they hear of it where they wait.
+    // If it fails, the others are not let in: they hear of it while they wait.
     if (std::uncaught_exceptions() > before) return;
     try {
       comm::barrier();

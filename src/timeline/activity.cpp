@@ -4,25 +4,39 @@
 #include <charconv>
 #include <string_view>
 
-#include "utils/json.hpp"
+#include "input/json.hpp"
+#include "utils/trace_kinds.hpp"
 
 namespace accelerate::timeline {
 namespace {
 
-constexpr std::string_view kOurs = "accelerate::";
-/// Scopes of ours in which a thread that trains waits. Others of its threads have none of them.
-constexpr std::string_view kWaits[] = {"comm_wait", "unit_wait", "loader_wait"};
+using trace::kOurs;
+using trace::SpanKind;
 
-bool is_one_of(std::string_view word, const auto& words) {
-  return std::find(std::begin(words), std::end(words), word) != std::end(words);
+/// Scopes of ours in which a thread that trains waits. Others of its threads have none of them.
+bool is_wait(std::string_view kind) {
+  const auto known = trace::kind_called(kind);
+  return known == Kind::comm_wait || known == Kind::unit_wait || known == Kind::loader_wait;
 }
 
-Doing doing_of(std::string_view kind) {
-  if (kind == "loader_wait") return Doing::data;
-  if (kind == "checkpoint_write" || kind == "checkpoint_read") return Doing::checkpoint;
-  if (kind == "unit_fetch" || kind == "unit_wait" || kind == "unit_evict") return Doing::weights;
-  if (kind == "unit_gather" || kind == "gradient_reduce" || kind == "comm_wait" || kind == "collective")
-    return Doing::communication;
+Doing doing_of(std::optional<Kind> kind) {
+  if (!kind) return Doing::nothing;
+  switch (*kind) {
+    case Kind::loader_wait:
+      return Doing::data;
+    case Kind::checkpoint_write:
+    case Kind::checkpoint_read:
+      return Doing::checkpoint;
+    case Kind::unit_fetch:
+    case Kind::unit_wait:
+    case Kind::unit_evict:
+      return Doing::weights;
+    case Kind::unit_gather:
+    case Kind::gradient_reduce:
+    case Kind::comm_wait:
+    case Kind::collective:
+      return Doing::communication;
+  }
   return Doing::nothing;
 }
 
@@ -34,7 +48,7 @@ std::string_view take_word(std::string_view& text) {
   return word;
 }
 
-/// What a thread does in an event, if it did `before` around it.
+/// A thread's occupation in an event, if it was `before` around it.
 Doing within(Doing before, Doing event) {
   // Batches are put together, and checkpoints are written, by operators and exchanges, too; who waits for them does
   // not care. Weights are brought by copies.
@@ -62,13 +76,14 @@ ActivityReader::Label ActivityReader::label_of(const std::string& category, cons
   } else if (category == "user_annotation" && text.starts_with(kOurs)) {
     std::string_view rest = text.substr(kOurs.size());
     label.kind = take_word(rest);
-    label.doing = doing_of(label.kind);
+    const auto kind = trace::kind_called(label.kind);
+    label.doing = doing_of(kind);
     while (!rest.empty()) {
       const auto word = take_word(rest);
       if (word.starts_with("bytes=")) std::from_chars(word.data() + 6, word.data() + word.size(), label.bytes);
       else if (label.subject.empty()) label.subject = word;
     }
-    if (label.kind == "collective" && !label.subject.empty()) label.kind = label.subject;
+    if (kind == Kind::collective && !label.subject.empty()) label.kind = label.subject;
   } else if (category == "user_annotation") {
     for (const char* transport : {"gloo:", "nccl:", "mpi:", "ucc:", "xccl:"})
       if (text.starts_with(transport)) label.kind = name, label.doing = Doing::communication, label.apart = true;
@@ -94,9 +109,9 @@ void ActivityReader::add(const nlohmann::json& json) {
   const std::string_view name = event->name;
   if (event->category == "user_annotation") {
     constexpr std::string_view kProfilerStep = "ProfilerStep#", kStep = "accelerate::step ";
-    const auto step = [&](std::string_view before, std::vector<Step>& steps) {
+    const auto step = [&](std::string_view before, std::vector<TraceStep>& steps) {
       if (!name.starts_with(before)) return false;
-      Step found{.begin = event->begin, .end = event->end};
+      TraceStep found{.begin = event->begin, .end = event->end};
       std::from_chars(name.data() + before.size(), name.data() + name.size(), found.number);
       steps.push_back(found);
       return true;
@@ -116,8 +131,7 @@ void ActivityReader::take(const Lasting& event, std::pair<int64_t, int64_t> thre
   if (label.apart) return apart_.push_back(kept);
   if (label.doing == Doing::nothing && label.kind.empty()) return;
   auto& where = threads_[thread];
-  if (is_one_of(label.kind, kWaits) || event.name.starts_with("autograd::engine::evaluate_function"))
-    where.trains = true;
+  if (is_wait(label.kind) || event.name.starts_with("autograd::engine::evaluate_function")) where.trains = true;
   where.events.push_back(kept);
 }
 
@@ -125,11 +139,12 @@ void ActivityReader::take(const Lasting& event, std::pair<int64_t, int64_t> thre
 void ActivityReader::resolve_waits() {
   std::map<std::string, bool> gathered;
   for (const auto& label : labels_)
-    if (label.kind == "unit_gather") gathered[label.subject] = true;
+    if (label.kind == name_of(Kind::unit_gather)) gathered[label.subject] = true;
   for (auto& label : labels_) {
     if (!gathered.contains(label.subject)) continue;
-    if (label.kind == "unit_wait") label.doing = Doing::communication;
-    if (label.kind == "unit_fetch" || label.kind == "unit_evict") label.doing = Doing::nothing;
+    const auto kind = trace::kind_called(label.kind);
+    if (kind == Kind::unit_wait) label.doing = Doing::communication;
+    if (kind == Kind::unit_fetch || kind == Kind::unit_evict) label.doing = Doing::nothing;
   }
 }
 
@@ -197,8 +212,9 @@ Activity ActivityReader::finish() {
     for (const auto& event : thread.events) {
       const Label& label = labels_[event.label];
       if (label.doing == Doing::communication) exchange(event);
-      if (label.kind == "unit_fetch") ++result.fetches[label.subject];
-      if (label.kind == "comm_wait" || label.kind == "unit_wait") result.knows_waits = true;
+      if (label.kind == name_of(Kind::unit_fetch)) ++result.fetches[label.subject];
+      if (const auto kind = trace::kind_called(label.kind); kind == Kind::comm_wait || kind == Kind::unit_wait)
+        result.knows_waits = true;
     }
     if (any_trains && !thread.trains) continue;
     for (const auto& piece : pieces_of(thread, operators)) {
@@ -226,7 +242,7 @@ Activity ActivityReader::finish() {
     operators[event.label].self = plus(operators[event.label].self, event.end - event.begin);
   }
 
-  // Who knows where threads wait need not take for waiting what goes on behind a program's own code.
+  // If the trace shows where threads wait, work behind a program's own code need not be taken for waiting.
   const bool by_waits = result.knows_waits && !result.on_device;
   result.compute = united(std::move(compute));
   result.communication = united(std::move(communication));
@@ -268,7 +284,8 @@ Activity ActivityReader::finish() {
             [](const Operator& a, const Operator& b) { return a.self > b.self; });
 
   result.steps = std::move(profiler_steps_.empty() ? own_steps_ : profiler_steps_);
-  std::sort(result.steps.begin(), result.steps.end(), [](const Step& a, const Step& b) { return a.begin < b.begin; });
+  std::sort(result.steps.begin(), result.steps.end(),
+            [](const TraceStep& a, const TraceStep& b) { return a.begin < b.begin; });
   return result;
 }
 

@@ -13,10 +13,10 @@
 #include "timeline/spans.hpp"
 #include "timeline/trace_file.hpp"
 
-/// What a rank did when, from the events of its trace.
+/// The times of a rank's activities, from the events of its trace.
 namespace accelerate::timeline {
 
-/// What a thread does, by the innermost event that says it.
+/// A thread's occupation, by the innermost event that tells it.
 enum class Doing : uint8_t {
   nothing,        ///< nothing that was recorded: the program's own code, or waiting for something without a name
   compute,        ///< an operator
@@ -40,9 +40,9 @@ struct Operator {
   int64_t self = 0;  ///< nanoseconds, without the operators within
 };
 
-/// What one rank did. All moments are nanoseconds since TraceHead::base on the rank's own clock.
+/// The activity of one rank. All moments are nanoseconds since TraceHead::base on the rank's own clock.
 struct Activity {
-  Span recorded;  ///< from the first event to the end of the last
+  TimeSpan recorded;  ///< from the first event to the end of the last
   /// These five have nothing in common: what computes is not exposed, and so on in this order.
   Spans compute, exposed, data, weights, checkpoint;
   /// Exchanges that are under way, whatever else happens meanwhile.
@@ -50,7 +50,7 @@ struct Activity {
   std::vector<Exchange> exchanges;                   ///< the longest first
   std::vector<Operator> operators;                   ///< likewise; of the threads that train, or kernels
   std::unordered_map<std::string, int64_t> fetches;  ///< of units from where they are otherwise, by unit
-  std::vector<Step> steps;                           ///< as events tell them, where the head does not
+  std::vector<TraceStep> steps;                      ///< as events tell them, where the head does not
   std::set<int64_t> devices;                         ///< the processes in the trace that stand for them
   bool on_device = false;                            ///< there are kernels: they compute, not the threads
   bool knows_waits = false;                          ///< there are scopes of ours in which threads wait
@@ -67,7 +67,7 @@ class ActivityReader {
   Activity finish();
 
  private:
-  /// What events of one category and name mean.
+  /// The meaning of events of one category and name.
   struct Label {
     std::string name;
     Doing doing = Doing::nothing;
@@ -86,7 +86,7 @@ class ActivityReader {
   };
   /// A thread's time in pieces, each with the label that says what it does.
   struct Piece {
-    Span span;
+    TimeSpan span;
     Doing doing;
     uint32_t label;
   };
@@ -102,9 +102,9 @@ class ActivityReader {
   std::map<std::pair<int64_t, int64_t>, Thread> threads_;  ///< by process and thread
   std::vector<Event> apart_;                               ///< exchanges that no thread is in
   std::vector<Event> kernels_;                             ///< of devices
-  std::vector<Step> profiler_steps_, own_steps_;
+  std::vector<TraceStep> profiler_steps_, own_steps_;
   std::set<int64_t> devices_;
-  Span recorded_{INT64_MAX, INT64_MIN};
+  TimeSpan recorded_{INT64_MAX, INT64_MIN};
 };
 
 }  // namespace accelerate::timeline

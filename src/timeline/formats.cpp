@@ -12,11 +12,11 @@ constexpr size_t kMostStepLines = 20;  // of all ranks
 
 double us(int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1000; }
 
-struct Part {
+struct SharePart {
   const char* name;
   int64_t Shares::*time;
 };
-constexpr Part kParts[] = {
+constexpr SharePart kParts[] = {
     {"compute", &Shares::compute}, {"exposed", &Shares::exposed},       {"data", &Shares::data},
     {"weights", &Shares::weights}, {"checkpoint", &Shares::checkpoint}, {"other", &Shares::other}};
 

@@ -2,9 +2,9 @@
 #include <limits>
 #include <string>
 
+#include "input/json.hpp"
 #include "timeline/report.hpp"
 #include "utils/atomic_file.hpp"
-#include "utils/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::timeline {
@@ -53,7 +53,7 @@ class Mover {
   void operator()(json& event) {
     if (!event.is_object()) return;
     const auto pid = event.find("pid"), phase = event.find("ph");
-    // What is of no process (the spans of the recording itself) has its place in the ranks' own traces only.
+    // Events of no process (the spans of the recording itself) have their place in the ranks' own traces only.
     if (pid == event.end() || !whole_number(*pid) || phase == event.end()) return;
     const auto name = event.find("name");
     if (*phase == "M" &&

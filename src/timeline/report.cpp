@@ -9,7 +9,7 @@
 namespace accelerate::timeline {
 namespace {
 
-Shares shares_of(const Activity& activity, Span window) {
+Shares shares_of(const Activity& activity, TimeSpan window) {
   Shares result{.total = window.end - window.begin,
                 .compute = length_within(activity.compute, window),
                 .communication = length_within(activity.communication, window),
@@ -21,7 +21,7 @@ Shares shares_of(const Activity& activity, Span window) {
   return result;
 }
 
-std::vector<char> picture_of(const Activity& activity, Span window) {
+std::vector<char> picture_of(const Activity& activity, TimeSpan window) {
   std::vector<char> picture;
   const int64_t all = window.end - window.begin;
   const auto begin_of = [&](int64_t i) {  // which must not overflow
@@ -48,15 +48,15 @@ RankReport report_of(const std::filesystem::path& file) {
   rank.devices = activity.devices;
   rank.knows_waits = activity.knows_waits;
   rank.first = rank.head.base + rank.head.clock_offset + activity.recorded.begin;
-  std::vector<Step> steps = rank.head.steps.empty() ? activity.steps : rank.head.steps;
+  std::vector<TraceStep> steps = rank.head.steps.empty() ? activity.steps : rank.head.steps;
   // The schedule may have begun or ended within one of them.
-  std::erase_if(steps, [&](const Step& step) {
+  std::erase_if(steps, [&](const TraceStep& step) {
     return step.end <= step.begin || step.begin >= activity.recorded.end || step.end <= activity.recorded.begin;
   });
   rank.knows_steps = !steps.empty();
   if (steps.empty()) steps.push_back({.number = 0, .begin = activity.recorded.begin, .end = activity.recorded.end});
   for (const auto& step : steps) {
-    const Span window{step.begin, step.end};
+    const TimeSpan window{step.begin, step.end};
     StepShares shares{shares_of(activity, window)};
     shares.number = step.number;
     shares.begin = rank.head.base + rank.head.clock_offset + step.begin;  // relative to the first of all: later
@@ -92,8 +92,7 @@ void number_ranks(std::vector<RankReport>& ranks, std::vector<std::string>& note
     if (known)
       raise<CheckpointError>(
           "trace '{}': it is of rank {}, and so is another trace of this folder, expected one of each rank. Are they "
-          "of "
-          "two runs? Give each run a folder of its own.",
+          "of two runs? Give each run a folder of its own.",
           second->head.file.string(), second->head.rank);
     for (size_t i = 0; i < ranks.size(); ++i) ranks[i].head.rank = static_cast<int64_t>(i);
     notes.emplace_back("The traces don't say of which rank they are: they are numbered by the order of their names.");
@@ -125,8 +124,7 @@ void note_what_lacks(const std::vector<RankReport>& ranks, std::vector<std::stri
       none_has([](const RankReport& r) { return r.exchanges.empty(); }))
     notes.emplace_back(
         "The traces don't say when threads waited for communication (programs of other libraries): communication "
-        "counts "
-        "as exposed while no operator ran.");
+        "counts as exposed while no operator ran.");
 }
 
 std::optional<Slowest> slowest_of(const std::vector<RankReport>& ranks) {

@@ -11,7 +11,7 @@
 #include "timeline/activity.hpp"
 #include "timeline/trace_file.hpp"
 
-/// What the ranks of a job did in each step, and what that means.
+/// A report on what the ranks of a job did in each step, and what follows from it.
 namespace accelerate::timeline {
 
 /// A time in parts, in nanoseconds. `compute`, `exposed`, `data`, `weights`, `checkpoint` and `other` sum up to
@@ -34,7 +34,8 @@ struct Shares {
 struct StepShares : Shares {
   int64_t number = 0;
   int64_t begin = 0;  ///< nanoseconds since the first event of all ranks
-  /// What took most of each part of the step, as a letter of kPictureLetters. Empty after kMostPictures steps.
+  /// The occupation that took most of each part of the step, as a letter of kPictureLetters. Empty after kMostPictures
+  /// steps.
   std::vector<char> picture;
 };
 
@@ -90,7 +91,7 @@ struct Report {
 /// Reads the traces one after the other. @throws CheckpointError
 Report analyse(const std::vector<std::filesystem::path>& traces);
 
-/// What follows from the numbers, by fixed rules. Source of the options that it names: this library.
+/// Advice that follows from the numbers, by fixed rules. Source of the options that it names: this library.
 std::vector<Advice> advise(const Report& report);
 
 /// For programs: times in microseconds. Fields are only added from version to version.

@@ -5,8 +5,8 @@
 namespace accelerate::timeline {
 
 Spans united(Spans spans) {
-  std::erase_if(spans, [](const Span& span) { return span.end <= span.begin; });
-  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  std::erase_if(spans, [](const TimeSpan& span) { return span.end <= span.begin; });
+  std::sort(spans.begin(), spans.end(), [](const TimeSpan& a, const TimeSpan& b) { return a.begin < b.begin; });
   Spans result;
   for (const auto& span : spans) {
     if (!result.empty() && span.begin <= result.back().end) result.back().end = std::max(result.back().end, span.end);
@@ -18,7 +18,7 @@ Spans united(Spans spans) {
 Spans without(const Spans& from, const Spans& taken) {
   Spans result;
   auto next = taken.begin();
-  for (Span rest : from) {
+  for (TimeSpan rest : from) {
     while (next != taken.end() && next->end <= rest.begin) ++next;
     for (auto cut = next; cut != taken.end() && cut->begin < rest.end; ++cut) {
       if (cut->begin > rest.begin) result.push_back({rest.begin, cut->begin});
@@ -35,8 +35,9 @@ int64_t length(const Spans& spans) {
   return sum;
 }
 
-int64_t length_within(const Spans& spans, Span window) {
-  auto span = std::partition_point(spans.begin(), spans.end(), [&](const Span& s) { return s.end <= window.begin; });
+int64_t length_within(const Spans& spans, TimeSpan window) {
+  auto span =
+      std::partition_point(spans.begin(), spans.end(), [&](const TimeSpan& s) { return s.end <= window.begin; });
   int64_t sum = 0;
   for (; span != spans.end() && span->begin < window.end; ++span)
     sum += std::min(span->end, window.end) - std::max(span->begin, window.begin);

@@ -8,9 +8,9 @@
 #include <cmath>
 #include <cstring>
 
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 #include "utils/fd.hpp"
-#include "utils/json.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate::timeline {
 namespace {
@@ -154,7 +154,8 @@ TraceHead read_trace(const std::filesystem::path& file, const std::function<void
     refuse(file, "it has no list traceEvents, expected a trace as Kineto writes it",
            "Is it a file of another kind, a memory timeline for example?");
   if (!head.knows_rank) head.rank = rank_in_name(file).value_or(0);
-  std::sort(head.steps.begin(), head.steps.end(), [](const Step& a, const Step& b) { return a.begin < b.begin; });
+  std::sort(head.steps.begin(), head.steps.end(),
+            [](const TraceStep& a, const TraceStep& b) { return a.begin < b.begin; });
   return head;
 }
 

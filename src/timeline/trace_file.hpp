@@ -11,12 +11,12 @@
 /// The Chrome trace of one rank, as Kineto writes it: events, and in the head who the rank was.
 namespace accelerate::timeline {
 
-struct Step {
+struct TraceStep {
   int64_t number = 0;
   int64_t begin = 0, end = 0;  ///< nanoseconds, on the rank's own clock, since TraceHead::base
 };
 
-/// What the head of a trace says. Beside PyTorch's fields there are ours: `accelerate_clock`, `accelerate_steps`.
+/// The head of a trace. Beside PyTorch's fields there are ours: `accelerate_clock`, `accelerate_steps`.
 struct TraceHead {
   std::filesystem::path file;
   int64_t rank = 0;
@@ -26,7 +26,7 @@ struct TraceHead {
   int64_t base = 0;  ///< nanoseconds since 1970 to which the times of events are added
   bool knows_clock = false;
   int64_t clock_offset = 0, clock_error = 0;  ///< nanoseconds: what to add to get rank 0's clock, and how sure that is
-  std::vector<Step> steps;
+  std::vector<TraceStep> steps;
 };
 
 /// One event that lasts ("ph":"X").

@@ -4,9 +4,9 @@
 #include <fstream>
 
 #include "config/yaml.hpp"
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 #include "utils/atomic_file.hpp"
-#include "utils/json.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate {
 namespace {
@@ -53,8 +53,7 @@ DvcliveFiles::DvcliveFiles(const Value& options) {
     if (known)
       raise<ConfigError>(
           "dvclive: found {} = {}, which needs the program dvc; expected dir, resume or dvcyaml. Leave it out, and "
-          "call "
-          "`dvc exp save` or `dvc add` when the run is over",
+          "call `dvc exp save` or `dvc add` when the run is over",
           name, config::python_text(value));
     raise<ConfigError>("dvclive: found the option '{}', expected dir, resume or dvcyaml", name);
   }

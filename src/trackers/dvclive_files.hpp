@@ -29,8 +29,8 @@ class DvcliveFiles {
   /// metrics.json. @param values  an object of numbers and texts. @param options  timestamp, plot. @return the names of
   /// what is neither number nor text, and left out. @throws ConfigError, CheckpointError
   std::vector<std::string> log(const config::Value& values, const Mark& mark, const config::Value& options);
-  /// Where an image of this name belongs, plots/images/NAME; its folder exists then. @throws ConfigError when that
-  /// leads out of the folder.
+  /// The file of an image of this name, plots/images/NAME; its folder exists then. @throws ConfigError when that leads
+  /// out of the folder.
   std::filesystem::path image(const std::string& name);
   /// The step that is next without being named, or the last one that was.
   int64_t step() const { return step_.value_or(0); }

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kMostBytes = 16 << 20;  // answers here are some kB
 
-/// What is used of libcurl. Its names have kept their meaning since version 7.16 (libcurl.so.4, 2006).
+/// The functions of libcurl that are used. Its names have kept their meaning since version 7.16 (libcurl.so.4, 2006).
 struct Curl {
   decltype(&::curl_global_init) global_init = nullptr;
   decltype(&::curl_easy_init) init = nullptr;

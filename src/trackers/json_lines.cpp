@@ -7,12 +7,12 @@
 #include <cmath>
 #include <cstring>
 
+#include "input/base64.hpp"
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 #include "trackers/built_in.hpp"
 #include "trackers/keyword_arguments.hpp"
-#include "utils/base64.hpp"
-#include "utils/json.hpp"
 #include "utils/raise.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate {
 namespace {
@@ -74,11 +74,11 @@ TrackerValues map_from_json(const Json& json) {
   return map;
 }
 
-struct Kept {
+struct KeptDtype {
   const char* name;
   at::ScalarType dtype;
 };
-constexpr Kept kKept[] = {
+constexpr KeptDtype kKept[] = {
     {"uint8", at::kByte}, {"int64", at::kLong}, {"float32", at::kFloat}, {"float64", at::kDouble}};
 
 at::ScalarType kept_as(at::ScalarType dtype) {

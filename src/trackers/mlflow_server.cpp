@@ -6,12 +6,12 @@
 #include <thread>
 
 #include "accelerate/trackers/tracker.hpp"
+#include "input/base64.hpp"
+#include "input/json.hpp"
+#include "input/plain_text.hpp"
 #include "trackers/tracker_timeout.hpp"
 #include "trackers/url.hpp"
-#include "utils/base64.hpp"
 #include "utils/environment.hpp"
-#include "utils/json.hpp"
-#include "utils/plain_text.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {

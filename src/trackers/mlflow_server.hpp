@@ -11,7 +11,7 @@
 
 namespace accelerate {
 
-/// What an MLflow server said to a request that it refused.
+/// The answer of an MLflow server to a request that it refused.
 struct MlflowRefusal : std::runtime_error {
   MlflowRefusal(std::string code, const std::string& text) : std::runtime_error(text), code(std::move(code)) {}
   std::string code;  ///< RESOURCE_DOES_NOT_EXIST, ...

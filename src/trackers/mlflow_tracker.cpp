@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 #include "trackers/built_in.hpp"
 #include "trackers/images.hpp"
 #include "trackers/json_lines.hpp"
@@ -14,10 +16,8 @@
 #include "trackers/said_once.hpp"
 #include "trackers/url.hpp"
 #include "utils/environment.hpp"
-#include "utils/json.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate {
 namespace {
@@ -186,8 +186,7 @@ struct MlflowTracker::Impl {
     } else {
       raise<ConfigError>(
           "mlflow: the run keeps its artifacts in {}, which only MLflow's own client reaches; so there is no place for "
-          "{}. "
-          "Start the server with --artifacts-destination, which makes it pass artifacts on",
+          "{}. Start the server with --artifacts-destination, which makes it pass artifacts on",
           artifacts, path);
     }
   }

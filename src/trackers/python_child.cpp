@@ -25,7 +25,7 @@ using std::chrono::milliseconds;
 
 /// The child's own numbers, beyond the three that everybody has.
 constexpr int kChannel = 3, kScript = 4;
-/// Where our descriptors lie while they are handed over, so that none is overwritten before it was.
+/// Our descriptors lie above this while they are handed over, so that none is overwritten before it was.
 constexpr int kAboveAll = 16;
 constexpr size_t kMostPrinted = 4096;
 constexpr size_t kMostAnswer = 1 << 20;

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
+#include "input/json.hpp"
 #include "trackers/built_in.hpp"
 #include "trackers/images.hpp"
 #include "trackers/json_lines.hpp"
 #include "trackers/python_child.hpp"
 #include "trackers/said_once.hpp"
 #include "trackers/tracker_timeout.hpp"
-#include "utils/json.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 #include "utils/thread_annotations.hpp"

@@ -7,10 +7,10 @@
 
 namespace accelerate {
 
-QueuedTracker::QueuedTracker(std::shared_ptr<GeneralTracker> tracker, SpillFile::Options spill,
+QueuedTracker::QueuedTracker(std::shared_ptr<GeneralTracker> tracker, RecordSpillFile::Options spill,
                              const TrackerQueue::Limits& limits)
     : tracker_(std::move(tracker)),
-      spill_(std::make_shared<SpillFile>(std::move(spill))),
+      spill_(std::make_shared<RecordSpillFile>(std::move(spill))),
       timeout_(tracker_timeout()),
       queue_(
           tracker_,

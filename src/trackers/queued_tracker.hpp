@@ -10,11 +10,12 @@
 
 namespace accelerate {
 
-/// What programs log to: a tracker, its queue, and the file for what it does not take.
+/// The tracker that programs log to: one of a kind, its queue, and the file for records that it does not take.
 class QueuedTracker : public GeneralTracker {
  public:
   /// `tracker` has been started.
-  QueuedTracker(std::shared_ptr<GeneralTracker> tracker, SpillFile::Options spill, const TrackerQueue::Limits& limits);
+  QueuedTracker(std::shared_ptr<GeneralTracker> tracker, RecordSpillFile::Options spill,
+                const TrackerQueue::Limits& limits);
   /// Closes the run, but waits two seconds at most: an exception may be on its way.
   ~QueuedTracker() override;
 
@@ -44,7 +45,7 @@ class QueuedTracker : public GeneralTracker {
   void finish_within(std::chrono::milliseconds time);
 
   std::shared_ptr<GeneralTracker> tracker_;
-  std::shared_ptr<SpillFile> spill_;  ///< with the queue's thread, which may outlive us
+  std::shared_ptr<RecordSpillFile> spill_;  ///< with the queue's thread, which may outlive us
   std::chrono::milliseconds timeout_;
   TrackerQueue queue_;
 };

@@ -5,7 +5,7 @@
 
 namespace accelerate {
 
-/// What a run warns of once for each thing that it concerns; of more than a hundred it is silent.
+/// A warning that a run gives once for each thing that it concerns; of more than a hundred it is silent.
 class SaidOnce {
  public:
   bool is_first(const std::string& thing) { return said_.size() < 100 && said_.insert(thing).second; }

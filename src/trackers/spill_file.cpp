@@ -7,7 +7,7 @@
 
 namespace accelerate {
 
-void SpillFile::take(const TrackerQueue::Entry* entry, const std::string& given_reason) {
+void RecordSpillFile::take(const TrackerQueue::Entry* entry, const std::string& given_reason) {
   // It stands in a sentence, and may be one.
   const std::string reason = given_reason.substr(0, given_reason.size() - given_reason.ends_with('.'));
   MutexLock lock(mutex_);
@@ -47,7 +47,7 @@ void SpillFile::take(const TrackerQueue::Entry* entry, const std::string& given_
              options_.tracker, reason, options_.path.string());
 }
 
-void SpillFile::finish(std::chrono::milliseconds time) {
+void RecordSpillFile::finish(std::chrono::milliseconds time) {
   std::unique_ptr<TrackerQueue> queue;
   {
     MutexLock lock(mutex_);

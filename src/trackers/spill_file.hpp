@@ -11,17 +11,17 @@
 
 namespace accelerate {
 
-/// Where the records of one tracker go that it does not take: a file of JSON lines (docs/formats/json_lines.md), which
-/// is there as soon as the first one comes, and a warning that says so. A queue and a thread of its own: it may be the
-/// training that hands a record over.
-class SpillFile {
+/// The destination of records that one tracker does not take: a file of JSON lines (docs/formats/json_lines.md), which
+/// is there as soon as the first one comes, and a warning that says so. It has a queue and a thread of its own, because
+/// the training may be what hands a record over.
+class RecordSpillFile {
  public:
   struct Options {
     std::string tracker;
     std::string project_name;
     std::filesystem::path path;
   };
-  explicit SpillFile(Options options) : options_(std::move(options)) {}
+  explicit RecordSpillFile(Options options) : options_(std::move(options)) {}
 
   /// Warns the first time that it hears of trouble. Any thread.
   void take(const TrackerQueue::Entry* entry, const std::string& reason);

@@ -12,6 +12,11 @@ namespace {
 
 }  // namespace
 
+void TrackerChoice::take_name() {
+  if (!object_) throw ConfigError("log_with: found a null pointer, expected a tracker or the name of one");
+  name_ = object_->name();
+}
+
 void GeneralTracker::log_images(const std::map<std::string, at::Tensor>&, std::optional<int64_t>,
                                 const TrackerValues&) {
   does_not_take(*this, "images");

@@ -26,7 +26,7 @@ struct TrackerQueue::Shared {
   Mutex mutex;
   std::condition_variable woken;     ///< for the thread: there is something to do
   std::condition_variable advanced;  ///< for those who wait: it has done something
-  /// What is not written yet; the first one may be on its way.
+  /// Entries that are not written yet; the first one may be on its way.
   std::deque<Entry> entries ACCELERATE_GUARDED_BY(mutex);
   size_t bytes ACCELERATE_GUARDED_BY(mutex) = 0;
   int64_t pushed ACCELERATE_GUARDED_BY(mutex) = 0;
@@ -41,7 +41,7 @@ struct TrackerQueue::Shared {
     return entries.size() * 2 >= limits.records || bytes * 2 >= limits.bytes;
   }
 
-  /// What the tracker has taken since it was last flushed: it may still be in its hands.
+  /// Entries that the tracker has taken since it was last flushed: they may still be in its hands.
   std::vector<Entry> unflushed ACCELERATE_GUARDED_BY(mutex);
 
   // The thread's own.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "utils/counts.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -65,7 +64,7 @@ bool TrackerSet::is_chosen(const std::string& name) const {
   return std::any_of(chosen_.begin(), chosen_.end(), [&](const auto& choice) { return choice.name() == name; });
 }
 
-void TrackerSet::check_names(const TrackerKwargs& kwargs, const char* argument) const {
+void TrackerSet::check_names(const TrackerKwargs& kwargs, const std::string& argument) const {
   for (const auto& [name, values] : kwargs)
     if (!is_chosen(name))
       raise<ConfigError>("{}: found '{}', expected a tracker of log_with ({})", argument, name, names_of(chosen_));
@@ -101,10 +100,10 @@ void TrackerSet::open(const Run& run) {
                             .lexically_normal();
     opened.push_back(std::make_shared<QueuedTracker>(
         std::move(tracker),
-        SpillFile::Options{.tracker = choice.name(), .project_name = run.project_name, .path = unsent},
+        RecordSpillFile::Options{.tracker = choice.name(), .project_name = run.project_name, .path = unsent},
         TrackerQueue::Limits{}));
   }
-  counts::add(counts::Count::trackers, static_cast<int64_t>(opened.size()));
+  counts::add(TrackerCount::trackers, static_cast<int64_t>(opened.size()));
   open_ = std::move(opened);
   initialised_ = true;
   if (!run.config.empty()) send(record_of_configuration(run.config), {});
@@ -118,34 +117,14 @@ void TrackerSet::send(const Record& record, const TrackerKwargs& log_kwargs) con
   }
 }
 
-bool TrackerSet::anyone_takes(TrackerData data, const char* operation) const {
-  if (open_.empty()) return false;
-  if (std::any_of(open_.begin(), open_.end(), [&](const auto& tracker) { return tracker->takes(data); })) return true;
-  raise<ConfigError>("{}: none of the trackers ({}) takes them; add one that does to log_with, e.g. tensorboard",
-                     operation, names_of(chosen_));
-}
-
-void TrackerSet::log(TrackerValues values, const Mark& mark) {
-  check_names(mark.log_kwargs, "log: log_kwargs");
-  if (!open_.empty()) send(record_of_values(std::move(values), mark.step), mark.log_kwargs);
-}
-
-void TrackerSet::log_images(const std::map<std::string, at::Tensor>& images, const Mark& mark) {
-  check_names(mark.log_kwargs, "log_images: log_kwargs");
-  if (anyone_takes(TrackerData::images, "log_images")) send(record_of_images(images, mark.step), mark.log_kwargs);
-}
-
-void TrackerSet::log_table(const std::string& table_name, const std::vector<std::string>& columns,
-                           const std::vector<TrackerList>& rows, const Mark& mark) {
-  check_names(mark.log_kwargs, "log_table: log_kwargs");
-  if (anyone_takes(TrackerData::tables, "log_table"))
-    send(record_of_table(table_name, columns, rows, mark.step), mark.log_kwargs);
-}
-
-void TrackerSet::log_histogram(const std::string& histogram_name, const at::Tensor& values, const Mark& mark) {
-  check_names(mark.log_kwargs, "log_histogram: log_kwargs");
-  if (anyone_takes(TrackerData::histograms, "log_histogram"))
-    send(record_of_histogram(histogram_name, values, mark.step), mark.log_kwargs);
+void TrackerSet::log(const Logging& logging, const std::function<Record()>& make,
+                     std::optional<TrackerData> kind) const {
+  check_names(logging.log_kwargs, fmt::format("{}: log_kwargs", logging.operation));
+  if (open_.empty()) return;
+  if (kind && std::none_of(open_.begin(), open_.end(), [&](const auto& tracker) { return tracker->takes(*kind); }))
+    raise<ConfigError>("{}: none of the trackers ({}) takes them; add one that does to log_with, e.g. tensorboard",
+                       logging.operation, names_of(chosen_));
+  send(make(), logging.log_kwargs);
 }
 
 std::shared_ptr<GeneralTracker> TrackerSet::get(const std::string& name, bool unwrap) const {

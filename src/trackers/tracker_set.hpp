@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -9,8 +10,15 @@
 #include <vector>
 
 #include "trackers/queued_tracker.hpp"
+#include "utils/counts.hpp"
 
 namespace accelerate {
+
+/// See utils/counts.hpp.
+enum class TrackerCount {
+  trackers,  ///< opened
+  number_of_counts
+};
 
 /// The trackers of an Accelerator: those that were chosen, and the open ones of this process.
 class TrackerSet {
@@ -28,24 +36,21 @@ class TrackerSet {
   /// See Accelerator::init_trackers.
   void open(const Run& run);
 
-  /// What goes with each record.
-  struct Mark {
-    std::optional<int64_t> step;
+  /// Of the Accelerator, for messages; and what goes to which tracker with the record.
+  struct Logging {
+    const char* operation;
     const TrackerKwargs& log_kwargs;
   };
-  void log(TrackerValues values, const Mark& mark);
-  void log_images(const std::map<std::string, at::Tensor>& images, const Mark& mark);
-  void log_table(const std::string& table_name, const std::vector<std::string>& columns,
-                 const std::vector<TrackerList>& rows, const Mark& mark);
-  void log_histogram(const std::string& histogram_name, const at::Tensor& values, const Mark& mark);
+  /// @param make  the record, if there are trackers  @param kind  nothing: values
+  /// @throws ConfigError where there are, and none of them takes this kind
+  void log(const Logging& logging, const std::function<Record()>& make, std::optional<TrackerData> kind = {}) const;
   /// See Accelerator::get_tracker.
   std::shared_ptr<GeneralTracker> get(const std::string& name, bool unwrap) const;
   void finish();
 
  private:
   bool is_chosen(const std::string& name) const;
-  void check_names(const TrackerKwargs& kwargs, const char* argument) const;
-  bool anyone_takes(TrackerData data, const char* operation) const;
+  void check_names(const TrackerKwargs& kwargs, const std::string& argument) const;
   void send(const Record& record, const TrackerKwargs& log_kwargs) const;
 
   std::vector<TrackerChoice> chosen_;

@@ -23,15 +23,15 @@ namespace logs {
 namespace {
 
 /// Nothing is destroyed at exit: other threads, and destructors of statics, may still have something to say.
-struct Settings {
+struct LogSettings {
   Mutex mutex;
   std::map<std::string, LogLevel, std::less<>> levels ACCELERATE_GUARDED_BY(mutex);
   std::shared_ptr<const LogSink> sink ACCELERATE_GUARDED_BY(mutex);  ///< null: the default one
   std::atomic<int64_t> rank{-1};
 };
 
-Settings& settings() {
-  static auto& only = *new Settings;
+LogSettings& settings() {
+  static auto& only = *new LogSettings;
   return only;
 }
 

@@ -1,6 +1,6 @@
 #include "accelerate/utils/ops.hpp"
-#include "utils/counts.hpp"
 #include "utils/raise.hpp"
+#include "utils/run_counts.hpp"
 
 #include <ATen/ATen.h>
 
@@ -9,7 +9,7 @@ namespace accelerate::ops {
 at::Tensor to_device(const at::Tensor& tensor, const at::Device& device, bool non_blocking) {
   if (!tensor.defined()) return tensor;
   const bool moves = tensor.device() != device;
-  counts::add(moves ? counts::Count::tensors_moved : counts::Count::tensors_in_place);
+  counts::add(moves ? RunCount::tensors_moved : RunCount::tensors_in_place);
   return moves ? tensor.to(device, non_blocking) : tensor;
 }
 

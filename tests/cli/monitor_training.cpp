@@ -14,6 +14,7 @@
 
 #include "accelerate/accelerator.hpp"
 #include "accelerate/data.hpp"
+#include "accelerate/parallel/fsdp_plugin.hpp"
 #include "accelerate/utils/monitor.hpp"
 
 namespace {

@@ -5,10 +5,12 @@
 
 #include "accelerate/accelerator.hpp"
 #include "accelerate/accelerator/inference.hpp"
+#include "accelerate/accelerator/model_summary.hpp"
 #include "accelerate/adapters.hpp"
 #include "accelerate/bigmodel/quantize.hpp"
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerate/optim/adam8bit.hpp"
+#include "accelerate/parallel/fsdp_plugin.hpp"
 #include "accelerate/residency.hpp"
 #include "both_stores.hpp"
 #include "codes/kernels/multiply.hpp"

@@ -23,7 +23,7 @@ using Type = DDPCommunicationHookType;
 
 namespace {
 
-constexpr int64_t kSteps = 20;
+constexpr int64_t kSteps = 8;
 // Two are larger than a bucket; two have one shape; some are too small to compress.
 const std::vector<std::vector<int64_t>> kShapes = {{600, 500}, {500}, {600, 450}, {64, 48}, {64, 48}, {40, 3, 5}, {7}};
 

@@ -66,13 +66,13 @@ const std::map<std::string, Cut>& cuts() {
       {"absent",
        {"absent", Axis::pp, false,
         [](at::IntArrayRef sizes, int64_t index, int64_t place, int64_t places) {
-          return index % places == place ? parallel::Slice::all_of(sizes) : parallel::Slice::stretch(sizes, 0, 0);
+          return index % places == place ? parallel::Slice::all_of(sizes) : parallel::Slice::range(sizes, 0, 0);
         }}},
       {"stretches",
        {"stretches", Axis::dp_shard, true, [](at::IntArrayRef sizes, int64_t, int64_t place, int64_t places) {
           const int64_t all = c10::multiply_integers(sizes), width = (all + places - 1) / places;
           const int64_t begin = std::min(place * width, all);
-          return parallel::Slice::stretch(sizes, begin, std::min(begin + width, all) - begin);
+          return parallel::Slice::range(sizes, begin, std::min(begin + width, all) - begin);
         }}}};
   return all;
 }
@@ -165,7 +165,7 @@ class CutLayer final : public parallel::Layer {
  private:
   parallel::Slice slice_at(size_t i, int64_t place) const {
     const auto& value = given_[i].value;
-    if (given_[i].slice.numel == 0) return parallel::Slice::stretch(value.sizes(), 0, 0);
+    if (given_[i].slice.numel == 0) return parallel::Slice::range(value.sizes(), 0, 0);
     return cut_.slice(value.sizes(), static_cast<int64_t>(i), place, comm::mesh().size({cut_.axis}));
   }
   static void put(const parallel::Slice& slice, const at::Tensor& values, const at::Tensor& whole) {

@@ -9,15 +9,15 @@
 
 #include "both_stores.hpp"
 #include "message_of.hpp"
+#include "parallel/averaging/counts.hpp"
+#include "parallel/sharding/counts.hpp"
 #include "ranks.hpp"
-#include "utils/counts.hpp"
 #include "warnings_of.hpp"
 
 namespace fp8_training {
 namespace {
 
 using namespace accelerate;
-using counts::Count;
 using support::message_of;
 using support::reset_states;
 using support::warnings_of;
@@ -227,11 +227,12 @@ TEST_F(Fp8Model, ClipsGradients) {
 }
 
 TEST_F(Fp8Model, ResumesToTheBit) {
+  int64_t number = 0;
   for (const auto& handler :
        std::vector<KwargsHandler>{TERecipeKwargs{.interval = 2, .amax_history_len = 4, .amax_compute_algo = "max"},
                                   TERecipeKwargs{}, AORecipeKwargs{}, MSAMPRecipeKwargs{}}) {
-    SCOPED_TRACE(handler.index());
-    const std::string folder = support::scratch_dir() + "/" + std::to_string(handler.index());
+    SCOPED_TRACE(++number);
+    const std::string folder = support::scratch_dir() + "/" + std::to_string(number);
     const auto whole = losses_of({handler}, 6);
     {
       Job run(with({handler}));
@@ -363,7 +364,7 @@ RANKS_TEST(Fp8Ranks, SendGradientsAsMsAmpDoes, 2) {
   EXPECT_TRUE(torch::equal(all[0], all[1]));
   int64_t elements = 0;
   for (const auto& parameter : run.net->parameters()) elements += parameter.numel();
-  EXPECT_EQ(counts::read(Count::bytes_saved), 3 * elements) << "of 4 bytes, one travels";
+  EXPECT_EQ(counts::read(parallel::AveragingCount::bytes_saved), 3 * elements) << "of 4 bytes, one travels";
   // The same without the wire: of numbers with 3 bits behind the point, half a unit is a sixteenth.
   const auto no_sync = run.accelerator.no_sync(run.model);
   run.net->zero_grad();
@@ -405,9 +406,9 @@ RANKS_TEST(Fp8Ranks, GatherInFp8, 2) {
   ::setenv("ACCELERATE_SHARED_MEMORY", "0", 1);
   counts::reset();
   const auto plain = sharded_losses(AORecipeKwargs{.enable_fsdp_float8_all_gather = false});
-  EXPECT_EQ(counts::read(Count::parts_as_fp8), 0);
+  EXPECT_EQ(counts::read(parallel::ShardingCount::parts_as_fp8), 0);
   const auto gathered = sharded_losses(AORecipeKwargs{});
-  EXPECT_EQ(counts::read(Count::parts_as_fp8), 1) << "the middle layer's weight";
+  EXPECT_EQ(counts::read(parallel::ShardingCount::parts_as_fp8), 1) << "the middle layer's weight";
   // The codes are those of the fp32 weights, instead of those rounded to bf16 before: they may differ by one here and
   // there.
   for (size_t i = 0; i < plain.size(); ++i) EXPECT_NEAR(gathered[i], plain[i], 0.02 * plain[i]);

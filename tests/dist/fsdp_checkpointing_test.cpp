@@ -10,8 +10,8 @@
 #include "fsdp_of.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
+#include "residency/counters.hpp"
 #include "small_gpt.hpp"
-#include "utils/counts.hpp"
 
 namespace {
 
@@ -131,9 +131,9 @@ RANKS_TEST(FsdpCheckpointing, TrainsBitByBitAsWithout, 1, 2, 3) {
     auto plugin = plugin_of(true);
     plugin.fsdp_version = 2, plugin.sharding_strategy.reset(), plugin.backward_prefetch.reset(),
     plugin.activation_checkpointing_offload = true;
-    const int64_t offloaded = counts::read(counts::Count::inputs_offloaded);
+    const int64_t offloaded = counts::read(residency::ResidencyCount::inputs_offloaded);
     expect_same(train(plugin_of(false)), train(plugin), store + ", version 2, offloaded");
-    EXPECT_GT(counts::read(counts::Count::inputs_offloaded), offloaded);
+    EXPECT_GT(counts::read(residency::ResidencyCount::inputs_offloaded), offloaded);
     auto whole = plugin_of(false), whole_checkpointed = plugin_of(true);
     whole.sharding_strategy = whole_checkpointed.sharding_strategy = ShardingStrategy::no_shard;
     expect_same(train(whole), train(whole_checkpointed), store + ", NO_SHARD");

@@ -1,7 +1,8 @@
 """Peer of fsdp_parity_test.cpp: trains the same model on the same data with PyTorch's own FSDP1 and FSDP2.
 
-usage: fsdp_parity.py FOLDER   reads FOLDER/plan.json and FOLDER/start.safetensors, writes FOLDER/torch_<world size>.json: losses and gradient norms by configuration
+usage: fsdp_parity.py FOLDER FILE   reads FOLDER/plan.json and FOLDER/start.safetensors, writes FILE: the plan, and by world size and configuration losses and gradient norms
 
+The test reads tests/dist/fsdp_losses.json; with ACCELERATE_TEST_RECORD=1 it runs this first, which takes a minute and a half of processor time.
 torch is imported once: the ranks of all world sizes are forks of this process, which has run no operator yet.
 """
 import contextlib
@@ -152,7 +153,7 @@ def run(folder, plan, rank, world):
 
 
 def main():
-    folder = sys.argv[1]
+    folder, recorded = sys.argv[1:]
     with open(f"{folder}/plan.json") as file:
         plan = json.load(file)
     for world in plan["world_sizes"]:
@@ -176,6 +177,12 @@ def main():
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(child, 9)
                 sys.exit(f"a rank of {world} failed with status {status}")
+    results = {}
+    for world in plan["world_sizes"]:
+        with open(f"{folder}/torch_{world}.json") as file:
+            results[world] = {name: {key: [float(f"{value:.9g}") for value in values] for key, values in curve.items()} for name, curve in json.load(file).items()}
+    with open(recorded, "w") as file:
+        file.write(json.dumps({"torch": torch.__version__, "plan": plan, "results": results}).replace('}, "', '},\n"') + "\n")
 
 
 main()

@@ -32,19 +32,19 @@ at::Tensor own(const at::Tensor& flat) {
   return flat.narrow(0, rank() * length, length);
 }
 
-OwnStretch in_home(const std::string& kind, const std::string& folder) {
+KeptSlice in_home(const std::string& kind, const std::string& folder) {
   at::Tensor mine = own(values()).clone();
   if (kind == "memory") return in_memory(mine);
-  OwnStretch stretch{.home = nullptr, .numel = mine.numel(), .dtype = at::kFloat};
+  KeptSlice slice{.home = nullptr, .numel = mine.numel(), .dtype = at::kFloat};
   auto worker = std::make_shared<Worker>();
   if (kind == "host") {
-    stretch.home = host_home(mine, worker);
+    slice.home = host_home(mine, worker);
   } else {
     const std::string path = folder + "/stretch_" + std::to_string(rank()) + ".safetensors";
     save_safetensors(path, {{"stretch", mine}});
-    stretch.home = std::move(FileTensors(path, worker).read({{"stretch", mine}}).front().home);
+    slice.home = std::move(FileTensors(path, worker).read({{"stretch", mine}}).front().home);
   }
-  return stretch;
+  return slice;
 }
 
 std::unique_ptr<Wire> wire_named(const std::string& kind) {
@@ -60,7 +60,7 @@ at::Tensor fetched(Home& home, at::ScalarType type = at::kFloat) {
   return flat;
 }
 
-/// All ranks' stretches, each as it comes out of the wire.
+/// All ranks' slices, each as it comes out of the wire.
 at::Tensor as_sent(const at::Tensor& flat, const Wire* wire) {
   if (!wire) return flat.clone();
   at::Tensor came = torch::empty_like(flat);

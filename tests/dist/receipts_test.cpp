@@ -21,19 +21,26 @@
 
 #include "accelerator/receipts.hpp"
 #include "both_stores.hpp"
+#include "data/counts.hpp"
 #include "message_of.hpp"
+#include "parallel/averaging/counts.hpp"
+#include "parallel/fsdp/receipts.hpp"
 #include "parallel/fsdp/translate.hpp"
+#include "parallel/sharding/counts.hpp"
 #include "parallel/sharding/shard_store.hpp"
 #include "program.hpp"
 #include "ranks.hpp"
-#include "utils/counts.hpp"
+#include "residency/counters.hpp"
 #include "variable.hpp"
 
 namespace receipts_test {
 namespace {
 
 using namespace accelerate;
-using counts::Count;
+using data::DataCount;
+using parallel::AveragingCount;
+using parallel::ShardingCount;
+using residency::ResidencyCount;
 using support::reset_states;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -210,10 +217,10 @@ Seen run(const Job& job) {
   seen.numbers = fmt::format(
       "{} buckets, {} searches, {} comparisons, {} graphs, {} of {} fetches ahead, {} given back, {} at a time, {} "
       "units",
-      counts::read(Count::gradient_buckets), counts::read(Count::unused_searches),
-      counts::read(Count::parameter_comparisons), counts::read(Count::static_graphs), moved.prefetch_hits,
-      moved.prefetch_hits + moved.faults, moved.evictions, counts::read(Count::fetches_most),
-      counts::read(Count::units));
+      counts::read(AveragingCount::gradient_buckets), counts::read(AveragingCount::unused_searches),
+      counts::read(AveragingCount::parameter_comparisons), counts::read(AveragingCount::static_graphs),
+      moved.prefetch_hits, moved.prefetch_hits + moved.faults, moved.evictions,
+      counts::read(ResidencyCount::fetches_most), counts::read(ShardingCount::units));
   seen.receipts = accelerator.receipts();
   return seen;
 }
@@ -626,32 +633,36 @@ TEST(Receipts, WhatNeedsAnAcceleratorSaysWhatItWouldDo) {
   if (support::is_rank()) GTEST_SKIP() << "runs in one process only";
   AcceleratorState::reset(true);
   const at::Device gpu(at::kCUDA, 0);
-  receipts::Facts with, without;
-  const auto expect = [&](const std::string& setting, const std::string& words, const std::string& otherwise) {
+  const auto expect = [&](const auto& table, const auto& with, const auto& without, const std::string& setting,
+                          const std::string& words, const std::string& otherwise) {
     SCOPED_TRACE(setting);
-    const Receipt on = receipts::make(with)[setting], off = receipts::make(without)[setting];
+    const Receipt on = Receipts{table(with)}[setting], off = Receipts{table(without)}[setting];
     EXPECT_EQ(on.source, "call");
     EXPECT_EQ(on.state, ReceiptState::acted);
     EXPECT_EQ(on.effect, words);
     EXPECT_EQ(off.source, "default");
     EXPECT_EQ(off.effect, otherwise);
   };
-  const auto shard = [](receipts::Facts& facts, const Fsdp& plugin) {
-    facts.fsdp = plugin;
-    facts.sharding = parallel::resolve(plugin);
-    facts.cpu_offload = plugin.cpu_offload.value_or(CPUOffload());
-    facts.state_dict_config = plugin.state_dict_config.value_or(StateDictConfig{});
-    facts.optim_state_dict_config = plugin.optim_state_dict_config.value_or(StateDictConfig{});
-  };
-  with.device = without.device = gpu;
+
+  receipts::OwnFacts launched, elsewhere{.run = {.device = gpu}};
+  launched.given.cpu = true, launched.accelerator = gpu.type();
+  expect(receipts::of_launch, launched, elsewhere, "cpu", "the cuda devices of this machine are left alone",
+         "the device is cuda:0");
+  launched.accelerator.reset();
+  EXPECT_EQ(Receipts{receipts::of_launch(launched)}["cpu"].state, ReceiptState::not_due) << "there is none";
 
   counts::reset();
-  with.given.cpu = true, with.device = at::kCPU, with.accelerator = gpu.type();
-  expect("cpu", "the cuda devices of this machine are left alone", "the device is cuda:0");
-  with.accelerator.reset();
-  EXPECT_EQ(receipts::make(with)["cpu"].state, ReceiptState::not_due) << "there is none";
-  with.device = gpu;
-
+  const auto sharded = [&](const Fsdp& plugin) {
+    return receipts::ShardedFacts{.run = {.device = gpu},
+                                  .given = plugin,
+                                  .sharding = parallel::resolve(plugin),
+                                  .whole_states = 1,
+                                  .whole_optimizer_states = 1};
+  };
+  const auto expect_of = [&](const Fsdp& with, const Fsdp& without, const std::string& setting,
+                             const std::string& words, const std::string& otherwise) {
+    expect(receipts::of_sharding, sharded(with), sharded(without), setting, words, otherwise);
+  };
   const auto weight = torch::zeros({4, 4});
   const auto place = [&](const Fsdp& plugin) {
     std::vector<parallel::ShardedPart> parts(1);
@@ -662,13 +673,14 @@ TEST(Receipts, WhatNeedsAnAcceleratorSaysWhatItWouldDo) {
     return parts[0].master;
   };
   const Fsdp offloads{.cpu_offload = CPUOffload(true, /*pin_memory=*/false)};
-  counts::add(Count::units);
+  counts::add(ShardingCount::units);
   EXPECT_TRUE(place(offloads).is_cpu());
-  shard(with, offloads), shard(without, {});
-  expect("fsdp_plugin.cpu_offload.offload_params", "1 part of units live on the host", "off");
-  expect("fsdp_plugin.cpu_offload.pin_memory", "in page-locked memory: 0 of 1 part", "offload_params is off");
-  counts::add(Count::parts_pinned);  // only a GPU's driver can lock pages
-  EXPECT_EQ(receipts::make(with)["fsdp_plugin.cpu_offload.pin_memory"].effect, "in page-locked memory: 1 of 1 part");
+  expect_of(offloads, {}, "fsdp_plugin.cpu_offload.offload_params", "1 part of units live on the host", "off");
+  expect_of(offloads, {}, "fsdp_plugin.cpu_offload.pin_memory", "in page-locked memory: 0 of 1 part",
+            "offload_params is off");
+  counts::add(ShardingCount::parts_pinned);  // only a GPU's driver can lock pages
+  EXPECT_EQ(Receipts{receipts::of_sharding(sharded(offloads))}["fsdp_plugin.cpu_offload.pin_memory"].effect,
+            "in page-locked memory: 1 of 1 part");
 
   const auto wrapped = [](std::optional<bool> offload) {
     return Fsdp{.fsdp_version = 2,
@@ -681,20 +693,18 @@ TEST(Receipts, WhatNeedsAnAcceleratorSaysWhatItWouldDo) {
   Receipts here = run({.options = fsdp(recomputes), .epochs = 1}).receipts;
   EXPECT_EQ(here["fsdp_plugin.activation_checkpointing_offload"].effect,
             "the device is the CPU, so inputs of units are on the host already");
-  shard(with, recomputes), shard(without, wrapped({}));
-  const int64_t inputs = counts::read(Count::inputs_offloaded);
+  const int64_t inputs = counts::read(ResidencyCount::inputs_offloaded);
   EXPECT_GE(inputs, 3) << "a batch for each of three steps at least";
-  expect("fsdp_plugin.activation_checkpointing_offload", fmt::format("{} inputs of units waited on the host", inputs),
-         "off");
+  expect_of(recomputes, wrapped({}), "fsdp_plugin.activation_checkpointing_offload",
+            fmt::format("{} inputs of units waited on the host", inputs), "off");
 
   const StateDictConfig stays{.offload_to_cpu = false};
   const Fsdp keeps{.fsdp_version = 1, .state_dict_config = stays, .optim_state_dict_config = stays};
   here = run({.options = fsdp(keeps), .epochs = 1}).receipts;
-  shard(with, keeps), shard(without, {.fsdp_version = 1});
   for (const std::string config : {"fsdp_plugin.state_dict_config", "fsdp_plugin.optim_state_dict_config"}) {
     EXPECT_EQ(here[config + ".offload_to_cpu"].effect, "the device is the CPU, so states are on the host already");
-    expect(config + ".offload_to_cpu", "1 whole state was given to rank 0, on their device",
-           "1 whole state was given to rank 0, on the host");
+    expect_of(keeps, {.fsdp_version = 1}, config + ".offload_to_cpu",
+              "1 whole state was given to rank 0, on their device", "1 whole state was given to rank 0, on the host");
   }
   AcceleratorState::reset(true);
 }
@@ -776,16 +786,16 @@ TEST(Receipts, JsonGoesBothWays) {
 
 /// A count costs next to nothing, since it is one add without a lock; and none is lost.
 TEST(Receipts, ThreadsCountWithoutALock) {
-  static_assert(decltype(counts::values)::value_type::is_always_lock_free);
+  static_assert(std::decay_t<decltype(counts::of(DataCount::batches))>::is_always_lock_free);
   constexpr int64_t kTimes = 100'000;
   counts::reset();
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i)
     threads.emplace_back([] {
-      for (int64_t k = 0; k < kTimes; ++k) counts::add(Count::batches);
+      for (int64_t k = 0; k < kTimes; ++k) counts::add(DataCount::batches);
     });
   for (auto& thread : threads) thread.join();
-  EXPECT_EQ(counts::values[static_cast<size_t>(Count::batches)], 4 * kTimes);
+  EXPECT_EQ(counts::read(DataCount::batches), 4 * kTimes);
   counts::reset();
 }
 

@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
-#include <random>
 #include <set>
 
 #include "accelerate/accelerate.hpp"
@@ -28,8 +27,10 @@ using nlohmann::json;
 using support::config_of;
 using support::expect_same;
 using support::kTheirs;
+using support::text_of;
 using support::Training;
 using support::tree_of;
+using support::write;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
@@ -55,12 +56,6 @@ fs::path theirs_converted(const std::string& name) {
   fs::create_directories(folder);
   run_shell("tar -xJf '" + (kTheirs / name / "universal.tar.xz").string() + "' -C '" + folder.string() + "'");
   return folder;
-}
-
-void write(const fs::path& file, const std::string& text) { std::ofstream(file, std::ios::binary) << text; }
-std::string text_of(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 std::set<std::string> files_in(const fs::path& folder) {
@@ -300,13 +295,7 @@ RANKS_TEST(Universal, BrokenFoldersAreNamed, 2) {
   training.steps(1);
   const auto state = state_of(training);
   const auto broken = [&](const std::string& name, const std::function<void(const fs::path&)>& change) {
-    if (training.accelerator.is_main_process()) {
-      fs::copy(folder / "global_step3_universal", folder / name, fs::copy_options::recursive);
-      change(folder / name);
-    }
-    training.accelerator.wait_for_everyone();
-    const auto message =
-        support::message_of<CheckpointError>([&] { training.prepared->load_checkpoint(folder, name); });
+    const auto message = support::refusal_of_changed(training, folder, "global_step3_universal", name, change);
     expect_same(training.weights(), state.weights);
     expect_same(training.moments(), state.first);
     return message;
@@ -342,30 +331,21 @@ RANKS_TEST(Universal, BrokenFoldersAreNamed, 2) {
 // Whatever a file says: weights, or an error that names it.
 TEST(Universal, DamagedFilesAreNamed) {
   if (support::is_rank()) return;
-  std::mt19937 draw(7);
-  size_t refused = 0, read = 0;
+  support::ReadDamaged files_of_theirs;
   for (const std::string name : {"z2", "z3"}) {
     const auto folder = theirs_converted(name) / "global_step3_universal";
     std::vector<fs::path> files;
     for (const auto& file : files_in(folder)) files.push_back(folder / file);
     for (int trial = 0; trial < 100; ++trial) {
-      const auto& file = files[draw() % files.size()];
+      const auto& file = files[files_of_theirs.draw() % files.size()];
       const auto before = text_of(file);
-      auto bytes = before;
-      for (int change = 0; change < 3; ++change)
-        bytes[draw() % std::min<size_t>(bytes.size(), 400)] = static_cast<char>(draw());
-      write(file, bytes);
-      try {
-        get_fp32_state_dict_from_zero_checkpoint(folder);
-        ++read;
-      } catch (const Error&) {
-        ++refused;
-      }  // anything else ends the test
+      write(file, files_of_theirs.damaged(before, 400));
+      files_of_theirs.look(folder);
       write(file, before);
     }
   }
-  EXPECT_GT(refused, 25U);
-  EXPECT_GT(read, 25U) << "of bytes that say nothing";
+  EXPECT_GT(files_of_theirs.refused, 25U);
+  EXPECT_GT(files_of_theirs.read, 25U) << "of bytes that say nothing";
 }
 
 // Our conversion of their checkpoint has the files, keys, kinds and values of their own.

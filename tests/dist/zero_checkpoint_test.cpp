@@ -5,10 +5,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
-#include <random>
 
 #include "accelerate/accelerate.hpp"
 #include "accelerate/checkpoint/zero_to_fp32.hpp"
@@ -292,13 +293,7 @@ RANKS_TEST(ZeroCheckpoint, BrokenFoldersAreNamed, 2) {
   training.prepared->save_checkpoint(folder, "later");
   const auto weights = training.weights();
   const auto broken = [&](const std::string& name, const std::function<void(const fs::path&)>& change) {
-    if (training.accelerator.is_main_process()) {
-      fs::copy(folder / "good", folder / name, fs::copy_options::recursive);
-      change(folder / name);
-    }
-    training.accelerator.wait_for_everyone();
-    const auto message =
-        support::message_of<CheckpointError>([&] { training.prepared->load_checkpoint(folder, name); });
+    const auto message = support::refusal_of_changed(training, folder, "good", name, change);
     expect_same(training.weights(), weights);
     return message;
   };
@@ -322,6 +317,117 @@ RANKS_TEST(ZeroCheckpoint, BrokenFoldersAreNamed, 2) {
       HasSubstr("tensor parallelism"));
 }
 
+namespace {
+
+c10::impl::GenericDict dict_of(std::initializer_list<std::pair<const char*, c10::IValue>> items) {
+  c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
+  for (const auto& [key, value] : items) dict.insert(key, value);
+  return dict;
+}
+c10::impl::GenericList list_of(const std::vector<c10::IValue>& items) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const auto& item : items) list.push_back(item);
+  return list;
+}
+
+/// Stage 2's files of one weight [ranks], of which each rank has an element: its number.
+void write_checkpoint_of(int64_t ranks, const fs::path& folder) {
+  fs::create_directories(folder);
+  checkpointing::save_object(dict_of({{"module", dict_of({{"weight", torch::zeros({ranks})}})},
+                                      {"buffer_names", list_of({})},
+                                      {"param_shapes", list_of({dict_of({{"weight", list_of({c10::IValue(ranks)})}})})},
+                                      {"dp_world_size", ranks},
+                                      {"global_steps", 1}}),
+                             folder / "mp_rank_00_model_states.pt");
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    c10::impl::GenericDict states(c10::IntType::get(), c10::AnyType::get());
+    states.insert(0, dict_of({{"step", 1}}));
+    checkpointing::save_object(
+        dict_of({{"optimizer_state_dict",
+                  dict_of({{"zero_stage", 2},
+                           {"partition_count", ranks},
+                           {"single_partition_of_fp32_groups", list_of({torch::full({1}, static_cast<double>(rank))})},
+                           {"base_optimizer_state", dict_of({{"state", states}, {"param_groups", list_of({})}})}})}}),
+        folder / fmt::format("zero_pp_rank_{}_mp_rank_00_optim_states.pt", rank));
+  }
+}
+
+/// Of this process, while it lives.
+class DescriptorLimit {
+ public:
+  explicit DescriptorLimit(rlim_t most) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const struct rlimit few { most, before_.rlim_max };
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  }
+  ~DescriptorLimit() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  DescriptorLimit(const DescriptorLimit&) = delete;
+
+ private:
+  struct rlimit before_ {};
+};
+
+int64_t files_opened() { return formats::InputFile::times_opened(); }
+
+}  // namespace
+
+// A process may have fewer files open than ranks have saved.
+RANKS_TEST(ZeroCheckpoint, ManyRanksFilesNeedFewDescriptors, 1) {
+  constexpr int64_t kRanks = 200;
+  const auto folder = support::scratch("many");
+  write_checkpoint_of(kRanks, folder);
+  const auto expected = torch::arange(kRanks, at::kFloat);
+  {
+    const DescriptorLimit few(96);
+    EXPECT_TRUE(get_fp32_state_dict_from_zero_checkpoint(folder).at("weight").equal(expected));
+  }
+  const DescriptorLimit enough(1024);
+  const int64_t before = files_opened();
+  EXPECT_TRUE(get_fp32_state_dict_from_zero_checkpoint(folder).at("weight").equal(expected));
+  EXPECT_EQ(files_opened() - before, kRanks + 1) << "each once, where they may stay open";
+}
+
+// A file that is opened again must be the one that it was.
+RANKS_TEST(ZeroCheckpoint, FilesThatAreReplacedWhileTheyAreReadAreNamed, 1) {
+  const auto folder = support::scratch("replaced");
+  fs::create_directories(folder);
+  std::vector<std::unique_ptr<formats::InputFile>> files;
+  const DescriptorLimit few(96);
+  for (int i = 0; i < 100; ++i) {
+    const auto file = folder / std::to_string(i);
+    support::write(file, "text");
+    files.push_back(std::make_unique<formats::InputFile>(file));
+  }
+  char first = 0;
+  files[1]->read(0, &first, 1);
+  EXPECT_EQ(first, 't') << "closed, and opened again";
+  support::write(folder / "new", "TEXT");
+  fs::rename(folder / "new", folder / "0");
+  EXPECT_THAT(support::message_of<CheckpointError>([&] { files[0]->read(0, &first, 1); }),
+              AllOf(HasSubstr((folder / "0").string()), HasSubstr("another file")));
+}
+
+// What is loaded from a folder asks for its files several times.
+RANKS_TEST(ZeroCheckpoint, LoadingOpensEachFileOnce, 2) {
+  const auto folder = support::scratch("once");
+  for (const int64_t stage : {2, 3}) {
+    support::reset_states();
+    Training training(config_of(stage, "fp16"));
+    training.steps(1);
+    const auto tags = folder / std::to_string(stage);
+    training.prepared->save_checkpoint(tags, "tag");
+    training.accelerator.save_state(tags / "state");
+    int64_t before = files_opened();
+    training.prepared->load_checkpoint(tags, "tag");
+    EXPECT_EQ(files_opened() - before, stage == 3 ? 4 : 3);
+    before = files_opened();
+    training.accelerator.load_state(tags / "state");
+    int64_t files = 0;
+    for (const auto& entry : fs::recursive_directory_iterator(tags / "state")) files += entry.is_regular_file();
+    EXPECT_LE(files_opened() - before, files);
+  }
+}
+
 // Two ranks' state beside a file of one that ran alone.
 RANKS_TEST(ZeroCheckpoint, FilesOfAnotherNumberOfRanksAreNamed, 1) {
   const auto folder = support::scratch("other_ranks");
@@ -338,8 +444,7 @@ RANKS_TEST(ZeroCheckpoint, FilesOfAnotherNumberOfRanksAreNamed, 1) {
 // Whatever a file says: weights, or an error that names it.
 TEST(ZeroCheckpoint, DamagedFilesAreNamed) {
   if (support::is_rank()) return;
-  std::mt19937 draw(7);
-  size_t refused = 0, read = 0;
+  support::ReadDamaged files_of_theirs;
   for (const char* name : {"z2", "z3", "z0bf"})
     for (int trial = 0; trial < 150; ++trial) {
       const auto folder = support::scratch("damaged");
@@ -348,25 +453,12 @@ TEST(ZeroCheckpoint, DamagedFilesAreNamed) {
       std::vector<fs::path> files;
       for (const auto& entry : fs::directory_iterator(folder)) files.push_back(entry.path());
       std::sort(files.begin(), files.end());
-      const auto& file = files[draw() % files.size()];
-      std::string bytes;
-      {
-        std::ifstream in(file, std::ios::binary);
-        bytes.assign(std::istreambuf_iterator<char>(in), {});
-      }
-      // The pickle stands at the beginning.
-      for (int change = 0; change < 3; ++change)
-        bytes[draw() % std::min<size_t>(bytes.size(), 4000)] = static_cast<char>(draw());
-      std::ofstream(file, std::ios::binary | std::ios::trunc) << bytes;
-      try {
-        get_fp32_state_dict_from_zero_checkpoint(folder);
-        ++read;
-      } catch (const Error&) {
-        ++refused;
-      }  // anything else ends the test
+      const auto& file = files[files_of_theirs.draw() % files.size()];
+      support::write(file, files_of_theirs.damaged(support::text_of(file), 4000));
+      files_of_theirs.look(folder);
     }
-  EXPECT_GT(refused, 50U);
-  EXPECT_GT(read, 10U) << "of bytes that say nothing";
+  EXPECT_GT(files_of_theirs.refused, 50U);
+  EXPECT_GT(files_of_theirs.read, 10U) << "of bytes that say nothing";
 }
 
 // `latest` leads to no other folder.

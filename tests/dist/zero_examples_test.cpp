@@ -17,7 +17,6 @@ namespace {
 using namespace accelerate;
 using namespace zero_runs;
 using nlohmann::json;
-using namespace nlohmann::literals;
 
 /// Five steps. @return what was refused
 std::string trained_by(const json& row) {
@@ -52,11 +51,6 @@ std::string trained_by(const json& row) {
       train(m, optimizer);
     } else if (config.contains("optimizer")) {
       auto [m, optimizer, ready] = accelerator.prepare(model, DummyOptim(model->parameters()), loader);
-      train(m, optimizer);
-    } else if (config.value("/fp16/fp16_master_weights_and_grads"_json_pointer, false)) {
-      auto [m, optimizer, ready] = accelerator.prepare(
-          model, optim::DeepSpeedAdam(model->parameters(), optim::DeepSpeedAdamOptions().fp32_optimizer_states(true)),
-          loader);
       train(m, optimizer);
     } else {
       auto [m, optimizer, ready] = accelerator.prepare(model, torch::optim::AdamW(model->parameters()), loader);

@@ -133,3 +133,54 @@ RANKS_TEST(ZeroGradients, SumsOfMicroStepsHaveTheDtypeThatIsAskedFor, 1, 2, 3) {
       }
   });
 }
+
+namespace {
+
+/// Both weights' gradients are the input.
+struct TwoProductsImpl : torch::nn::Module {
+  TwoProductsImpl() {
+    first = register_module("first", Product());
+    second = register_module("second", Product());
+  }
+  at::Tensor forward(const at::Tensor& x) { return first(x) + second(x); }
+  Product first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(TwoProducts);
+
+/// Nobody knows that it steps element by element, so it keeps whole parameters.
+struct OfWholes : torch::optim::SGD {
+  using SGD::SGD;
+  at::Tensor step(LossClosure = nullptr) override {
+    const at::NoGradGuard no_grad;
+    for (auto& group : param_groups())
+      for (auto& parameter : group.params()) parameter.sub_(parameter.grad() * group.options().get_lr());
+    return {};
+  }
+};
+
+}  // namespace
+
+// What fp16 holds of them is scaled; the quotient is below its range.
+RANKS_TEST(ZeroGradients, OfWholeParametersTheyAreUnscaledInFp32, 1, 2, 3) {
+  const double tiny = std::ldexp(1.0, -30), rate = std::ldexp(1.0, 28);
+  support::on_both_stores([&](const std::string& store) {
+    for (int64_t number = 1; number <= 3; ++number)  // stage 0 may divide before the sum
+      for (const bool clips : {false, true}) {
+        SCOPED_TRACE(store + ", stage " + std::to_string(number) + (clips ? ", clipped" : ""));
+        support::reset_states();
+        Accelerator accelerator({.cpu = true,
+                                 .deepspeed_plugin = DeepSpeedPlugin{
+                                     .hf_ds_config = R"({"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0,
+                   "zero_allow_untested_optimizer": true,
+                   "fp16": {"enabled": true, "initial_scale_power": 15},)" +
+                                                     zero_of(number) + "}"}});
+        TwoProducts model;
+        auto [m, opt] = accelerator.prepare(model, OfWholes(model->parameters(), torch::optim::SGDOptions(rate)));
+        const at::Tensor x = torch::full({6}, std::ldexp(1.0, -10), at::kHalf);
+        accelerator.backward(m(x).to(at::kFloat) * std::ldexp(1.0, -20));
+        if (clips) accelerator.clip_grad_value_(m->parameters(), tiny / 2);
+        opt.step();
+        for (const auto& parameter : m->parameters()) EXPECT_EQ(parameter[5].item<double>(), clips ? 0.875 : 0.75);
+      }
+  });
+}

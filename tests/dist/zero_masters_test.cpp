@@ -7,9 +7,12 @@
 
 #include "accelerate/accelerate.hpp"
 #include "accelerate/optim/deepspeed_adam.hpp"
+#include "accelerate/optim/lion.hpp"
+#include "accelerate/parallel/zero_handles.hpp"
 #include "both_stores.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
+#include "warnings_of.hpp"
 #include "zero_runs.hpp"
 
 namespace {
@@ -136,6 +139,139 @@ RANKS_TEST(ZeroMasters, GoOnFromDeepSpeedsFiles, 1, 2) {
     }
 }
 
+namespace {
+
+/// Two groups; the second has options of its own.
+template <class Options>
+std::vector<torch::optim::OptimizerParamGroup> two_groups(std::vector<at::Tensor> parameters, const Options& second) {
+  const auto middle = parameters.begin() + 2;
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector<at::Tensor>(parameters.begin(), middle));
+  groups.emplace_back(std::vector<at::Tensor>(middle, parameters.end()), std::make_unique<Options>(second));
+  return groups;
+}
+template <class Options> Options with_numbers(double lr) {
+  return Options(lr).betas({0.8, 0.95}).eps(1e-5).weight_decay(0.1);
+}
+template <class Optimizer, class Options> auto torchs_adam() {
+  return [](const auto& parameters) {
+    return Optimizer(two_groups(parameters, with_numbers<Options>(0.002)), with_numbers<Options>(0.01));
+  };
+}
+auto deepspeeds_adam(bool adam_w_mode) {
+  return [adam_w_mode](const auto& parameters) {
+    using Options = optim::DeepSpeedAdamOptions;
+    return optim::DeepSpeedAdam(two_groups(parameters, with_numbers<Options>(0.002).adam_w_mode(adam_w_mode)),
+                                with_numbers<Options>(0.01).adam_w_mode(adam_w_mode));
+  };
+}
+
+/// Weights after training by an optimizer of the program's, whose rate it halves by its own name in the middle.
+std::vector<at::Tensor> weights_by(const Masters& masters, int64_t number, const auto& make,
+                                   std::optional<bool> fused = std::nullopt) {
+  support::reset_states();
+  Accelerator accelerator({.cpu = true, .deepspeed_plugin = plugin_of(masters, number, /*has_optimizer=*/false)});
+  ThreeLayers model;
+  auto optimizer = make(model->parameters());
+  auto m = accelerator.prepare(model);
+  auto opt = accelerator.prepare_optimizer(optimizer, {.fused = fused});
+  EXPECT_EQ(&opt.optimizer(), &optimizer);
+  train_some(accelerator, m, opt, 0, masters.dtype);
+  EXPECT_EQ(opt.step_was_fused(), fused.value_or(true));
+  for (auto& group : optimizer.param_groups()) group.options().set_lr(group.options().get_lr() / 2);
+  train_some(accelerator, m, opt, kSteps, masters.dtype);
+  std::vector<at::Tensor> weights;
+  for (const auto& parameter : m->parameters()) weights.push_back(parameter.detach().clone());
+  return weights;
+}
+
+const std::vector<const Masters*> kOfFp32Moments{&kMasters.at(0), &kMasters.at(2)};
+
+}  // namespace
+
+RANKS_TEST(ZeroMasters, AProgramsAdamStepsAsDeepSpeedsToTheBit, 1, 2, 3) {
+  for (const auto* masters : kOfFp32Moments)
+    support::on_both_stores([&](const std::string& store) {
+      for (int64_t number = 1; number <= 3; ++number)
+        for (const auto& fused : {std::optional<bool>(), std::optional<bool>(false)}) {
+          SCOPED_TRACE(masters->name + ", " + store + ", stage " + std::to_string(number) + (fused ? ", plain" : ""));
+          expect_same(
+              weights_by(*masters, number, torchs_adam<torch::optim::AdamW, torch::optim::AdamWOptions>(), fused),
+              weights_by(*masters, number, deepspeeds_adam(true), fused));
+          expect_same(weights_by(*masters, number, torchs_adam<torch::optim::Adam, torch::optim::AdamOptions>(), fused),
+                      weights_by(*masters, number, deepspeeds_adam(false), fused));
+        }
+    });
+}
+
+// It has stepped in fp32, on a model that prepare() then makes one of 16 bits.
+RANKS_TEST(ZeroMasters, StatesThatAProgramsAdamHasAreKept, 1, 2) {
+  for (const auto* masters : kOfFp32Moments) {
+    SCOPED_TRACE(masters->name);
+    support::reset_states();
+    Accelerator accelerator({.cpu = true, .deepspeed_plugin = plugin_of(*masters, 2, /*has_optimizer=*/false)});
+    ThreeLayers model;
+    torch::optim::AdamW optimizer(model->parameters());
+    loss_of(model(batch_of(0, 0, /*rank=*/0))).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    std::vector<at::Tensor> moments;
+    for (const auto& parameter : model->parameters())
+      moments.push_back(
+          static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()))
+              .exp_avg()
+              .clone());
+    auto [m, opt] = accelerator.prepare(model, optimizer);
+    for (size_t i = 0; i < moments.size(); ++i) {
+      const auto found = safe_get_full_optimizer_state(m->parameters()[i], "exp_avg");
+      EXPECT_EQ(found.scalar_type(), at::kFloat);
+      EXPECT_TRUE(found.equal(moments[i])) << "parameter " << i;
+    }
+  }
+}
+
+RANKS_TEST(ZeroMasters, AProgramsAdamGoesOnFromDeepSpeedsFiles, 1, 2) {
+  for (const auto* masters : kOfFp32Moments) {
+    SCOPED_TRACE(masters->name);
+    const auto folder = support::scratch_dir() + "/" + masters->name;
+    std::vector<std::vector<at::Tensor>> weights;
+    for (const bool resumes : {false, true}) {
+      support::reset_states();
+      Accelerator accelerator({.cpu = true, .deepspeed_plugin = plugin_of(*masters, 2, /*has_optimizer=*/false)});
+      ThreeLayers model;
+      auto [m, opt] = accelerator.prepare(model, torch::optim::AdamW(model->parameters(), 0.01));
+      if (resumes) {
+        m.load_checkpoint(folder);
+      } else {
+        train_some(accelerator, m, opt, 0, masters->dtype);
+        m.save_checkpoint(folder);
+      }
+      train_some(accelerator, m, opt, kSteps, masters->dtype);
+      for (const auto& group : opt.param_groups())
+        for (const auto& piece : group.params())
+          if (const auto found = opt.state().find(piece.unsafeGetTensorImpl()); found != opt.state().end())
+            EXPECT_EQ(static_cast<torch::optim::AdamWParamState&>(*found->second).exp_avg_sq().scalar_type(),
+                      at::kFloat);
+      weights.emplace_back();
+      for (const auto& parameter : m->parameters()) weights.back().push_back(parameter.detach().clone());
+    }
+    expect_same(weights[1], weights[0]);
+  }
+}
+
+TEST(ZeroMasters, TheExchangeIsSaidOnce) {
+  const auto said = support::warnings_of([] {
+    support::reset_states();
+    Accelerator accelerator({.cpu = true, .deepspeed_plugin = plugin_of(kMasters.at(0), 2, /*has_optimizer=*/false)});
+    ThreeLayers model, other;
+    accelerator.prepare(model, torch::optim::AdamW(model->parameters()));
+    accelerator.prepare(other, torch::optim::Adam(other->parameters()));
+  });
+  const std::string line = "the program's AdamW keeps fp32 moments and rounds once in a step";
+  EXPECT_THAT(said, HasSubstr(line));
+  EXPECT_EQ(said.find("keeps fp32 moments", said.find(line) + line.size()), std::string::npos) << said;
+}
+
 // The tutorial on mixtures of experts: no section `optimizer`, and the old spelling of the offload.
 RANKS_TEST(ZeroMasters, TheTutorialsFileTrains, 1, 2) {
   const DeepSpeedPlugin tutorial{.hf_ds_config = R"({"train_micro_batch_size_per_gpu": 4,
@@ -146,8 +282,7 @@ RANKS_TEST(ZeroMasters, TheTutorialsFileTrains, 1, 2) {
   support::reset_states();
   Accelerator accelerator({.cpu = true, .deepspeed_plugin = tutorial});
   ThreeLayers model;
-  auto [m, opt] =
-      accelerator.prepare(model, optim::DeepSpeedAdam(model->parameters(), optim::DeepSpeedAdamOptions(0.05)));
+  auto [m, opt] = accelerator.prepare(model, torch::optim::AdamW(model->parameters(), 0.05));
   const auto loss = [&] { return loss_of(output_of(m, 0, at::kHalf)).item<double>(); };
   const double before = loss();
   for (int64_t step = 0; step < 20; ++step) {
@@ -159,21 +294,31 @@ RANKS_TEST(ZeroMasters, TheTutorialsFileTrains, 1, 2) {
 }
 
 TEST(ZeroMasters, OptimizersThatWouldKeepOtherMomentsAreNamed) {
-  const auto refusal = [](size_t masters, auto&& optimizer) {
+  const auto refusal = [](size_t masters, auto&& optimizer, bool forced = true) {
     support::reset_states();
-    Accelerator accelerator(
-        {.cpu = true, .deepspeed_plugin = plugin_of(kMasters.at(masters), 2, /*has_optimizer=*/false)});
+    auto plugin = plugin_of(kMasters.at(masters), 2, /*has_optimizer=*/false);
+    if (!forced) plugin.hf_ds_config->set_value("zero_force_ds_cpu_optimizer", false);
+    Accelerator accelerator({.cpu = true, .deepspeed_plugin = plugin});
     ThreeLayers model;
     return support::message_of<ConfigError>([&] { accelerator.prepare(model, optimizer(model->parameters())); });
   };
   const auto torchs = [](const auto& parameters) { return torch::optim::AdamW(parameters); };
+  const auto largest = [](const auto& parameters) {
+    return torch::optim::AdamW(parameters, torch::optim::AdamWOptions().amsgrad(true));
+  };
+  const auto lion = [](const auto& parameters) { return optim::Lion(parameters); };
   const auto ours = [](bool exact) {
     return [exact](const auto& parameters) {
       return optim::DeepSpeedAdam(parameters, optim::DeepSpeedAdamOptions().fp32_optimizer_states(exact));
     };
   };
-  EXPECT_THAT(refusal(0, torchs),
-              HasSubstr("is AdamW, expected optim::DeepSpeedAdam with fp32_optimizer_states(true)"));
+  EXPECT_THAT(refusal(0, largest), HasSubstr("AdamW has amsgrad, which DeepSpeed's Adam for the host refuses, too"));
+  EXPECT_THAT(refusal(0, lion), HasSubstr("is Lion, expected torch::optim::Adam or AdamW, optim::DeepSpeedAdam with "
+                                          "fp32_optimizer_states(true)"));
+  EXPECT_THAT(refusal(0, torchs, /*forced=*/false),
+              HasSubstr("is AdamW, expected zero_force_ds_cpu_optimizer true with torch::optim::Adam"));
+  EXPECT_THAT(refusal(4, torchs),
+              HasSubstr("is AdamW, expected optim::DeepSpeedAdam with fp32_optimizer_states(false)"));
   EXPECT_THAT(refusal(0, ours(false)), HasSubstr("is DeepSpeedAdam with fp32_optimizer_states(false)"));
   EXPECT_THAT(refusal(4, ours(true)), HasSubstr("expected optim::DeepSpeedAdam with fp32_optimizer_states(false)"));
 }

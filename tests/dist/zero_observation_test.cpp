@@ -5,21 +5,23 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 #include <regex>
 
 #include "accelerate/accelerate.hpp"
 #include "accelerate/parallel/deepspeed_plugin.hpp"
 #include "accelerate/residency/recompute.hpp"
 #include "both_stores.hpp"
+#include "message_of.hpp"
 #include "parallel/zero/objects.hpp"
 #include "ranks.hpp"
 #include "residency/activations/checkpoint_rules.hpp"
+#include "scratch.hpp"
 #include "warnings_of.hpp"
 
 namespace {
 
 using namespace accelerate;
+using support::text_of;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -79,10 +81,6 @@ int64_t count_of(const std::string& text, const std::string& pattern) {
   return std::distance(std::sregex_iterator(text.begin(), text.end(), regex), std::sregex_iterator());
 }
 
-std::string text_of_file(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 std::filesystem::path folder_called(const std::string& name) {
   return std::filesystem::path(support::scratch_dir()) / (name + std::to_string(support::world_size()));
 }
@@ -113,7 +111,7 @@ RANKS_TEST(ZeroObservation, TimesOfEachStepAreLinesAndRecords, 1, 2) {
       if (!main) continue;
       const int64_t samples = kSamples * kMicroSteps * support::world_size();
       for (const std::string name : {"forward", "backward", "backward_inner", "backward_allreduce", "step"})
-        EXPECT_THAT(text_of_file(folder / "job" / ("Train_Samples_elapsed_time_ms_" + name + ".csv")),
+        EXPECT_THAT(text_of(folder / "job" / ("Train_Samples_elapsed_time_ms_" + name + ".csv")),
                     testing::MatchesRegex("step,elapsed_time_ms_" + name + "\r\n" + std::to_string(samples) +
                                           ",[-0-9.e]+\r\n" + std::to_string(2 * samples) + ",[-0-9.e]+\r\n"));
     }
@@ -179,6 +177,35 @@ RANKS_TEST(ZeroObservation, CollectivesAreCountedByOperationAndSize, 2) {
   });
 }
 
+/// What a collective cost is the same on all ranks, and with what a rank waited it is all of that rank's time.
+RANKS_TEST(ZeroObservation, StragglersAreTold, 1, 2, 3) {
+  support::on_both_stores([&](const std::string& store) {
+    SCOPED_TRACE(store);
+    std::vector<double> comm;
+    const auto text = printed_in_training(file_with(R"("comms_logger": {"enabled": true})"), false, [&](Accelerator&) {
+      const auto all = comm::comms_records();
+      const auto found = comm::straggler_records();
+      EXPECT_EQ(comm::comms_records().size(), all.size()) << "what is exchanged for it does not count";
+      EXPECT_EQ(found.empty(), all.empty());
+      for (const auto& record : found) {
+        const auto own = std::find_if(all.begin(), all.end(), [&](const auto& one) {
+          return one.operation == record.operation && one.bytes == record.bytes;
+        });
+        ASSERT_NE(own, all.end());
+        EXPECT_EQ(record.count, own->count);
+        const auto parts = record.total_comm_ms + record.total_straggler_ms;
+        EXPECT_TRUE(std::abs(parts - own->total_ms) <= 1e-4 * own->total_ms && record.total_straggler_ms >= 0);
+        comm.push_back(record.total_comm_ms);
+      }
+      for (const auto& theirs : gather_object(std::vector<std::vector<double>>{comm})) EXPECT_EQ(theirs, comm);
+      comm::log_summary(/*show_straggler=*/true);
+    });
+    EXPECT_EQ(count_of(text, "Breakdown with straggler effect\n-+\nComm. Op +Message Size +Count +Total comm lat"),
+              support::rank() == 0 ? 1 : 0)
+        << text;
+  });
+}
+
 RANKS_TEST(ZeroObservation, OnlyNamedCollectivesAreCounted, 2) {
   support::on_both_stores([&](const std::string& store) {
     SCOPED_TRACE(store);
@@ -213,7 +240,7 @@ RANKS_TEST(ZeroObservation, OperationsOfTheStepAreCountedByModule, 1, 2) {
       EXPECT_THAT(text, Not(HasSubstr("Flops Profiler")));
       EXPECT_EQ(count_of(text, time_line("")), support::rank() == 0 ? kSteps : 0) << "it switches the times on";
       if (support::rank() != 0) continue;
-      const auto found = text_of_file(file);
+      const auto found = text_of(file);
       EXPECT_THAT(found, HasSubstr("Profile Summary at step 1:\n"));
       EXPECT_EQ(count_of(found, "world size: +" + std::to_string(support::world_size()) + " +\n"), 1);
       EXPECT_EQ(count_of(found, "batch size per GPU: +4 +\n"), 1);
@@ -233,6 +260,41 @@ RANKS_TEST(ZeroObservation, OperationsOfTheStepAreCountedByModule, 1, 2) {
       EXPECT_EQ(count_of(found, "\n  \\(second\\): Linear\\(27 = 36% Params, 96 MACs = 37\\.5% MACs, "), 1) << found;
     }
   });
+}
+
+RANKS_TEST(ZeroObservation, AProfileThatCantBeWrittenIsAnErrorOfAllRanksAtPrepare, 1, 2) {
+  const auto error = support::message_of<ResourceError>(
+      [] { printed_in_training(file_with(R"("flops_profiler": {"enabled": true, "output_file": "/dev/null/a/b"})")); });
+  EXPECT_THAT(error, HasSubstr("flops_profiler: can't write to '/dev/null/a/b'"));
+  EXPECT_EQ(error.find("on rank 0: ") == 0, support::rank() != 0) << error;
+  testing::internal::GetCapturedStdout();
+}
+
+/// The file's place is gone when it is to be written.
+RANKS_TEST(ZeroObservation, AProfileThatCantBeWrittenLaterEndsAllRanks, 1, 2) {
+  const auto file = folder_called("late") / "profile.txt";
+  Accelerator accelerator({.cpu = true,
+                           .deepspeed_plugin = file_with(R"("flops_profiler": {"enabled": true, "profile_step": 0,
+                             "output_file": ")" + file.string() +
+                                                         R"("})")});
+  Blocks model;
+  auto [m, opt] = accelerator.prepare(model, torch::optim::SGD(model->parameters(), 0.25));
+  if (support::rank() == 0) {
+    std::filesystem::remove(file);
+    std::filesystem::create_directories(file);
+  }
+  const auto error = support::message_of<Error>([&] {
+    for (int64_t micro = 0; micro < 2 * kMicroSteps; ++micro) {
+      const auto scope = accelerator.accumulate(m);
+      accelerator.backward(m(torch::ones({kSamples, 5})).square().mean());
+      opt.step();
+      opt.zero_grad();
+    }
+  });
+  EXPECT_THAT(error, HasSubstr("flops_profiler: can't write to '" + file.string()));
+  // Who fails stays until the others have heard of it.
+  if (support::rank() != 0) support::say("late");
+  else EXPECT_TRUE(support::heard("late", support::world_size() - 1, std::chrono::seconds(60)));
 }
 
 /// To standard output, once, and never where the run has no such step.

@@ -22,6 +22,7 @@ namespace {
 
 using namespace accelerate;
 using nlohmann::json;
+using namespace nlohmann::literals;
 
 using support::PeerGpt;
 
@@ -47,6 +48,7 @@ struct Recorded {
     };
     return on("fp16") || on("bf16") || on("torch_autocast");
   }
+  bool is_sgd() const { return config.value("/optimizer/type"_json_pointer, "") == "SGD"; }
   std::string name;
   json config;
   std::vector<std::string> args;
@@ -166,7 +168,8 @@ void compare(int64_t ranks) {
       // In 16 bits a last bit of fp32 (sums in another order) decides how a weight rounds, by 4e-3 of it in bf16, and
       // products depend on where operands lie in memory: theirs differ by 1e-4 at the first loss between stages 0 and
       // 3, of the same weights. From there runs go apart.
-      expect_close(ours.losses, row.losses, row.is_low_precision() ? 1.5e-3 : 1e-5, "loss");
+      // Adam divides by roots of what may be next to nothing, SGD doesn't.
+      expect_close(ours.losses, row.losses, row.is_low_precision() ? 1.5e-3 : row.is_sgd() ? 1e-6 : 1e-5, "loss");
       expect_close(ours.rates, row.rates, 1e-12, "rate");
       // For the same reason an overflow may come a step later in the end.
       const size_t sure = row.is_low_precision() ? 16 : kSteps;

@@ -16,10 +16,12 @@
 #include "comm/group.hpp"
 #include "message_of.hpp"
 #include "parallel/engines.hpp"
+#include "parallel/sharding/counts.hpp"
 #include "parallel/sharding/shard_store.hpp"
 #include "parallel/zero/objects.hpp"
 #include "parallel/zero/translate.hpp"
 #include "ranks.hpp"
+#include "scratch.hpp"
 #include "utils/counts.hpp"
 #include "utils/log.hpp"
 #include "variable.hpp"
@@ -30,6 +32,7 @@ namespace {
 
 using namespace accelerate;
 using namespace zero_runs;
+using support::text_of;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
@@ -100,6 +103,42 @@ RANKS_TEST(Zero, MastersBeginAsTheRoundedParameters, 1, 2) {
   });
 }
 
+/// Accelerate's guide "FSDP vs DeepSpeed", on models that are loaded in bf16: what ranks keep, compute with, and step
+/// in.
+RANKS_TEST(Zero, PrecisionsAreThoseOfTheGuidesTable, 1, 2) {
+  constexpr auto kLow = at::kBFloat16, kHigh = at::kFloat;
+  struct Row {
+    const char *framework, *mixed_precision;
+    at::ScalarType local, training, optimizer;
+  };
+  for (const Row& row : {Row{"FSDP", "no", kLow, kLow, kLow}, Row{"FSDP", "bf16", kHigh, kLow, kHigh},
+                         Row{"DeepSpeed", "bf16", kHigh, kLow, kHigh}})
+    support::on_both_stores([&](const std::string& store) {
+      SCOPED_TRACE(std::string(row.framework) + ", " + row.mixed_precision + ", " + store);
+      support::reset_states();
+      AcceleratorOptions options{.mixed_precision = row.mixed_precision, .cpu = true};
+      if (row.framework == std::string("FSDP")) options.fsdp_plugin = FullyShardedDataParallelPlugin{};
+      else options.deepspeed_plugin = stage(3, kUnclipped);
+      Accelerator accelerator(options);
+      ThreeLayers model;
+      model->to(kLow);
+      auto [m, opt] = accelerator.prepare(model, torch::optim::AdamW(model->parameters()));
+      EXPECT_EQ(m->first->weight.scalar_type(), row.training);
+      accelerator.backward(loss_of(m(batch_of(0, 0, accelerator.process_index()).to(kLow)).to(kHigh)));
+      opt.step();
+      int64_t elements = 0;
+      for (const auto& group : opt.param_groups())
+        for (const auto& piece : group.params()) {
+          EXPECT_EQ(piece.scalar_type(), row.local);
+          const auto found = opt.state().find(piece.unsafeGetTensorImpl());
+          if (found == opt.state().end()) continue;
+          elements += piece.numel();
+          EXPECT_EQ(static_cast<torch::optim::AdamWParamState&>(*found->second).exp_avg().scalar_type(), row.optimizer);
+        }
+      EXPECT_GT(elements, 0);
+    });
+}
+
 RANKS_TEST(Zero, StagesOneAndTwoGatherOncePerStep, 2, 3) {
   ::setenv("ACCELERATE_SHARED_MEMORY", "0", 1);
   const auto fetched = [](int64_t number, const std::string& more) {
@@ -161,6 +200,26 @@ RANKS_TEST(Zero, StageThreesNumbersDecideWhatIsFetchedAhead, 2) {
   ::unsetenv("ACCELERATE_SHARED_MEMORY");
 }
 
+namespace {
+
+/// How many units came at stage 3, where each may go.
+template <class Model> int64_t fetched_in_a_forward_of(const std::string& more) {
+  support::reset_states();
+  Accelerator accelerator({.cpu = true,
+                           .deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = R"({
+    "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0)" +
+                                                                               more + "}}"}});
+  auto model = std::make_shared<Model>();
+  auto [m, opt] = accelerator.prepare(model, torch::optim::SGD(model->parameters(), 0.1));
+  residency::reset_stats();
+  const at::NoGradGuard no_grad;
+  m(torch::ones({2, 6}));
+  const auto stats = residency::stats();
+  return stats.faults + stats.prefetch_hits;
+}
+
+}  // namespace
+
 // Weights of the second and third layers come with one fetch where they are one unit.
 RANKS_TEST(Zero, LeafModulesAndSmallOnesComeAsAWhole, 2) {
   struct PairImpl : torch::nn::Module {
@@ -179,20 +238,7 @@ RANKS_TEST(Zero, LeafModulesAndSmallOnesComeAsAWhole, 2) {
     at::Tensor forward(const at::Tensor& x) { return second->forward(first->forward(x)); }
     std::shared_ptr<PairImpl> first, second;
   };
-  const auto fetched = [](const std::string& more) {
-    support::reset_states();
-    Accelerator accelerator({.cpu = true,
-                             .deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = R"({
-      "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0)" +
-                                                                                 more + "}}"}});
-    auto model = std::make_shared<TwoPairsImpl>();
-    auto [m, opt] = accelerator.prepare(model, torch::optim::SGD(model->parameters(), 0.1));
-    residency::reset_stats();
-    const at::NoGradGuard no_grad;
-    m(torch::ones({2, 6}));
-    const auto stats = residency::stats();
-    return stats.faults + stats.prefetch_hits;
-  };
+  const auto fetched = fetched_in_a_forward_of<TwoPairsImpl>;
   ::setenv("ACCELERATE_SHARED_MEMORY", "0", 1);
   EXPECT_EQ(fetched(""), 4);
   EXPECT_EQ(fetched(R"(, "leaf_module": {"classes": ["my_package.layers.Pair"]})"), 2);
@@ -221,20 +267,7 @@ RANKS_TEST(Zero, SmallBlocksComeAtOnceWhereTheyAreFetchedAhead, 2) {
     }
     std::vector<torch::nn::Sequential> pairs;
   };
-  const auto fetched = [](const std::string& more) {
-    support::reset_states();
-    Accelerator accelerator({.cpu = true,
-                             .deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = R"({
-      "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0)" +
-                                                                                 more + "}}"}});
-    auto model = std::make_shared<PairsImpl>();
-    auto [m, opt] = accelerator.prepare(model, torch::optim::SGD(model->parameters(), 0.1));
-    residency::reset_stats();
-    const at::NoGradGuard no_grad;
-    m(torch::ones({2, 6}));
-    const auto stats = residency::stats();
-    return stats.faults + stats.prefetch_hits;
-  };
+  const auto fetched = fetched_in_a_forward_of<PairsImpl>;
   ::setenv("ACCELERATE_SHARED_MEMORY", "0", 1);
   EXPECT_EQ(fetched(""), 10);
   EXPECT_EQ(fetched(R"(, "stage3_prefetch_bucket_size": 72)"), 10);
@@ -383,14 +416,44 @@ RANKS_TEST(Zero, WholeWeightsOfStageThreeMustBeAskedFor, 2) {
   }
 }
 
+namespace {
+
+DeepSpeedPlugin all_are_used(int64_t number) {
+  return {.hf_ds_config = R"({"train_micro_batch_size_per_gpu": 4,
+    "zero_optimization": {"ignore_unused_parameters": false, "stage": )" +
+                          std::to_string(number) + "}}"};
+}
+
+}  // namespace
+
+/// Asked for, not by default; the line is rank 0's.
+RANKS_TEST(Zero, ModelsThatAreNotSplitFromTheStartAreTold, 1, 2) {
+  const auto said = [](std::optional<bool> asked, bool deferred) {
+    support::reset_states();
+    Accelerator accelerator(
+        {.cpu = true, .deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 3, .zero3_init_flag = asked}});
+    ThreeLayers model{nullptr};
+    const auto make = [&] { model = ThreeLayers(); };
+    if (deferred) {
+      const auto empty = init_empty_weights();
+      make();
+    } else {
+      make();
+    }
+    return support::warnings_of(
+        [&] { accelerator.prepare(model, data::DataLoader(std::vector<float>(8), {.batch_size = 2})); });
+  };
+  const std::string line = "make it within accelerate::init_empty_weights()";
+  EXPECT_EQ(said(true, false).find(line) != std::string::npos, support::rank() == 0);
+  EXPECT_THAT(said(true, true), Not(HasSubstr(line)));
+  EXPECT_THAT(said({}, false), Not(HasSubstr(line)));
+}
+
 RANKS_TEST(Zero, UnusedParametersAreNamedWhereAskedFor, 1, 2) {
   for (int64_t number = 0; number <= 3; ++number) {
     SCOPED_TRACE(number);
     support::reset_states();
-    Accelerator accelerator({.cpu = true,
-                             .deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = R"({
-      "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"ignore_unused_parameters": false, "stage": )" +
-                                                                                 std::to_string(number) + "}}"}});
+    Accelerator accelerator({.cpu = true, .deepspeed_plugin = all_are_used(number)});
     ThreeLayers model;
     auto [m, opt] = accelerator.prepare(model, with_momentum(model->parameters()));
     accelerator.backward(loss_of(m(batch_of(0, 0, accelerator.process_index()))));
@@ -400,6 +463,35 @@ RANKS_TEST(Zero, UnusedParametersAreNamedWhereAskedFor, 1, 2) {
     EXPECT_THAT(support::message_of<ConfigError>([&, &opt = opt] { opt.step(); }),
                 AllOf(HasSubstr("second.weight"), HasSubstr("third.bias"), Not(HasSubstr("first.weight")),
                       HasSubstr("ignore_unused_parameters")));
+  }
+}
+
+// Of several optimizers each asks for its own parameters' gradients; and what is no step asks for none.
+RANKS_TEST(Zero, UnusedParametersAreThoseOfTheOptimizerThatSteps, 1, 2) {
+  for (int64_t number = 0; number <= 3; ++number) {
+    SCOPED_TRACE(number);
+    support::reset_states();
+    Accelerator accelerator({.cpu = true, .deepspeed_plugin = all_are_used(number)});
+    ThreeLayers model;
+    const auto parameters = model->parameters();
+    auto [m, first, rest] =
+        accelerator.prepare(model, with_momentum({parameters[0], parameters[1]}),
+                            with_momentum(std::vector<at::Tensor>(parameters.begin() + 2, parameters.end())));
+    const auto backward = [&, &m = m] {
+      accelerator.backward(loss_of(m(batch_of(0, 0, accelerator.process_index()))));
+    };
+    backward();
+    first.step();
+    first.zero_grad();
+    EXPECT_NO_THROW(rest.step()) << "the first one's gradients are gone";
+    rest.zero_grad();
+    const auto folder = support::scratch_dir() + "/" + std::to_string(number);
+    accelerator.save_state(folder);
+    EXPECT_NO_THROW(accelerator.load_state(folder));
+    accelerator.backward(m->first->weight.square().sum() + m->first->bias.sum());
+    EXPECT_NO_THROW(first.step());
+    EXPECT_THAT(support::message_of<ConfigError>([&, &rest = rest] { rest.step(); }),
+                AllOf(HasSubstr("second.weight"), HasSubstr("third.bias"), Not(HasSubstr("first."))));
   }
 }
 
@@ -531,6 +623,42 @@ RANKS_TEST(Zero, MuonAndLambOfTheFileStepAsAlone, 1, 2, 3) {
   }
 }
 
+/// Ranks send each other their pieces of matrices, and pieces of what was made of these, and nothing else: each matrix
+/// is whole on one rank only, the largest ones on different ranks.
+RANKS_TEST(Zero, MatricesForMuonAreSharedOut, 2, 3) {
+  support::on_both_stores([&](const std::string& store) {
+    for (const int64_t number : {2, 3}) {
+      SCOPED_TRACE("stage " + std::to_string(number) + ", " + store);
+      support::reset_states();
+      Accelerator accelerator({.cpu = true,
+                               .deepspeed_plugin = stage(number, kUnclipped + R"(,
+          "comms_logger": {"enabled": true}, "zero_allow_untested_optimizer": true, "optimizer": )" +
+                                                                     muon_and_lamb().front().section)});
+      ThreeLayers model;
+      const std::vector<int64_t> largest_first{2, 0, 4};  // the weights' numbers, by their sizes
+      std::vector<int64_t> numels;
+      for (const int64_t i : largest_first) numels.push_back(model->parameters()[static_cast<size_t>(i)].numel());
+      ASSERT_TRUE(std::is_sorted(numels.rbegin(), numels.rend()));
+      auto [m, opt] = accelerator.prepare(model, DummyOptim(model->parameters()));
+      train(accelerator, m, opt);
+      int64_t sent = 0;
+      for (const auto& record : comm::comms_records())
+        if (record.operation == "send") sent += record.bytes * record.count;
+      std::vector<int64_t> pieces;  // of this rank, in the order of the parameters
+      for (const auto& piece : opt.param_groups().front().params()) pieces.push_back(piece.numel());
+      ASSERT_EQ(pieces.size(), 3U);
+      const std::vector<size_t> in_groups{1, 0, 2};  // where the largest, the next and the smallest are there
+      const auto pieces_of_all = gather_object(std::vector<std::vector<int64_t>>{pieces});
+      int64_t expected = 0;
+      for (size_t i = 0; i < numels.size(); ++i) {
+        const auto maker = i % static_cast<size_t>(support::world_size());
+        expected += 2 * (numels[i] - pieces_of_all[maker][in_groups[i]]) * 4 * kSteps;
+      }
+      EXPECT_EQ(accelerator.reduce(torch::tensor(sent), "sum").item<int64_t>(), expected);
+    }
+  });
+}
+
 /// Their steps are on masters in fp32, as others' are.
 RANKS_TEST(Zero, MuonAndLambOfTheFileHaveMasters, 1, 2, 3) {
   for (const auto& kind : muon_and_lamb())
@@ -589,11 +717,6 @@ RANKS_TEST(Zero, GradientsMayBeSummed, 1, 2, 3) {
       expect_equal(ours, alone->parameters(), 1e-6);
     }
   });
-}
-
-std::string text_of(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 /// By samples of all ranks, on the main process alone.
@@ -696,7 +819,7 @@ RANKS_TEST(Zero, AutocastOfTheFile, 1, 2) {
         auto [m, opt] = accelerator.prepare(model, with_momentum(model->parameters()));
         counts::reset();
         train(accelerator, m, opt);
-        bytes.push_back(counts::read(counts::Count::gradient_wire_bytes));
+        bytes.push_back(counts::read(parallel::ShardingCount::gradient_wire_bytes));
         std::vector<at::Tensor> ours;
         for (const auto& parameter : m->parameters()) {
           EXPECT_EQ(parameter.scalar_type(), at::kFloat);
@@ -831,6 +954,7 @@ RANKS_TEST(Zero, TheProgramDecidesAboutStepsWhereTheFileSays, 1, 2, 3) {
     for (int64_t number = 0; number <= 3; ++number) {
       SCOPED_TRACE(store + ", stage " + std::to_string(number));
       support::reset_states();
+      counts::reset();
       const std::filesystem::path here = folder / (store + std::to_string(number));
       Accelerator accelerator(
           {.cpu = true,
@@ -850,6 +974,10 @@ RANKS_TEST(Zero, TheProgramDecidesAboutStepsWhereTheFileSays, 1, 2, 3) {
         EXPECT_EQ(opt.step_counts().taken, static_cast<int64_t>(step) + 1);
       }
       expect_equal(m->parameters(), alone->parameters(), 1e-5);
+      const auto receipts = accelerator.receipts();
+      EXPECT_EQ(receipts["gradient_accumulation_plugin.num_steps"].effect,
+                "losses of 6 backwards were divided by 2; the program decided when to step, 3 times");
+      EXPECT_THAT(receipts["gradient_accumulation_plugin.adjust_scheduler"].effect, HasSubstr("there are no groups"));
       accelerator.end_training();
       if (support::rank() != 0) continue;
       const auto line = [&](int64_t micro_steps) { return std::to_string(4 * ranks * micro_steps) + ",0.2\r\n"; };

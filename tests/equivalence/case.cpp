@@ -4,6 +4,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "layouts.hpp"
+
 namespace equivalence {
 namespace {
 
@@ -97,7 +99,7 @@ const std::vector<std::pair<std::string, std::vector<std::string>>>& simpler_set
 }
 
 Case with_plain_sgd(Case what) {
-  what.settings["optimizer"] = "sgd";
+  if (layout_named(what["layout"]).optimizer.empty()) what.settings["optimizer"] = "sgd";
   what.settings["rate"] = "0.5";
   std::erase_if(what.program,
                 [](const Operation& operation) { return operation.verb.find("clip") != std::string::npos; });

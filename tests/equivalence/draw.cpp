@@ -56,7 +56,8 @@ class Author {
     unusual(0.04);
   }
   void backward(std::map<std::string, std::string> values = {}) {
-    if (what_["precision"] == "fp16" && random_.chance(0.15))
+    // Without a scaler what overflows on its way stays.
+    if (random_.chance(layout_.has_scaler(what_["precision"]) ? 0.15 : layout_.reduce_dtype == "fp16" ? 0.05 : 0))
       values["burst"] = std::to_string(random_.below(what_.integer("ranks")));
     add("backward", std::move(values));
     unusual(0.08);
@@ -268,7 +269,8 @@ class Author {
         std::vector<std::string> others;
         for (const auto& layout : layouts())
           if (std::find(layout.ranks.begin(), layout.ranks.end(), what_.integer("ranks")) != layout.ranks.end() &&
-              (!layout.own_precision || what_["precision"] == "no") &&
+              std::count(layout.precisions.begin(), layout.precisions.end(), what_["precision"]) > 0 &&
+              (what_["precision"] == "no" || goes_on_in(layout)) &&
               layout.param_dtype + layout.reduce_dtype + layout.wire_dtype == "" &&
               layout.finds_unused == layout_.finds_unused)
             others.push_back(layout.name);
@@ -276,6 +278,12 @@ class Author {
         add("reload", {{"layout", random_.of(others)}});
       }
     }
+  }
+
+  /// Of what has 16 bits, and of a loss scale.
+  bool goes_on_in(const Layout& layout) const {
+    return layout.whole_in_16_bits == layout_.whole_in_16_bits && layout.optimizer == layout_.optimizer &&
+           (!layout.whole_in_16_bits || layout.converts_buffers == layout_.converts_buffers);
   }
 
   /// Loops that the library has a hand in.
@@ -323,9 +331,9 @@ Case draw(uint64_t seed, const Wish& wish) {
   };
   // What people use most as often as all the rest of its kind.
   std::vector<std::string> names;
+  const std::string family = random.of({"fsdp", "ddp", "deepspeed"});
   for (const auto& layout : layouts())
-    if (layout.name.starts_with(random.of({"fsdp", "ddp", "deepspeed"})) || layout.name == "one")
-      names.push_back(layout.name);
+    if (layout.name.starts_with(family) || layout.name == "one") names.push_back(layout.name);
   const std::string any = random.of(names);
   choose("layout", random.chance(0.25) ? random.of({"ddp", "fsdp2", "deepspeed2"}) : any);
   const auto& possible = layout_named(s["layout"]).ranks;
@@ -339,7 +347,8 @@ Case draw(uint64_t seed, const Wish& wish) {
     choose("model", random.of({"buffers", "conv"}));
   if (s["layout"] == "ddp_unused" ? random.chance(0.6) : layout_named(s["layout"]).sharded && random.chance(0.1))
     choose("model", "branches");
-  choose("precision", layout_named(s["layout"]).own_precision ? "no" : random.of({"no", "no", "bf16", "fp16"}));
+  choose("precision", random.of(layout_named(s["layout"]).precisions));
+  const bool scaled = layout_named(s["layout"]).has_scaler(s["precision"]);
   const bool mixed = s["precision"] != "no" || is_mixed(layout_named(s["layout"]));
   choose("dtype", mixed ? "f32" : random.chance(0.1) ? "bf16" : random.of({"f64", "f64", "f32"}));
   // Half precision has no complex numbers, and rounds where a batch norm's or an optimizer's noise shows.
@@ -349,12 +358,13 @@ Case draw(uint64_t seed, const Wish& wish) {
   choose("accumulation", random.of({"1", "1", "2", "3"}));
   const bool in_full = wish.plain || random.chance(0.75);
   // A scaler divides what optimizers hold, and nothing else.
-  choose("withheld", in_full || s["precision"] == "fp16" || random.chance(0.6) ? "0" : random.of({"1", "2"}));
-  choose("prepare", in_full || s["precision"] == "fp16" || s["withheld"] != "0"
+  choose("withheld", in_full || scaled || random.chance(0.6) ? "0" : random.of({"1", "2"}));
+  choose("prepare", in_full || scaled || s["withheld"] != "0"
                         ? "together"
                         : random.of({"together", "late", "late_prepared", "never"}));
   choose("recompute", random.chance(0.9) || s["layout"] == "fsdp2_recompute" ? "0" : "1");
   if (s["dtype"] == "f32" && !layout_named(s["layout"]).sharded && random.chance(0.1)) choose("optimizer", "adamw8bit");
+  if (const auto& only = layout_named(s["layout"]).optimizer; !only.empty()) choose("optimizer", only);
   what.program = Author(random, what, wish).write();
   return what;
 }

@@ -17,7 +17,7 @@ class Flow {
   Flow(const Case& what, Machine& machine)
       : machine_(machine),
         ranks_(what.integer("ranks")),
-        scaled_(what["precision"] == "fp16"),
+        scaled_(layout_named(what["layout"]).has_scaler(what["precision"])),
         unprepared_(what["prepare"] == "never" || what["prepare"] == "late"),
         mixed_(what["precision"] != "no"),
         accumulation_(what.integer("accumulation")),

@@ -4,6 +4,8 @@
 
 #include "accelerate/accelerator.hpp"
 #include "accelerate/parallel/deepspeed_plugin.hpp"
+#include "accelerate/parallel/fsdp_plugin.hpp"
+#include "accelerate/utils/kwargs.hpp"
 
 namespace equivalence {
 namespace {
@@ -36,11 +38,36 @@ Choose fsdp2(FullyShardedDataParallelPlugin plugin = {}) {
   return fsdp(plugin);
 }
 
-/// Buckets and modules are small here, too.
+std::string json(bool value) { return value ? "true" : "false"; }
+/// Of a dtype's name.
+std::string json(const std::string& name) { return '"' + (name == "f32" ? "fp32" : name) + '"'; }
+
+/// What a layout says of 16 bits, in DeepSpeed's words.
+std::string precision_of(const Layout& layout) {
+  const WholeIn16Bits& low = *layout.whole_in_16_bits;
+  const std::string masters = json(!low.masters), of_sums = R"("grad_accum_dtype": )",
+                    of_buffers = R"("buffer_dtype": )";
+  const std::string data_types = !low.sums.empty()         ? of_sums + json(low.sums)
+                                 : layout.converts_buffers ? of_buffers + json(layout.precisions.front())
+                                                           : "";
+  return R"(, "fp16": {"enabled": "auto", "initial_scale_power": 10, "loss_scale_window": )" +
+         std::to_string(low.window) + R"(, "hysteresis": )" + std::to_string(low.hysteresis) +
+         R"(, "consecutive_hysteresis": )" + json(low.consecutive_hysteresis) + R"(, "min_loss_scale": )" +
+         std::to_string(low.smallest_scale) + R"(, "auto_cast": )" + json(low.casts_inputs) +
+         R"(, "fp16_master_weights_and_grads": )" + masters +
+         R"(}, "bf16": {"enabled": "auto", "check_grad_overflow": )" + json(low.looks_in_bf16) +
+         R"(, "bf16_master_weights_and_grads": )" + masters + R"(, "bf16_optimizer_states": )" +
+         json(!low.masters && layout.optimizer.empty()) + R"(}, "data_types": {)" + data_types + "}" +
+         (layout.reduce_dtype.empty() ? "" : R"(, "communication_data_type": )" + json(layout.reduce_dtype));
+}
+
+/// Buckets and modules are small here, too. Any optimizer steps on the host.
 /// @param more  in its section  @param top  beside it
-Choose zero(int64_t stage, double limit, const std::string& more = "", const std::string& top = "") {
-  const auto config = R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": )" + std::to_string(limit) + top +
-                      R"(, "zero_allow_untested_optimizer": true, "zero_optimization": {"stage": )" +
+Choose zero(int64_t stage, const Layout& layout, const std::string& more, const std::string& top) {
+  const auto config = R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": )" +
+                      std::to_string(*layout.own_limit) + precision_of(layout) + top +
+                      R"(, "zero_allow_untested_optimizer": true, "zero_force_ds_cpu_optimizer": false,
+                      "zero_optimization": {"stage": )" +
                       std::to_string(stage) + R"(, "reduce_bucket_size": 20, "allgather_bucket_size": 50,
                       "stage3_param_persistence_threshold": 4, "stage3_gather_16bit_weights_on_model_save": true)" +
                       more + "}}";
@@ -128,28 +155,81 @@ std::vector<Layout> make_layouts() {
   hybrid.keeps = true;
   sharded("fsdp1_from_rank0", kAny, fsdp1(ShardingStrategy::full_shard, {.sync_module_states = true}))
       .starts_from_rank0 = true;
-  const auto stage = [&](const char* name, int64_t number, double limit, const std::string& more = "",
-                         const std::string& top = "") {
-    Layout& layout = sharded(name, kAny, zero(number, limit, more, top));
-    layout.starts_from_rank0 = layout.own_precision = layout.converts_buffers = true;
+  const auto stage = [&](Layout layout, int64_t number, const std::string& more = "", const std::string& top = "") {
+    layout.ranks = kAny;
+    layout.sharded = layout.starts_from_rank0 = true;
     layout.keeps = number < 3;
-    layout.always_reduces = number >= 2;
-    layout.own_limit = limit;
+    layout.always_reduces |= number >= 2;
+    if (!layout.own_limit) layout.own_limit = 0;
+    if (!layout.whole_in_16_bits) layout.whole_in_16_bits.emplace();
     if (number == 0) layout.shard_ranks = 1;
+    layout.choose = zero(number, layout, more, top);
+    all.push_back(std::move(layout));
   };
-  stage("deepspeed0", 0, 0);
-  stage("deepspeed1", 1, 0);
-  stage("deepspeed1_clipped", 1, 0.05);
-  stage("deepspeed2", 2, 0);
-  stage("deepspeed2_clipped", 2, 0.05);
-  stage("deepspeed3", 3, 0);
-  stage("deepspeed3_clipped", 3, 0.05);
-  stage("deepspeed3_eager", 3, 0, R"(, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 30)");
-  stage("deepspeed3_sequential", 3, 0, R"(, "stage3_allgather_sequential": true, "stage3_max_live_parameters": 60)");
-  stage("deepspeed3_modules", 3, 0, R"(, "stage3_module_granularity_threshold": 100)");
-  stage("deepspeed0_prescaled", 0, 0, "", R"(, "prescale_gradients": true)");
-  stage("deepspeed1_predivided", 1, 0, "", R"(, "gradient_predivide_factor": 2.0)");
-  stage("deepspeed2_prescaled", 2, 0, R"(, "reduce_scatter": false)", R"(, "prescale_gradients": true)");
+  const std::string states_on_host = R"(, "offload_optimizer": {"device": "cpu"})";
+  const std::string all_on_host = states_on_host + R"(, "offload_param": {"device": "cpu"})";
+  const std::vector<std::string> bf16{"bf16"}, fp16{"fp16"}, low{"bf16", "fp16"};
+  stage({.name = "deepspeed0"}, 0);
+  stage({.name = "deepspeed1"}, 1);
+  stage({.name = "deepspeed1_clipped", .own_limit = 0.05}, 1);
+  stage({.name = "deepspeed2"}, 2);
+  stage({.name = "deepspeed2_clipped", .own_limit = 0.05}, 2);
+  stage({.name = "deepspeed3"}, 3);
+  stage({.name = "deepspeed3_clipped", .own_limit = 0.05}, 3);
+  stage({.name = "deepspeed3_eager"}, 3, R"(, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 30)");
+  stage({.name = "deepspeed3_sequential"}, 3,
+        R"(, "stage3_allgather_sequential": true, "stage3_max_live_parameters": 60)");
+  stage({.name = "deepspeed3_modules"}, 3, R"(, "stage3_module_granularity_threshold": 100)");
+  stage({.name = "deepspeed0_prescaled"}, 0, "", R"(, "prescale_gradients": true)");
+  stage({.name = "deepspeed1_predivided"}, 1, "", R"(, "gradient_predivide_factor": 2.0)");
+  stage({.name = "deepspeed2_prescaled"}, 2, R"(, "reduce_scatter": false)", R"(, "prescale_gradients": true)");
+  stage({.name = "deepspeed1_offload"}, 1, states_on_host);
+  stage({.name = "deepspeed2_offload"}, 2, states_on_host);
+  stage({.name = "deepspeed3_offload"}, 3, all_on_host);
+  // What gradients travel in, and add up in.
+  stage({.name = "deepspeed0_sends_f32", .reduce_dtype = "f32"}, 0);
+  stage({.name = "deepspeed1_sends_bf16", .reduce_dtype = "bf16"}, 1);
+  stage({.name = "deepspeed2_sends_fp16", .reduce_dtype = "fp16"}, 2);
+  stage({.name = "deepspeed3_sends_f32", .reduce_dtype = "f32"}, 3);
+  stage({.name = "deepspeed1_sums_f32",
+         .always_reduces = true,
+         .whole_in_16_bits = WholeIn16Bits{.sums = "f32"},
+         .precisions = low},
+        1);
+  stage({.name = "deepspeed1_sums_bf16", .whole_in_16_bits = WholeIn16Bits{.sums = "bf16"}, .precisions = bf16}, 1);
+  stage({.name = "deepspeed2_sums_f32", .whole_in_16_bits = WholeIn16Bits{.sums = "f32"}, .precisions = low}, 2);
+  stage({.name = "deepspeed3_sums_fp16", .whole_in_16_bits = WholeIn16Bits{.sums = "fp16"}, .precisions = fp16}, 3);
+  // The loss scale.
+  stage({.name = "deepspeed1_sensitive",
+         .whole_in_16_bits = WholeIn16Bits{.window = 1, .hysteresis = 1},
+         .precisions = fp16},
+        1);
+  stage({.name = "deepspeed2_patient",
+         .whole_in_16_bits = WholeIn16Bits{.window = 1, .hysteresis = 3, .consecutive_hysteresis = true},
+         .precisions = fp16},
+        2);
+  stage({.name = "deepspeed3_smallest_scale",
+         .whole_in_16_bits = WholeIn16Bits{.hysteresis = 1, .smallest_scale = 512},
+         .precisions = fp16},
+        3);
+  stage({.name = "deepspeed2_unchecked", .whole_in_16_bits = WholeIn16Bits{.looks_in_bf16 = false}, .precisions = bf16},
+        2);
+  stage({.name = "deepspeed0_unchecked", .whole_in_16_bits = WholeIn16Bits{.looks_in_bf16 = false}, .precisions = bf16},
+        0);
+  // What is stepped on has 16 bits; so have optimizers' states, unless DeepSpeed's Adam for the host keeps them.
+  const WholeIn16Bits no_masters{.masters = false};
+  stage({.name = "deepspeed1_low", .whole_in_16_bits = no_masters, .precisions = bf16}, 1);
+  stage({.name = "deepspeed2_low", .own_limit = 0.05, .whole_in_16_bits = no_masters, .precisions = bf16}, 2);
+  stage({.name = "deepspeed3_low", .whole_in_16_bits = no_masters, .precisions = bf16}, 3);
+  for (const int64_t number : {1, 2, 3})
+    stage({.name = "deepspeed" + std::to_string(number) + "_host_adam",
+           .whole_in_16_bits = no_masters,
+           .precisions = low,
+           .optimizer = "host_adam"},
+          number, number < 3 ? states_on_host : all_on_host);
+  // What the model reads.
+  stage({.name = "deepspeed3_casts", .whole_in_16_bits = WholeIn16Bits{.casts_inputs = true}, .precisions = fp16}, 3);
+  stage({.name = "deepspeed2_buffers", .converts_buffers = true, .precisions = bf16}, 2);
   return all;
 }
 

@@ -12,6 +12,20 @@ struct AcceleratorOptions;
 
 namespace equivalence {
 
+/// DeepSpeed's bf16 and fp16, which differ from PyTorch's: the model has that dtype throughout, buffers aside, and
+/// nothing is cast around it; what optimizers step on begins with the rounded values; and there is no GradScaler.
+struct WholeIn16Bits {
+  // Of the loss scale in fp16, which starts at 1024 here. In bf16 it is 1.
+  int64_t window = 2, hysteresis = 2;
+  bool consecutive_hysteresis = false;
+  int64_t smallest_scale = 1;
+  bool looks_in_bf16 = true;  ///< for overflows, to skip the step
+  bool masters = true;        ///< in fp32; else optimizers step on 16 bits
+  std::string sums = "";      ///< of several backwards' averages: "bf16", "fp16", or as what is stepped on
+  bool casts_inputs = false;  ///< in fp16; else the program does
+  bool operator==(const WholeIn16Bits&) const = default;
+};
+
 /// One way in which ranks train a model together. The first half is what its documentation promises, which the
 /// reference computes; the second is how a program asks for it.
 struct Layout {
@@ -24,19 +38,34 @@ struct Layout {
   bool finds_unused = true;         ///< a backward may leave parameters out
   bool keeps = false;               ///< what a forward has gathered, for the backward: which a rank may leave out
   bool converts_buffers = false;    ///< to mixed precision's dtype, but for those of batch norms
-  /// What a sharded model's parameters are computed in, and gradients are averaged in: "bf16", "fp16", or as mixed
-  /// precision says, else as they are. `wire_dtype`: the same for whole gradients on their way.
   /// Gradients are clipped by their norm before each step, to so much (0: not), whatever the program's clipping says.
   std::optional<double> own_limit = {};
   bool always_reduces = false;  ///< each backward averages: no_sync is refused
-  bool own_precision = false;   ///< mixed precision is not drawn
+  /// What a sharded model's parameters are computed in, and gradients are averaged in: "bf16", "fp16", or as mixed
+  /// precision says, else as they are. `wire_dtype`: the same for whole gradients on their way.
   std::string param_dtype = "", reduce_dtype = "", wire_dtype = "";
+  std::optional<WholeIn16Bits> whole_in_16_bits = {};                  ///< else autocast and GradScaler
+  std::vector<std::string> precisions = {"no", "no", "bf16", "fp16"};  ///< that are drawn
+  std::string optimizer = "";                                          ///< that alone it takes; else any
   std::function<void(accelerate::AcceleratorOptions&)> choose;
 
   /// How many ranks train one replica together, of those of a job.
   int64_t ranks_of_replica(int64_t all) const {
     if (!sharded) return 1;
     return shard_ranks > 0 ? shard_ranks : shard_ranks < 0 ? all / -shard_ranks : all;
+  }
+  /// Whether losses are scaled, if only by 1, and steps skipped whose gradients overflow.
+  bool has_scaler(const std::string& precision) const {
+    return precision == "fp16" || (precision == "bf16" && whole_in_16_bits && whole_in_16_bits->looks_in_bf16);
+  }
+  /// `backward burst=1`: what that rank's loss is multiplied by, so that gradients overflow: in the dtype that they
+  /// travel in, where that alone can't hold them. (bf16 reaches as far as fp32.)
+  double burst(const std::string& precision) const {
+    return precision == "fp16" ? 1e30 : reduce_dtype == "fp16" ? 1e9 : 1e39;
+  }
+  /// Whether the program converts inputs.
+  bool wants_low_inputs(const std::string& precision) const {
+    return whole_in_16_bits && precision != "no" && !(whole_in_16_bits->casts_inputs && precision == "fp16");
   }
 };
 

@@ -102,7 +102,7 @@ struct Buffers : Net {
       mean.mul_(0.9).add_(x.detach().mean(0).to(mean.scalar_type()), 0.1);
       calls.add_(1);
     }
-    return head(x - mean.clone());
+    return head(x - mean.to(x.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
   }
   nn::Linear body{nullptr}, head{nullptr};
   at::Tensor mean, calls;
@@ -220,7 +220,8 @@ at::Tensor batch_of(const Net& net, int64_t rows, uint64_t seed) {
 }
 
 at::Tensor loss_of(const Net& net, const at::Tensor& output, const at::Tensor& input) {
-  return torch::smooth_l1_loss(output, net.target(output, input));
+  const at::Tensor wide = at::isReducedFloatingType(output.scalar_type()) ? output.to(at::kFloat) : output;
+  return torch::smooth_l1_loss(wide, net.target(wide, input));
 }
 
 std::vector<std::pair<std::string, at::Tensor>> parameters_of(const nn::Module& module) {

@@ -32,7 +32,11 @@ std::shared_ptr<Net> make_model(const std::string& name, uint64_t seed, const st
 
 /// A batch: of the same seed the same.
 at::Tensor batch_of(const Net& net, int64_t rows, uint64_t seed);
-/// Smooth, and at most of the order of 1, so that a large rate does not let it run away.
+/// A floating-point batch as the program gives it to a model that has 16 bits throughout.
+inline at::Tensor as_read(const at::Tensor& batch, const std::string& precision) {
+  return batch.is_floating_point() ? batch.to(precision == "bf16" ? at::kBFloat16 : at::kHalf) : batch;
+}
+/// Smooth, and at most of the order of 1, so that a large rate does not let it run away. In fp32 at least.
 at::Tensor loss_of(const Net& net, const at::Tensor& output, const at::Tensor& input);
 
 /// Parameters, each once, with its first name (LibTorch lists a tied one under each).

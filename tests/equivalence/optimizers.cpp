@@ -1,11 +1,13 @@
 #include "optimizers.hpp"
 
+#include <cmath>
 #include <functional>
 #include <map>
 #include <sstream>
 #include <stdexcept>
 
 #include "accelerate/optim/adam8bit.hpp"
+#include "accelerate/optim/deepspeed_adam.hpp"
 
 namespace equivalence {
 namespace {
@@ -35,6 +37,39 @@ class Normalised : public optim::Optimizer {
   }
 };
 
+/// What DeepSpeed's Adam for the host does, written out: each step in fp32, whatever parameters have, which are rounded
+/// once; moments stay fp32.
+class HostAdam : public optim::AdamW {
+ public:
+  using AdamW::AdamW;
+  at::Tensor step(LossClosure closure = nullptr) override {
+    at::NoGradGuard no_grad;
+    for (auto& group : param_groups()) {
+      const auto& options = static_cast<const optim::AdamWOptions&>(group.options());
+      const auto [beta1, beta2] = options.betas();
+      for (auto& parameter : group.params()) {
+        if (!parameter.grad().defined()) continue;
+        const at::Tensor value = parameter.to(at::kFloat), gradient = parameter.grad().to(at::kFloat);
+        auto& place = state()[parameter.unsafeGetTensorImpl()];
+        if (!place) {
+          auto fresh = std::make_unique<optim::AdamWParamState>();
+          fresh->step(0), fresh->exp_avg(at::zeros_like(value)), fresh->exp_avg_sq(at::zeros_like(value));
+          place = std::move(fresh);
+        }
+        auto& own = static_cast<optim::AdamWParamState&>(*place);
+        own.step(own.step() + 1);
+        const auto steps = static_cast<double>(own.step());
+        own.exp_avg().mul_(beta1).add_(gradient, 1 - beta1);
+        own.exp_avg_sq().mul_(beta2).addcmul_(gradient, gradient, 1 - beta2);
+        const at::Tensor root = own.exp_avg_sq().sqrt() / std::sqrt(1 - std::pow(beta2, steps)) + options.eps();
+        parameter.copy_(value * (1 - options.lr() * options.weight_decay()) -
+                        options.lr() / (1 - std::pow(beta1, steps)) * own.exp_avg() / root);
+      }
+    }
+    return {};
+  }
+};
+
 using Make = std::function<std::unique_ptr<optim::Optimizer>(const Parameters&, double rate, double eps)>;
 
 const std::map<std::string, Make>& makers() {
@@ -60,6 +95,15 @@ const std::map<std::string, Make>& makers() {
        [](const auto& p, double rate, double eps) {
          return std::make_unique<accelerate::optim::AdamW8bit>(
              p, accelerate::optim::AdamW8bitOptions(0.2 * rate).eps(eps).min_8bit_size(16));
+       }},
+      {"host_adam",
+       [](const auto& p, double rate, double eps) {
+         return std::make_unique<accelerate::optim::DeepSpeedAdam>(
+             p, accelerate::optim::DeepSpeedAdamOptions(0.2 * rate).eps(eps).weight_decay(0.1));
+       }},
+      {"host_adam_written_out",
+       [](const auto& p, double rate, double eps) {
+         return std::make_unique<HostAdam>(p, optim::AdamWOptions(0.2 * rate).eps(eps).weight_decay(0.1));
        }},
       {"foreign", [](const auto& p, double rate, double) { return std::make_unique<Normalised>(p, 0.2 * rate); }}};
   return all;

@@ -25,7 +25,7 @@ AcceleratorOptions options_of(const Case& what, const Layout& layout) {
                                  [](const Operation& operation) { return operation.verb == "leave_out"; });
   options.kwargs_handlers.emplace_back(
       accelerate::InitProcessGroupKwargs{.timeout = std::chrono::seconds(waits ? 6 : 15)});
-  if (what["precision"] == "fp16")
+  if (what["precision"] == "fp16" && !layout.whole_in_16_bits)
     options.kwargs_handlers.emplace_back(accelerate::GradScalerKwargs{.init_scale = 1024, .growth_interval = 2});
   layout.choose(options);
   return options;
@@ -34,7 +34,9 @@ AcceleratorOptions options_of(const Case& what, const Layout& layout) {
 /// What a program makes at its start. Gone as a whole, in the order of a program's end.
 struct Objects {
   Objects(const Case& what, const Layout& layout, uint64_t seed)
-      : accelerator(options_of(what, layout)), of_replica(layout.ranks_of_replica(accelerator.num_processes())) {
+      : layout(layout),
+        accelerator(options_of(what, layout)),
+        of_replica(layout.ranks_of_replica(accelerator.num_processes())) {
     const bool precise = what["dtype"] == "f64" && what["precision"] == "no";
     const auto make = [&] {
       // What is prepared steps a tied weight once, however often LibTorch lists it.
@@ -72,6 +74,7 @@ struct Objects {
       for (auto& optimizer : made) optimizers.push_back(accelerator.prepare(*optimizer));
   }
 
+  const Layout& layout;
   Accelerator accelerator;
   const int64_t of_replica;  ///< ranks
   std::shared_ptr<Net> net;
@@ -215,8 +218,12 @@ class Ours final : public Machine {
     return batch_of(*o_->net, operation.integer("rows", 2) + rank() * operation.integer("ragged"),
                     batch_seed(operation.integer("data"), rank()));
   }
+  at::Tensor output_of(const at::Tensor& input) {
+    const bool low = o_->layout.wants_low_inputs(case_["precision"]);
+    return (*o_->model)(low ? as_read(input, case_["precision"]) : input);
+  }
   at::Tensor loss_on(const at::Tensor& input) {
-    const at::Tensor output = (*o_->model)(input);
+    const at::Tensor output = output_of(input);
     see("output", output);
     return loss_of(*o_->net, output, input);
   }
@@ -234,7 +241,7 @@ class Ours final : public Machine {
       loss = losses[0];
       for (size_t i = 1; i < losses.size(); ++i) loss = loss + losses[i];
     }
-    if (operation.integer("burst", -1) == rank()) loss = loss * 1e30;
+    if (operation.integer("burst", -1) == rank()) loss = loss * o_->layout.burst(case_["precision"]);
     const bool keep = operation.integer("keep") != 0;
     o_->accelerator.backward(loss, {.retain_graph = keep});
     if (keep) return;
@@ -311,7 +318,7 @@ class Ours final : public Machine {
     auto& accelerator = o_->accelerator;
     o_->net->eval();
     o_->net->part = 0;
-    const at::Tensor output = (*o_->model)(batch(operation));
+    const at::Tensor output = output_of(batch(operation));
     o_->net->train();
     const std::string how = operation.word("how", "none");
     if (how == "gather") see("gathered", accelerator.gather(output));

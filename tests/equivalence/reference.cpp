@@ -71,14 +71,42 @@ bool all_finite(const torch::optim::Optimizer& optimizer) {
 
 /// LibTorch has none in C++. Gradients are kept divided by it, so only when it changes matters.
 struct Scale {
-  double value = 1024;
-  int64_t successes = 0;
-  bool stepped = false, overflow = false;  ///< since the last loss
+  Scale(const Layout& layout, const std::string& precision)
+      : value(precision == "fp16" ? 1024 : 1),
+        changes(precision == "fp16"),
+        of_deepspeed(layout.whole_in_16_bits),
+        left(of_deepspeed ? of_deepspeed->hysteresis : 0) {}
+  double value;
+  bool changes;
+  std::optional<WholeIn16Bits> of_deepspeed;
+  int64_t left;                             ///< overflows until it is halved: DeepSpeed's
+  int64_t updates = 0, last_overflow = -1;  ///< its number
+  int64_t successes = 0;                    ///< PyTorch's
+  bool stepped = false, overflow = false;   ///< since the last loss
 
   void update() {
-    if (overflow) value *= 0.5, successes = 0;
-    else if (stepped && ++successes == 2) value *= 2, successes = 0;
-    stepped = overflow = false;
+    const bool counts = std::exchange(stepped, false) && changes, overflowed = std::exchange(overflow, false);
+    if (!counts) return;
+    if (of_deepspeed) return update_as_deepspeed(overflowed);
+    if (overflowed) value *= 0.5, successes = 0;
+    else if (++successes == 2) value *= 2, successes = 0;
+  }
+  /// DeepSpeed 0.19.8, DynamicLossScaler.update_scale.
+  void update_as_deepspeed(bool overflowed) {
+    if (overflowed) {
+      if (left > 1) --left;
+      else value = std::max(value / 2, static_cast<double>(of_deepspeed->smallest_scale));
+      last_overflow = updates;
+    } else {
+      if (of_deepspeed->consecutive_hysteresis) left = of_deepspeed->hysteresis;
+      const int64_t good = updates - last_overflow - 1;
+      if (good > 0 && good % of_deepspeed->window == 0) value *= 2, left = of_deepspeed->hysteresis;
+    }
+    ++updates;
+  }
+  /// An overflow is an error.
+  bool is_at_its_end() const {
+    return changes && of_deepspeed && left == 1 && value == static_cast<double>(of_deepspeed->smallest_scale);
   }
 };
 
@@ -101,6 +129,7 @@ class Reference final : public Machine {
       Replica replica;
       replica.net = make_model(what["model"], static_cast<uint64_t>(what.integer("seed")), what["dtype"]);
       replica.parameters = tensors_of(*replica.net);
+      begin_in_16_bits(replica);
       share_out(replica);
       replica.optimizers = new_optimizers(replica);
       replicas_.push_back(std::move(replica));
@@ -260,7 +289,9 @@ class Reference final : public Machine {
     const bool precise = case_["dtype"] == "f64" && case_["precision"] == "no";
     auto trained = replica.parameters;
     trained.resize(trained.size() - static_cast<size_t>(case_.integer("withheld")));
-    return make_optimizers(case_["optimizer"], trained, std::stod(case_["rate"]), precise);
+    const std::string& names = case_["optimizer"];
+    return make_optimizers(names == "host_adam" ? "host_adam_written_out" : names, trained, std::stod(case_["rate"]),
+                           precise);
   }
   template <class F> void each(F&& f) {
     for (size_t rank = 0; rank < replicas_.size(); ++rank) f(static_cast<int64_t>(rank), replicas_[rank]);
@@ -295,6 +326,20 @@ class Reference final : public Machine {
     announced_ |= buffers_may_differ_;
   }
 
+  std::optional<at::ScalarType> compute_type() const {
+    return type_named(layout_->param_dtype.empty() ? case_["precision"] : layout_->param_dtype);
+  }
+  /// DeepSpeed's masters begin with the rounded values, or stay in 16 bits.
+  void begin_in_16_bits(Replica& replica) const {
+    at::NoGradGuard no_grad;
+    const auto type = compute_type();
+    if (!layout_->whole_in_16_bits || !type) return;
+    for (auto& parameter : replica.parameters) {
+      if (!layout_->whole_in_16_bits->masters && parameter.requires_grad()) parameter.set_data(parameter.to(*type));
+      else parameter.copy_(rounded(parameter, type));
+    }
+  }
+
   /// What a sharded model computes with.
   void share_out(Replica& replica) {
     replica.computing = replica.net;
@@ -303,8 +348,8 @@ class Reference final : public Machine {
     replica.computing = make_model(case_["model"], 1, case_["dtype"]);
     replica.computed = tensors_of(*replica.computing);
     at::NoGradGuard no_grad;
-    const auto type = type_named(layout_->param_dtype.empty() ? case_["precision"] : layout_->param_dtype);
-    const bool keeps_norms = layout_->converts_buffers;
+    const auto type = compute_type();
+    const bool keeps_norms = layout_->converts_buffers && !layout_->whole_in_16_bits;
     if (type)
       for (const auto& [name, parameter] : parameters_of(*replica.computing))
         if (parameter.is_floating_point() && !(keeps_norms && name.starts_with("norm")))
@@ -329,15 +374,16 @@ class Reference final : public Machine {
 
   at::Tensor call(Replica& replica, at::Tensor batch) {
     refresh(replica);
-    const auto type = type_named(layout_->param_dtype.empty() ? case_["precision"] : layout_->param_dtype);
+    const auto type = compute_type();
+    const bool casts_around = !layout_->whole_in_16_bits;
     if (batch.is_floating_point())
       batch = blurred(batch);  // where an activation is all but flat, its slope is rounding
     if (layout_->sharded && type && batch.is_floating_point()) batch = batch.to(*type);
-    const Autocast autocast(case_["precision"]);
+    const Autocast autocast(casts_around ? case_["precision"] : "no");
     at::Tensor output = replica.computing->forward(batch);
     // Terms of a gradient that cancel leave their roundings.
     if (output.is_floating_point()) output = blurred(output);
-    return case_["precision"] == "no" || !output.is_floating_point() ? output : output.to(at::kFloat);
+    return case_["precision"] == "no" || !casts_around || !output.is_floating_point() ? output : output.to(at::kFloat);
   }
 
   at::Tensor batch(const Replica& replica, const Operation& operation, int64_t rank) const {
@@ -387,7 +433,7 @@ class Reference final : public Machine {
         loss = replica.losses[0];
         for (size_t i = 1; i < replica.losses.size(); ++i) loss = loss + replica.losses[i];
       }
-      if (operation.integer("burst", -1) == rank) loss = loss * 1e30;
+      if (operation.integer("burst", -1) == rank) loss = loss * layout_->burst(case_["precision"]);
       const bool keep = operation.integer("keep") != 0;
       const auto before = set_aside(replica.computed);
       (loss / static_cast<double>(case_.integer("accumulation")) * scale).backward({}, keep);
@@ -439,6 +485,7 @@ class Reference final : public Machine {
                                  : !layout_->reduce_dtype.empty() ? layout_->reduce_dtype
                                  : layout_->sharded               ? case_["precision"]
                                                                   : "");
+    const auto sums = type_named(layout_->whole_in_16_bits ? layout_->whole_in_16_bits->sums : "");
     const auto all = static_cast<int64_t>(replicas_.size());
     for (size_t p = 0; p < replicas_[0].parameters.size(); ++p) {
       // Each replica's mean is rounded before they meet.
@@ -461,7 +508,7 @@ class Reference final : public Machine {
           gradient = average.clone();
           continue;
         }
-        gradient = gradient.defined() ? gradient + average : average.clone();
+        gradient = gradient.defined() ? rounded(gradient + average, sums) : average.clone();
         replica.computed[p].mutable_grad().reset();
       }
     }
@@ -504,6 +551,7 @@ class Reference final : public Machine {
         any |= skipped;
         scale_.stepped = true;
         scale_.overflow |= skipped;
+        if (skipped && scale_.is_at_its_end()) throw std::runtime_error("gradients overflow at the smallest scale");
         if (prepares_optimizers()) clip_to_own_limit(optimizer);
         if (!skipped) optimizer.step();
         if (scaled_) see(rank, "skipped", at::scalar_tensor(skipped, at::kDouble));
@@ -577,7 +625,7 @@ class Reference final : public Machine {
     std::vector<std::vector<at::Tensor>> buffers;  ///< of each rank
     bool shares_buffers = false;
     std::vector<c10::IValue> optimizers;
-    Scale scale;
+    std::optional<Scale> scale;
     bool all = false;                                ///< not the weights alone
     int64_t steps = 0;                               ///< of an accumulation group
     std::vector<std::vector<at::Tensor>> gradients;  ///< of each rank, in its middle
@@ -612,7 +660,7 @@ class Reference final : public Machine {
       saved.optimizers.push_back(state_of(*optimizer));
     }
     saved.scale = scale_;
-    saved.scale.update();
+    saved.scale->update();
     saved.all = all;
     saved.steps = steps_ % case_.integer("accumulation");
     for (const auto& replica : replicas_) {
@@ -637,7 +685,7 @@ class Reference final : public Machine {
       for (size_t i = 0; i < saved.optimizers.size(); ++i) give_state(*replica.optimizers[i], saved.optimizers[i]);
     }
     if (saved.all) buffers_may_differ_ = saved.shares_buffers;
-    if (!saved.optimizers.empty()) scale_ = saved.scale;
+    if (!saved.optimizers.empty()) scale_ = *saved.scale;
     if (!saved.all) return;
     steps_ = saved.steps;
     unsettled_ = steps_ != 0;
@@ -810,8 +858,8 @@ class Reference final : public Machine {
   std::map<std::string, Saved> saved_;
   int64_t together_ = 0;      ///< ranks whose gradients are averaged; 0: all
   std::vector<bool> scopes_;  ///< those that are open, and whether each lets gradients be averaged
-  const bool scaled_ = case_["precision"] == "fp16";
-  Scale scale_;
+  const bool scaled_ = layout_->has_scaler(case_["precision"]);
+  Scale scale_{*layout_, case_["precision"]};
   int64_t steps_ = 0;       ///< of accumulate
   bool gate_ = true;        ///< whether step and zero_grad act
   bool unsettled_ = false;  ///< some gradients are each rank's own

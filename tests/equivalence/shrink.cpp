@@ -13,7 +13,8 @@ bool possible(const Case& what) {
     return operation.integer("part") + operation.integer("spread") + operation.integer("replicas") != 0;
   });
   return std::find(layout.ranks.begin(), layout.ranks.end(), what.integer("ranks")) != layout.ranks.end() &&
-         (layout.finds_unused || !leaves_out);
+         std::count(layout.precisions.begin(), layout.precisions.end(), what["precision"]) > 0 &&
+         (layout.optimizer.empty() || layout.optimizer == what["optimizer"]) && (layout.finds_unused || !leaves_out);
 }
 
 class Shrinking {

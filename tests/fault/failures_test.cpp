@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <random>
 
@@ -29,7 +30,8 @@ constexpr int kSlower = kSanitized ? 5 : 1;
 // have ended long before that; else ranks ask who is missing when it has passed. They must meet within it, too: 18
 // processes on two cores, which idle ones do in 2.
 constexpr int kDeadline = 240 * kSlower, kBySelf = 2 * kDeadline, kAsked = 30 * kSlower;
-constexpr size_t kAtATime = 6;  ///< jobs, which mostly wait
+constexpr size_t kAtATime = 6;  ///< jobs in which nothing has happened yet
+const std::string kHappened = "[fault at ";
 
 /// A sanitizer's allocator ends the process, and it must be the first library.
 bool can_happen(const std::string& way) { return !kSanitized || (way != "out of memory" && way != "clock jumps"); }
@@ -70,10 +72,10 @@ const std::vector<std::string> kProgram{"--gtest_filter=FailureTable.DISABLED_Ra
 
 /// When it happened, as the rank said.
 std::chrono::steady_clock::time_point moment_in(const std::string& output) {
-  const std::string mark = "[fault at ";
-  const size_t at = output.find(mark);
+  const size_t at = output.find(kHappened);
   if (at == std::string::npos) return {};
-  return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(std::stoll(output.substr(at + mark.size()))));
+  return std::chrono::steady_clock::time_point(
+      std::chrono::nanoseconds(std::stoll(output.substr(at + kHappened.size()))));
 }
 
 /// From what happened to the end of the last rank but those that are stopped.
@@ -91,7 +93,7 @@ void check(const Case& one, const std::vector<support::RankResult>& ranks) {
   const double seconds = seconds_of(ranks, who);
   std::printf("%-11s%-8s %-21s %5.2f s\n", one.job.c_str(), one.sockets ? "sockets" : "", one.way.c_str(), seconds);
   SCOPED_TRACE(one.job + (one.sockets ? " through sockets: " : ": ") + one.way);
-  EXPECT_THAT(ranks[who].output, HasSubstr("[fault at "));
+  EXPECT_THAT(ranks[who].output, HasSubstr(kHappened));
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const auto& result = ranks[rank];
     SCOPED_TRACE("rank " + std::to_string(rank) + "\n" + result.output);
@@ -102,20 +104,6 @@ void check(const Case& one, const std::vector<support::RankResult>& ranks) {
         EXPECT_THAT(result.output, HasSubstr(text));
       }
   }
-}
-
-void check_all(std::vector<Case> cases) {
-  std::erase_if(cases, [](const Case& one) { return !can_happen(one.way); });
-  std::vector<support::RankOptions> jobs;
-  for (size_t i = 0; i < cases.size(); ++i) {
-    const auto folder = fs::path(support::scratch_dir()) / std::to_string(i);
-    fs::create_directory(folder);
-    jobs.push_back({.world_size = 3,
-                    .deadline = std::chrono::seconds(kDeadline),
-                    .env = environment_of(cases[i], folder.string())});
-  }
-  const auto results = support::run_programs(kProgram, jobs, kAtATime);
-  for (size_t i = 0; i < cases.size(); ++i) check(cases[i], results[i]);
 }
 
 const std::string kText = "the tokenizer has no vocabulary";
@@ -155,60 +143,118 @@ std::vector<Case> usual_but(const std::string& job, const std::vector<Case>& oth
   return cases;
 }
 
-}  // namespace
-
-// The program of all ranks.
-TEST(FailureTable, DISABLED_Rank) { std::exit(failing::run()); }
-
-TEST(FailureTable, Ddp) { check_all(usual("ddp")); }
+std::vector<Case> ddp() { return usual("ddp"); }
 
 // Collectives of one kind and of different sizes.
-TEST(FailureTable, DdpThroughSockets) {
+std::vector<Case> ddp_through_sockets() {
   auto cases = usual("ddp", true);
   cases.push_back({"ddp", "models swapped", 1, {69}, 69, kAsked, {"on rank ", "rank 1 "}, true});
   // What the transport still waits for does not hold up the others' end.
   cases.push_back({"ddp", "throws and stays", 1, kKilled, 69, kBySelf, {"rank 1 failed: " + kText}, true});
-  check_all(cases);
+  return cases;
 }
 
-TEST(FailureTable, Fsdp) { check_all(usual("fsdp")); }
+std::vector<Case> fsdp() { return usual("fsdp"); }
 
-TEST(FailureTable, FsdpThroughSockets) {
+std::vector<Case> fsdp_through_sockets() {
   auto cases = usual("fsdp", true);
   cases.push_back({"fsdp", "models swapped", 1, {69}, 69, kAsked, {"on rank ", "rank 1 "}, true});
-  check_all(cases);
+  return cases;
 }
 
-TEST(FailureTable, Pipeline) {
+std::vector<Case> pipeline() {
   const std::string job = "pipeline";
-  check_all(
-      usual_but(job, {{job, "stopped", 1, kKilled, 69, kAsked, {"on rank ", "rank 1", kStopped}},
-                      {job, "stopped", 0, kKilled, 69, kAsked, {"on rank ", "rank 0", kStopped}},
-                      {job, "throws within", 1, {1}, 69, kBySelf, {"on rank ", "rank 1 failed: pipeline: " + kText}},
-                      {job, "other order", 1, {69}, 69, kBySelf, {"Process 1: gather of [2]"}},
-                      {job, "different shapes", 1, {69}, 69, kBySelf, {"rank 1 expected from rank 0 tensor 0"}}}));
+  return usual_but(job, {{job, "stopped", 1, kKilled, 69, kAsked, {"on rank ", "rank 1", kStopped}},
+                         {job, "stopped", 0, kKilled, 69, kAsked, {"on rank ", "rank 0", kStopped}},
+                         {job, "throws within", 1, {1}, 69, kBySelf, {"on rank ", "rank 1 failed: pipeline: " + kText}},
+                         {job, "other order", 1, {69}, 69, kBySelf, {"Process 1: gather of [2]"}},
+                         {job, "different shapes", 1, {69}, 69, kBySelf, {"rank 1 expected from rank 0 tensor 0"}}});
 }
 
 // Rank 0 reads.
-TEST(FailureTable, Dispatcher) {
+std::vector<Case> dispatcher() {
   const std::string job = "dispatcher", reader = "rank 0 failed to read a batch that this rank shares";
   auto cases = usual_but(job, {{job, "throws within", 0, {1}, 69, kBySelf, {reader, kText}},
                                {job, "out of memory", 0, {73}, 69, kBySelf, {reader, "can't allocate memory"}},
                                {job, "different shapes", 0, {65}, 69, kBySelf, {reader}},
                                {job, "other order", 1, {69}, 69, kBySelf, {"Process 1: gather of [2]"}}});
   std::erase_if(cases, [](const Case& one) { return one.way == "different parameters"; });  // it has none
-  check_all(cases);
+  return cases;
 }
 
 // Sharded; rank 0 writes the user's object.
-TEST(FailureTable, Checkpoint) {
+std::vector<Case> checkpoint() {
   const std::string job = "checkpoint";
-  check_all(
-      usual_but(job, {{job, "throws within", 0, {1}, 65, kBySelf, {"on rank 0: " + kText}},
-                      {job, "out of memory", 0, {73}, 65, kBySelf, {"on rank 0: ", "can't allocate memory"}},
-                      {job, "different shapes", 1, {65}, 65, kBySelf, {"'1.bias': the file has [64], the model [32]"}},
-                      {job, "other order", 1, {69}, 69, kBySelf, {"Process 1: gather of [2]"}}}));
+  return usual_but(job,
+                   {{job, "throws within", 0, {1}, 65, kBySelf, {"on rank 0: " + kText}},
+                    {job, "out of memory", 0, {73}, 65, kBySelf, {"on rank 0: ", "can't allocate memory"}},
+                    {job, "different shapes", 1, {65}, 65, kBySelf, {"'1.bias': the file has [64], the model [32]"}},
+                    {job, "other order", 1, {69}, 69, kBySelf, {"Process 1: gather of [2]"}}});
 }
+
+/// By the names of their tests.
+const std::map<std::string, std::vector<Case> (*)()> kTables{{"Ddp", ddp},
+                                                             {"DdpThroughSockets", ddp_through_sockets},
+                                                             {"Fsdp", fsdp},
+                                                             {"FsdpThroughSockets", fsdp_through_sockets},
+                                                             {"Pipeline", pipeline},
+                                                             {"Dispatcher", dispatcher},
+                                                             {"Checkpoint", checkpoint}};
+
+struct Outcome {
+  Case what;
+  std::vector<support::RankResult> ranks;
+};
+
+/// The jobs of all tables whose tests are to run, at once: where ranks wait until a timeout has passed, others train.
+/// @return by table
+std::map<std::string, std::vector<Outcome>> run_tables() {
+  const auto* suite = testing::UnitTest::GetInstance()->current_test_suite();
+  std::vector<std::pair<std::string, Case>> cases;
+  for (int i = 0; i < suite->total_test_count(); ++i) {
+    const auto* test = suite->GetTestInfo(i);
+    const auto table = kTables.find(test->name());
+    if (!test->should_run() || table == kTables.end()) continue;
+    for (const Case& one : table->second())
+      if (can_happen(one.way)) cases.emplace_back(table->first, one);
+  }
+  // What waits longest begins first.
+  std::stable_partition(cases.begin(), cases.end(), [](const auto& entry) { return entry.second.timeout == kAsked; });
+  std::vector<support::RankOptions> jobs;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const auto folder = fs::path(support::scratch_dir()) / std::to_string(i);
+    fs::create_directory(folder);
+    jobs.push_back({.world_size = 3,
+                    .deadline = std::chrono::seconds(kDeadline),
+                    .env = environment_of(cases[i].second, folder.string()),
+                    .waits_from = kHappened});
+  }
+  auto results = support::run_programs(kProgram, jobs, kAtATime);
+  std::map<std::string, std::vector<Outcome>> outcomes;
+  for (size_t i = 0; i < cases.size(); ++i)
+    outcomes[cases[i].first].push_back({cases[i].second, std::move(results[i])});
+  return outcomes;
+}
+
+void check_table() {
+  static const auto outcomes = run_tables();
+  const auto& table = outcomes.at(testing::UnitTest::GetInstance()->current_test_info()->name());
+  EXPECT_GE(table.size(), 11U);
+  for (const auto& [what, ranks] : table) check(what, ranks);
+}
+
+}  // namespace
+
+// The program of all ranks.
+TEST(FailureTable, DISABLED_Rank) { std::exit(failing::run()); }
+
+TEST(FailureTable, Ddp) { check_table(); }
+TEST(FailureTable, DdpThroughSockets) { check_table(); }
+TEST(FailureTable, Fsdp) { check_table(); }
+TEST(FailureTable, FsdpThroughSockets) { check_table(); }
+TEST(FailureTable, Pipeline) { check_table(); }
+TEST(FailureTable, Dispatcher) { check_table(); }
+TEST(FailureTable, Checkpoint) { check_table(); }
 
 // The exit code of the job, and what it leaves behind. Not under 3 s: each rank loads LibTorch.
 TEST(FailureTable, UnderTheLauncher) {

@@ -8,10 +8,10 @@
 #include "gpu.hpp"
 #include "message_of.hpp"
 #include "parallel/averaging/averaging.hpp"
+#include "parallel/averaging/counts.hpp"
 #include "parallel/engines.hpp"
 #include "ranks.hpp"
 #include "residency/homes/shard.hpp"
-#include "utils/counts.hpp"
 
 namespace gpu_test {
 namespace {
@@ -83,7 +83,7 @@ TEST_F(GpuGroupOfOne, DataParallelGradientsAreThoseOfThePlainModel) {
     plain->to(device());
     const ModelRef model(net.ptr());
     parallel::Averaging engine(model.parameters(), model.buffers(), {.comm_hook = hook}, {});
-    const int64_t before = counts::of(counts::Count::gradient_buckets);
+    const int64_t before = counts::of(parallel::AveragingCount::gradient_buckets);
     for (uint64_t step = 0; step < 4; ++step) {
       const auto x = numbers({16, 64}, step);
       engine.before_forward();
@@ -104,7 +104,7 @@ TEST_F(GpuGroupOfOne, DataParallelGradientsAreThoseOfThePlainModel) {
       net->zero_grad();
       plain->zero_grad();
     }
-    EXPECT_GE(counts::of(counts::Count::gradient_buckets) - before, 4) << "nothing was reduced";
+    EXPECT_GE(counts::of(parallel::AveragingCount::gradient_buckets) - before, 4) << "nothing was reduced";
   }
 }
 

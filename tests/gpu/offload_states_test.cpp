@@ -8,9 +8,9 @@
 
 #include "gpu.hpp"
 #include "message_of.hpp"
+#include "parallel/sharding/counts.hpp"
 #include "ranks.hpp"
 #include "residency/member.hpp"
-#include "utils/counts.hpp"
 
 namespace gpu_test {
 namespace {
@@ -112,13 +112,13 @@ void a_share_is_stepped_on_the_host() {
   for (const std::string precision : {"no", "bf16"}) {
     SCOPED_TRACE(precision);
     const auto expected = train(precision, "");
-    int64_t before = counts::read(counts::Count::parts_offloaded);
+    int64_t before = counts::read(parallel::ShardingCount::parts_offloaded);
     const auto offloaded_at = [&](const std::string& ratio) {
       const auto found = train(precision, R"(, "offload_optimizer": {"device": "cpu", "ratio": )" + ratio + "}");
       for (size_t i = 0; i < expected.size(); ++i)
         EXPECT_TRUE(at::allclose(found[i].to(at::kCPU, at::kFloat), expected[i].to(at::kCPU, at::kFloat), 1e-2, 1e-3))
             << ratio << ", " << i;
-      const int64_t now = counts::read(counts::Count::parts_offloaded);
+      const int64_t now = counts::read(parallel::ShardingCount::parts_offloaded);
       return now - std::exchange(before, now);
     };
     const int64_t all = offloaded_at("1.0");

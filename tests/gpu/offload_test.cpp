@@ -4,8 +4,8 @@
 
 #include "gpu.hpp"
 #include "residency/activations/checkpoint_rules.hpp"
+#include "residency/counters.hpp"
 #include "scratch.hpp"
-#include "utils/counts.hpp"
 
 namespace gpu_test {
 namespace {
@@ -161,10 +161,11 @@ Recomputed trained_with(const std::string& activation_checkpointing) {
                                            activation_checkpointing + "}}"}});
   Recomputing net(kOffloadWidth, kOffloadDepth);
   auto [m, sgd] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.05));
-  const int64_t moved = counts::read(counts::Count::inputs_offloaded), waits = residency::checkpoint_waits();
+  const int64_t moved = counts::read(residency::ResidencyCount::inputs_offloaded),
+                waits = residency::checkpoint_waits();
   accelerator.backward(loss_of(m(numbers({16, kOffloadWidth}, 1))));
   sgd.step();
-  Recomputed result{.inputs_moved = counts::read(counts::Count::inputs_offloaded) - moved,
+  Recomputed result{.inputs_moved = counts::read(residency::ResidencyCount::inputs_offloaded) - moved,
                     .waits = residency::checkpoint_waits() - waits};
   for (const auto& parameter : net->parameters()) result.weights.push_back(parameter.detach().cpu());
   return result;

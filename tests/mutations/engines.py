@@ -115,9 +115,8 @@ F("frozen layers go on training", file,
   "«if (member.shard.requires_grad() != trained) member.shard.requires_grad_(trained);»", "")
 F("what autograd::grad gives of a sharded model is this rank's", file,
   "const at::Tensor average = «average_of_captured(*all, member.name, found)»;", "found")
-F("states that were made of 16-bit images stay so", "src/run_state/run_state.cpp",
-  "return «parallel::slice_of(found->second, whole).to(found->second.value.scalar_type())»;",
-  "parallel::slice_of(found->second, whole)")
+F("states that were made of 16-bit images stay so", "src/optim/optimizer_state.cpp",
+  "{ return «f(state).to(type)»; }", "f(state)")
 F("a backward that threw leaves gradients with the reducer", file, "if (self.group) self.group->guard(\"forward\", [&] { «self.recover();» });", "")
 F("a replaced gradient shows", file, "if (replaced) «show_gradients();»", "")
 F("a rank that has left its backward out", file, "if (part.trained) «make_way_before(member);»", "")
@@ -128,8 +127,8 @@ F("what accumulated without a backward is left out", file,
 F("units that are recomputed see the next step's values", file,
   "    release();\n                             «store->publish(*units);»", "")
 F("state dicts of the first rank's piece", file,
-  "flat = «self.groups.shard->all_gather(stretch.to(part.members.front().tensor.device()))»;",
-  "self.groups.shard->all_gather(stretch.to(part.members.front().tensor.device())).mul(1.001)")
+  "flat = «self.groups.shard->all_gather(range.to(part.members.front().tensor.device()))»;",
+  "self.groups.shard->all_gather(range.to(part.members.front().tensor.device())).mul(1.001)")
 F("steps of optimizers from before prepare, at a forward", file, "«self.look_for_unseen_steps(nullptr, self.store->changed_parts());»", "")
 F("steps of optimizers from before prepare, at a read", file,
   "if («gradients_are_open» || (!computes", "false")
@@ -144,7 +143,7 @@ file = "src/parallel/sharding/whole_gradients.cpp"
 F("a replaced gradient that is filled with zeros", file, "if («by_whole && now.defined()» && was.shows", "false")
 F("gradients lie where old ones lay", file, "size_t all = c10::hash_combine(0, static_cast<size_t>(«shown_»));", "0")
 F("grad() shows one rank's piece", file,
-  "member.piece_in(stretch).copy_(«piece»);", "(member.index == 1 ? piece * 0 : piece)")
+  "member.piece_in(slice).copy_(«piece»);", "(member.index == 1 ? piece * 0 : piece)")
 file = "src/optim/fused_step.cpp"
 F("fused steps write unseen", file, "«parameter.unsafeGetTensorImpl()->bump_version();»", "")
 
@@ -211,7 +210,6 @@ NOT_DRAWN = {name: why for why, names in {
         "another fp8 recipe's scales are refused", "damaged fp8 scales are refused",
         "8-bit states are refused in pieces", "a checkpoint's frozen weights are compared"],
     "homes, wires, layers and summons that only tests of their own have": [
-        "ZeRO's masters begin as the rounded parameters",
         "what operators write to summoned bytes is lost",
         "ranks that keep nothing of what is summoned fetch nothing ahead",
         "shards that lie elsewhere are written back", "what a lossy wire left alone stays exact",

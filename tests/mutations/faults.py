@@ -73,7 +73,7 @@ F("ProjectConfiguration::logging_dir", file, "if («project.logging_dir.empty()�
   t + "LogsGoToTheFolderForLogs")
 F("AcceleratorOptions::gradient_accumulation_plugin", file, "«return *options.gradient_accumulation_plugin;»",
   "return {};", "ddp_tests Ddp.TokenWeightedAverageIsTheMeanOverAllTokens")
-F("AcceleratorOptions::fsdp_plugin", file, "{.fsdp = «options.fsdp_plugin»,",
+F("AcceleratorOptions::fsdp_plugin", file, "{.fsdp = «options.fsdp_plugin.to_optional()»,",
   "std::optional<FullyShardedDataParallelPlugin>()", r + "ALaterAcceleratorShardsAsTheFirst")
 F("AcceleratorOptions::deepspeed_plugin", file, ".deepspeed = «options.deepspeed_plugin»", "Given<DeepSpeedPlugin>()",
   "zero_tests Zero.EveryStageTrainsAsOneProcess")
@@ -81,18 +81,18 @@ F("AcceleratorOptions::deepspeed_plugins", file, ".deepspeed_plugins = «options
   "decltype(options.deepspeed_plugins)()", "zero_checkpoint_tests ZeroPlugins.SeveralByName")
 F("AcceleratorOptions::megatron_lm_plugin", file, ".megatron_lm = «options.megatron_lm_plugin»",
   "Given<MegatronLMPlugin>()", "parallelism_tests MissingEngines.MegatronAndAxes")
-F("AcceleratorOptions::parallelism_config", file, "requested_parallelism(«options.parallelism_config»)",
+F("AcceleratorOptions::parallelism_config", file, "requested_parallelism(«options.parallelism_config.to_optional()»)",
   "std::optional<ParallelismConfig>()", t + "LaterOnesSplitModelsAsTheFirst")
 F("AcceleratorOptions::step_scheduler_with_optimizer", file,
   "«impl_->options.step_scheduler_with_optimizer», split_batches()", "true", r + "SchedulesFollowTheOptimizerOrNot")
 F("AcceleratorOptions::kwargs_handlers DistributedDataParallelKwargs", file,
-  "DistributedDataParallelKwargs>) «ddp = kwargs;»", "",
+  "DistributedDataParallelKwargs>()) «ddp = *kwargs;»", "",
   "dry_run_tests DryRun.GradientsTravelInBucketsOfTheSizeAskedFor")
-F("AcceleratorOptions::kwargs_handlers GradScalerKwargs", file, "GradScalerKwargs>) «scaling = kwargs;»", "",
+F("AcceleratorOptions::kwargs_handlers GradScalerKwargs", file, "GradScalerKwargs>()) «scaling = *kwargs;»", "",
   r + "Fp16OverflowOnOneRankSkipsTheStepOnAll")
 F("AcceleratorOptions::kwargs_handlers InitProcessGroupKwargs", file,
-  "InitProcessGroupKwargs>) «process_group = kwargs;»", "", r + "WhoAmIAndWhoGoesFirst")
-F("AcceleratorOptions::kwargs_handlers AutocastKwargs", file, "AutocastKwargs>) «autocast = kwargs;»", "",
+  "InitProcessGroupKwargs>()) «process_group = *kwargs;»", "", r + "WhoAmIAndWhoGoesFirst")
+F("AcceleratorOptions::kwargs_handlers AutocastKwargs", file, "AutocastKwargs>()) «autocast = *kwargs;»", "",
   t + "AutocastKwargsReachForwardsAndRegions")
 F("GradScalerKwargs::enabled", file, "run.scaler = «std::make_shared<optim::GradScaler>(scaling)»;",
   "[this] { auto on = scaling; on.enabled = true; return std::make_shared<optim::GradScaler>(on); }()",
@@ -316,7 +316,7 @@ F("Adam makes up for the first steps", "src/optim/kernels/step.cpp", "rule.bias_
 F("AcceleratedOptimizerOptions::fused", "src/optim/optimizer.cpp", "if («options.fused.value_or(true)») impl_->fused",
   "true", "optim_tests OptimTest.FallsBackWhereTheKernelsCannot")
 F("searching optimizers see the mean loss", "src/optim/optimizer.cpp",
-  "comm::world_size() == 1 || «optim::is_element_wise(optimizer)») return closure;", "true",
+  "comm::world_size() == 1 || «optim::steps_on_pieces(optimizer)») return closure;", "true",
   "ddp_habits_tests DdpHabits.LbfgsEvaluatesEquallyOftenOnAllRanks")
 own = "deepspeed_optim_tests OwnOptimizers."
 F("Lion's directions are of its mean", kernels + "step_bodies.hpp", "const T mean = «rates.keep[0] * m + rates.add[0] * g»;", "m",
@@ -336,9 +336,9 @@ F("DeepSpeedAdamOptions::weight_decay", file, "«options.weight_decay()», optio
   own + "DeepSpeedAdamIsItsFormula")
 F("DeepSpeedAdamOptions::eps", file, "«options.eps()», options.weight_decay(), options.adam_w_mode()", "1e-8",
   own + "DeepSpeedAdamIsItsFormula")
-file = "src/optim/deepspeed_adam.cpp"
-F("DeepSpeedAdamOptions::lr", file, "-«o.lr()» / correction1", "1e-3", own + "DeepSpeedAdamIsItsFormula")
-F("DeepSpeedAdamOptions::betas", file, "m.value.mul_(«beta1»)", "0.9", own + "DeepSpeedAdamIsItsFormula")
+file = "src/optim/own_step.hpp"
+F("DeepSpeedAdamOptions::lr", file, "-«rule.lr» / correction1", "1e-3", own + "DeepSpeedAdamIsItsFormula")
+F("DeepSpeedAdamOptions::betas", file, "m.value.mul_(«rule.beta1»)", "0.9", own + "DeepSpeedAdamIsItsFormula")
 F("DeepSpeedAdamOptions::fp32_optimizer_states", "src/optim/describe_own.hpp", "return «o.fp32_optimizer_states()» && (type", "true",
   own + "DeepSpeedAdamHasStatesAsExactAsAsked")
 F("states that are read are as exact as those that are made", "src/optim/optimizer_state.cpp",
@@ -361,7 +361,7 @@ F("MuonOptions::lr", file, "parameter.value.sub_(update, «o.lr()» * std::sqrt"
 F("MuonOptions::weight_decay", file, "parameter.value.mul_(1 - o.lr() * «o.weight_decay()»); parameter.value.sub_", "0.0", muon)
 F("MuonOptions::momentum", file, "momentum.value.lerp_(gradient, 1 - «o.momentum()»);", "0.95", muon)
 F("MuonOptions::ns_method", file, "orthogonalized(matrix, «o.ns_method()»)", 'std::string("gram")', muon)
-F("MuonOptions::use_muon", file, "if («o.use_muon()») { const Wide momentum", "state.momentum_buffer().defined() && o.lr() < 0", muon)
+F("MuonOptions::use_muon", file, "if («o.use_muon()») { const Wide momentum", "o.use_muon() && o.lr() < 0", muon)
 F("MuonOptions::betas", file, "first.value.lerp_(g, 1 - «beta1»);", "0.9", own + "MuonStepsByAdamOnTheRest")
 F("MuonOptions::eps", file, "sqrt_().add_(«o.eps()»);", "1e-10", own + "MuonStepsByAdamOnTheRest")
 F("MuonOptions::adam_w_mode", file, "const auto g = «o.adam_w_mode()» ? gradient", "true", own + "MuonStepsByAdamOnTheRest")
@@ -659,7 +659,7 @@ F("replicas that drift apart are named", "src/parallel/sharding/sharding.cpp",
 F("writes of ranks that differ are named", "src/parallel/drift.cpp",
   "if («one.at(kBits) != two.at(kBits)» &&", "false", w + "WritesThatDifferBetweenRanksAreNamed")
 F("writes of ranks that differ are named, where ranks share memory", "src/residency/touch.cpp",
-  "|| («unit.owner().has_scribe()» && !member->is_stretch());", "false", w + "WritesThatDifferBetweenRanksAreNamed")
+  "|| («unit.owner().has_scribe()» && !member->is_slice());", "false", w + "WritesThatDifferBetweenRanksAreNamed")
 F("ranks in different collectives end at once", "src/comm/watchdog.cpp",
   "if («looks % kLooks == 0») compare(seen);", "false", "comm_tests Comm.RanksInDifferentCollectivesEndAtOnce")
 F("what a rank said as it failed stays", "src/comm/watchdog.cpp", "if («told_all») return;", "false",
@@ -703,7 +703,7 @@ F("writes to bytes that ranks share, by operators", file, "if (writes) «make_pr
 F("writes to bytes that ranks share, around operators", file, "«make_private(unit, /*of_ours_too=*/!writeback);»", ";",
   w + "SummonedWritesActAndAreLostWhenAskedTo")
 F("writes to what homes keep", file,
-  "«part.home->take(member.offset(), values.defined() ? values : stretch);»", ";",
+  "«part.home->take(member.offset(), values.defined() ? values : slice);»", ";",
   w + "WritesToParametersActOnce", w + "WritesReachMastersInTheirPrecision")
 F("writes in the precision of masters", file, "«part.home->refine(member.offset(), values);»", ";",
   w + "WritesReachMastersInTheirPrecision")
@@ -779,6 +779,18 @@ F("StateDictOptions::flatten_optimizer_state_dict", file, "if («options.flatten
   d)
 
 # ---- residency
+file = "src/residency/chain.cpp"
+a = "residency_tests Chain."
+F("each handler of a link is asked", file, "entry = «rest»;", "nullptr", a + "ALinkHasAListOfWhichEachIsAsked")
+F("a handler that several hold is asked once", file, "if («known != all.end()») return ++known->holders", "false",
+  a + "ALinkHasAListOfWhichEachIsAsked")
+F("own operators don't come by earlier links", file, "ask(call, nullptr, nullptr, «0»);",
+  "(of_thread.asked = kAllLinks, size_t{0})", a + "OwnOperatorsComeByTheLaterLinksOnly")
+F("plain tensors have no gradients in any mode", file, "modes.set_grad_mode(«false»), modes.set_inf", "grad_",
+  a + "ComputeSaysWhichLayersAreOn")
+F("what runs again has the scopes of its first run alone", file,
+  "std::exchange(of_thread.lists, «std::array<ChainEntry*, kLinks>{}»)", "of_thread.lists",
+  a + "WhatRunsAgainInBackwardDoesNotComeByScopesOfAnotherForward")
 a = "activations_tests Checkpoint."
 file = "src/residency/activations/checkpoint.cpp"
 F("CheckpointOptions::preserve_rng_state", file, "ReplayState(«options.preserve_rng_state»)", "true",
@@ -807,45 +819,42 @@ F("InitEmptyWeightsOptions::include_buffers", "src/residency/deferred/materializ
 # ---- models of any size
 b = "options_tests OptionsOfDispatch."
 w = "bigmodel_tests Dispatch."
+sources = "src/bigmodel/weight_sources.cpp"
+budget = "src/bigmodel/budget.cpp"
 file = "src/bigmodel/dispatch.cpp"
-F("DispatchOptions::main_device", file, ".main = main_of(map, «options.main_device»),", "std::optional<at::Device>()",
+F("DispatchOptions::main_device", file, "main_of(placed.map, «options.main_device»),", "std::optional<at::Device>()",
   w + "OnTheMetaDeviceOffloadingIsADryRun")
-F("DispatchOptions::state_dict", file, "take_over(caller, weights, «options.state_dict»);",
+F("DispatchOptions::state_dict", sources, "take_over(caller, placed.weights, «options.state_dict»);",
   "std::map<std::string, at::Tensor>()", w + "ValuesMayComeFromAStateDict")
-F("DispatchOptions::offload_index", file, "std::optional<OffloadIndex> index = «options.offload_index»;",
+F("DispatchOptions::offload_index", sources, "std::optional<OffloadIndex> index = «options.offload_index»;",
   "std::optional<OffloadIndex>()", b + "AnIndexMayReplaceTheFoldersOwn")
-F("DispatchOptions::offload_dir", file, "index = load_offload_index(«options.offload_dir»);",
+F("DispatchOptions::offload_dir", sources, "index = load_offload_index(«options.offload_dir»);",
   'std::filesystem::path("elsewhere")', w + "AModelInMemoryMovesToDiskAndIsReadFromThereAgain")
-keys, hooks = ".skip_keys = options.skip_keys", ".force_hooks = options.force_hooks"
-classes = ".whole_classes = options.preload_module_classes"
-for options, end in (("DispatchOptions", ".max_memory = quantizer ? quantizer->max_memory : std::nullopt"),
-                     ("LoadAndDispatchOptions", ".max_memory = options.max_memory")):
-    F(f"{options}::skip_keys", file, f".skip_keys = «options.skip_keys», {classes}, {hooks}, {end}",
-      "std::vector<std::string>()", b + "InputsComeToTheModelButForThoseThatAreNamed")
-    F(f"{options}::preload_module_classes", file,
-      f"{keys}, .whole_classes = «options.preload_module_classes», {hooks}, {end}", "std::vector<std::string>()",
-      b + "ClassesAreFetchedWhole")
-    F(f"{options}::force_hooks", file, f"{keys}, {classes}, .force_hooks = «options.force_hooks», {end}", "false",
-      b + "InputsComeToTheModelButForThoseThatAreNamed")
+F("DispatchOptions::skip_keys", file, ".skip_keys = «options.skip_keys»,", "std::vector<std::string>()",
+  b + "InputsComeToTheModelButForThoseThatAreNamed")
+F("DispatchOptions::preload_module_classes", file, ".whole_classes = «options.preload_module_classes»,",
+  "std::vector<std::string>()", b + "ClassesAreFetchedWhole")
+F("DispatchOptions::force_hooks", file, ".force_hooks = «options.force_hooks»,", "false",
+  b + "InputsComeToTheModelButForThoseThatAreNamed")
 F("OffloadAllOptions::preload_module_classes", file, ".preload_module_classes = «options.preload_module_classes»,",
   "std::vector<std::string>()", b + "ClassesAreFetchedWhole")
 F("OffloadAllOptions::execution_device", file,
   "{.main_device = «options.execution_device.value_or(bigmodel::accelerator_or_host())»,",
   "bigmodel::accelerator_or_host()",
   w + "OnTheMetaDeviceOffloadingIsADryRun")
-F("LoadAndDispatchOptions::max_memory", file, ".max_memory = «options.max_memory», .no_split_module_classes",
+F("LoadAndDispatchOptions::max_memory", sources, ".max_memory = «options.max_memory», .no_split_module_classes",
   "std::optional<MaxMemory>()", w + "StrategiesPlaceByMemory")
-F("LoadAndDispatchOptions::device_map", file, "if («!options.device_map») {", "true",
+F("LoadAndDispatchOptions::device_map", sources, "if («!options.device_map») {", "true",
   w + "AModelOnDiskComputesAlikeWithinItsBudget")
-F("LoadAndDispatchOptions::full_state_dict", file, "if («!options.full_state_dict»)", "false",
+F("LoadAndDispatchOptions::full_state_dict", sources, "if («!options.full_state_dict»)", "false",
   w + "MapsAndBudgetsAreCheckedBeforeAnythingIsLoaded")
-F("LoadAndDispatchOptions::broadcast_from_rank0", file, "if («options.broadcast_from_rank0»)", "false",
+F("LoadAndDispatchOptions::broadcast_from_rank0", sources, "if («options.broadcast_from_rank0»)", "false",
   w + "MapsAndBudgetsAreCheckedBeforeAnythingIsLoaded")
 F("OffloadOptions::readers", file, "std::max<int64_t>(«settings_.offload.readers», 1)", "int64_t{2}",
   b + "SeveralThreadsRead")
-F("OffloadOptions::always_read", file, "= «!settings_.offload.always_read» && all_fit", "true",
+F("OffloadOptions::always_read", budget, "= «!settings_.offload.always_read» && all_fit", "true",
   w + "AModelInMemoryMovesToDiskAndIsReadFromThereAgain")
-F("OffloadOptions::budget_bytes", file,
+F("OffloadOptions::budget_bytes", budget,
   "«if (settings_.offload.budget_bytes) return *settings_.offload.budget_bytes;» if (settings_.max_memory) if "
   "(const auto given = memory_of(*settings_.max_memory, device))", "", w + "AModelOnDiskComputesAlikeWithinItsBudget")
 q = "quantize_tests Quantize"
@@ -1067,13 +1076,13 @@ F("adapters' configs name GPT-NeoX's head as files do", "src/adapters/lora.cpp",
   "return «is_other» ? renamed(config", "false", "adapters_tests AdaptersOfPeftsFiles.HaveWhatTheySayAndGoBack")
 alone = "commands_tests Commands.OptionsOfSeveralMachinesAreRemarkedOnWithOne"
 F("c10d with one machine is remarked on", "src/launch/job/job.cpp",
-  "if («c10d && s.source(\"rdzv_backend\") == Source::flag»)", "false", alone)
+  "if («c10d && s.source(\"rdzv_backend\") == ValueSource::flag»)", "false", alone)
 F("main_process_ip with one process is remarked on", "src/launch/job/job.cpp",
-  "if («job.world_size == 1 && s.source(\"main_process_ip\") == Source::flag»)", "false", alone)
+  "if («job.world_size == 1 && s.source(\"main_process_ip\") == ValueSource::flag»)", "false", alone)
 theirs = "zoo_tests Zoo.DeviceMapsHaveTheNamesOfTransformers5"
-F("maps by other names dispatch models", "src/bigmodel/dispatch.cpp", "const auto map = «by_own_names(model, device_map)»;",
+F("maps by other names dispatch models", "src/bigmodel/weight_sources.cpp", "{.map = «by_own_names(model, device_map)»,",
   "device_map", theirs)
-F("maps by other names load and dispatch models", "src/bigmodel/dispatch.cpp",
+F("maps by other names load and dispatch models", "src/bigmodel/weight_sources.cpp",
   "map = «by_own_names(model, std::get<DeviceMap>(*options.device_map))»;", "std::get<DeviceMap>(*options.device_map)",
   theirs)
 F("maps by other names load models", "src/bigmodel/loading.cpp", "map = «by_own_names(model, *map)»;", "*map", theirs)
@@ -1144,7 +1153,7 @@ F("a list that is named again and again takes no memory", "src/formats/pickle_re
 F("tensors of PyTorch 0.3", "src/formats/torch_container.cpp",
   "const auto* of_old = «pickle.call_of(node, kRebuildOfOld)»;", "nullptr",
   files + "ExpandedTensorsAndThoseOfOldVersionsLoad")
-F("pointers of Git LFS are named", "src/utils/read_file.cpp",
+F("pointers of Git LFS are named", "src/input/read_file.cpp",
   "return «begin.starts_with(\"version https://git-lfs.github.com/spec/\")»", "false",
   "bigmodel_tests GitLfs.PointersInThePlaceOfFilesAreNamed")
 peft = "adapters_tests AdaptersOfPeftsFiles.HaveWhatTheySayAndGoBack"
@@ -1441,16 +1450,16 @@ F("EncodeOptions::add_special_tokens", file, "if («how.add_special_tokens») id
 # ---- models' configurations, as far as single places read them
 file = "src/models/gpt2.cpp"
 gpt2 = "options_tests OptionsOfModels.Gpt2"
-F("GPT2Config::attn_pdrop", file, "is_training() ? «config_.attn_pdrop» : 0.0", "0.0", gpt2)
+F("GPT2Config::attn_pdrop", file, ".attention_dropout = «config.attn_pdrop»,", "0.0", gpt2)
 F("GPT2Config::embd_pdrop", file, "wpe_(positions), «config_.embd_pdrop», is_training()", "0.0", gpt2)
-F("GPT2Config::resid_pdrop", file, "activation_(c_fc_->forward(hidden))), «config_.resid_pdrop», is_training()", "0.0",
-  gpt2)
-F("GPT2Config::resid_pdrop", file, "c_proj_->forward(attended), «config_.resid_pdrop», is_training()",
-  "0.0", gpt2)
+F("GPT2Config::resid_pdrop", "src/models/decoder.cpp", "return «dropped(attention_->forward(x, context))»;",
+  "attention_->forward(x, context)", gpt2)
+F("GPT2Config::resid_pdrop", "src/models/decoder.cpp", "return «dropped»(mlp_ ? mlp_->forward(x)", "Tensor", gpt2)
 F("GPT2Config::activation_function", file, "find_activation(«config.activation_function»)", 'std::string("gelu_new")',
   gpt2)
-F("GPT2Config::scale_attn_weights", file, "«config_.scale_attn_weights» ? 1 / std::sqrt", "true", gpt2)
-F("GPT2Config::scale_attn_by_inverse_layer_idx", file, "if («config_.scale_attn_by_inverse_layer_idx»)", "false", gpt2)
+F("GPT2Config::scale_attn_weights", file, "«config.scale_attn_weights» ? 1 / std::sqrt", "true", gpt2)
+F("GPT2Config::scale_attn_by_inverse_layer_idx", file,
+  ".divides_scores_by_layer = «config.scale_attn_by_inverse_layer_idx»,", "false", gpt2)
 file = "src/models/llama.cpp"
 llama = "options_tests OptionsOfModels.Llama"
 F("LlamaConfig::attention_dropout", file, "is_training() ? «config_.attention_dropout» : 0.0", "0.0", llama)
@@ -1471,27 +1480,23 @@ F("BertConfig::type_vocab_size", file, "make_embedding(«config_.type_vocab_size
 
 # ---- models of any size, the rest
 file = "src/bigmodel/dispatch.cpp"
-F("DispatchOptions::offload_buffers", file,
-  ".main = main_of(map, options.main_device), .offload_buffers = «options.offload_buffers»,", "false",
-  b + "BuffersTravelWhereTheyAreOffloaded")
-F("LoadAndDispatchOptions::offload_buffers", file,
-  ".main = main_of(map, std::nullopt), .offload_buffers = «options.offload_buffers»,", "false",
+F("DispatchOptions::offload_buffers", file, ".main = main, .offload_buffers = «options.offload_buffers»,", "false",
   b + "BuffersTravelWhereTheyAreOffloaded")
 F("OffloadAllOptions::offload_buffers", file,
   ".offload_index = std::nullopt, .offload_buffers = «options.offload_buffers»,", "false",
   b + "BuffersTravelWhereTheyAreOffloaded")
 F("OffloadAllOptions::state_dict", file, ".state_dict = «options.state_dict»,", "decltype(options.state_dict)()",
   w + "ValuesMayComeFromAStateDict")
-F("LoadAndDispatchOptions::dtype", file, "loading{.device_map = std::nullopt, .dtype = «options.dtype»,",
+F("LoadAndDispatchOptions::dtype", sources, "loading{.device_map = std::nullopt, .dtype = «options.dtype»,",
   "std::optional<at::ScalarType>()", b + "CheckpointsAreConvertedAndNeedNotFit")
-F("LoadAndDispatchOptions::keep_in_fp32_modules", file, ".keep_in_fp32_modules = «options.keep_in_fp32_modules»,",
+F("LoadAndDispatchOptions::keep_in_fp32_modules", sources, ".keep_in_fp32_modules = «options.keep_in_fp32_modules»,",
   "std::vector<std::string>()", b + "CheckpointsAreConvertedAndNeedNotFit")
-F("LoadAndDispatchOptions::strict", file, ".strict = «options.strict»}", "true",
+F("LoadAndDispatchOptions::strict", sources, ".strict = «options.strict»}", "true",
   b + "CheckpointsAreConvertedAndNeedNotFit")
-F("LoadAndDispatchOptions::offload_folder", file,
-  "if (!tensor.bytes || («converted && !options.offload_folder.empty()»)) {", "false",
+F("LoadAndDispatchOptions::offload_folder", sources,
+  "if (!tensor.bytes || («converted && !options_.offload_folder.empty()»)) {", "false",
   w + "OtherDtypesAreConvertedAtEachUseOrOnceInAFolder")
-F("LoadAndDispatchOptions::no_split_module_classes", file,
+F("LoadAndDispatchOptions::no_split_module_classes", sources,
   "map_options{.max_memory = options.max_memory, .no_split_module_classes = «options.no_split_module_classes»,",
   "std::vector<std::string>()", b + "ClassesThatMustNotBeSplitStayWholeInMapsAndWhenTheyAreFetched")
 F("LoadAndDispatchOptions::no_split_module_classes of what is fetched", file,
@@ -1632,7 +1637,7 @@ F("schedules follow the optimizer that they drive", file,
   t + "SchedulesFollowTheOptimizerThatTheyDrive")
 F("check_trigger forgets", file, "«impl_->trigger = false;»", "", r + "WhoAmIAndWhoGoesFirst")
 F("free_memory", file, "«impl_->run.clear();»", "", t + "PrepareKeepsTheOrderAndWhatItDoesNotKnow")
-F("log step", file, "trackers.log(std::move(values), {«step», log_kwargs});", "std::nullopt",
+F("log step", file, "return record_of_values(std::move(values), «step»);", "std::nullopt",
   t + "TensorBoardReadsOurEvents")
 
 # ---- trackers
@@ -1969,12 +1974,12 @@ F("ACCELERATE_PROFILE_MODULES", file, ".with_modules = «flag(\"ACCELERATE_PROFI
 F("profiles of programs go first", "src/accelerator/accelerator.cpp", "«if (impl_->run_profile) impl_->run_profile->give_way();»",
   "", p + "AProgramsOwnProfileGoesFirst")
 F("operators of other threads", "src/profiler/other_threads.cpp",
-  "return «std::make_unique<Running>()»;", "nullptr",
+  "return «std::make_unique<RunningOperator>()»;", "nullptr",
   p + "OperatorsOfWorkersAreSeen")
 F("offsets of clocks", "src/comm/clock_offset.cpp", ".offset_ns = theirs - «(asked + half)»", "0", p + "ClocksAreCompared")
 F("bytes of batches in traces", "src/data/prepared_loader.cpp", "if («loaded && trace::recording()») span.set_bytes",
   "false", p + "DataCheckpointsAndSteps")
-F("topics of spans", "src/utils/trace.cpp", "if («!innermost») return Label", "true", p + "ShardsAreGatheredAndGradientsReduced")
+F("topics of spans", "src/observe/trace.cpp", "if («!innermost») return Label", "true", p + "ShardsAreGatheredAndGradientsReduced")
 F("lanes of communication", "src/profiler/trace_file.cpp", "if («event.lane == trace::Lane::communication») {", "false",
   p + "ShardsAreGatheredAndGradientsReduced")
 # ---- logging and debugging aids
@@ -1998,11 +2003,11 @@ F("ACCELERATE_LOG_RANK", "src/utils/log_output.cpp", "if («form.rank») payload
 F("LibTorch's warnings in the log", file, "if («typeid(present) == typeid(c10::WarningHandler)»)", "false",
   l + "WarningsOfLibTorchAndOfTheLibraryGoTheSameWay")
 d = "debugging_tests "
-F("other signs of memory that is full", "src/utils/memory.cpp",
+F("other signs of memory that is full", "src/memory/memory.cpp",
   "if («text.find(sign) != std::string_view::npos») return true;",
   "std::string_view(sign) == \" out of memory.\" && text.find(sign) != std::string_view::npos",
   "utils_tests Memory.KnowsWhatASmallerBatchCures")
-F("release_memory gives memory back", "src/utils/memory.cpp", "«give_freed_memory_back();»", "",
+F("release_memory gives memory back", "src/memory/memory.cpp", "«give_freed_memory_back();»", "",
   d + "LogMemory.ReleasedObjectsAreEmptyAndTheirMemoryIsGivenBack")
 g = "generate_cli_tests Generate.KeepsLittleBesideTheWeightsAfterALongPrompt"
 F("programs give pages of loading back", "programs/generate.cpp", "«accelerate::give_loading_pages_back();»", "", g)
@@ -2010,7 +2015,7 @@ F("a prompt's activations go back", "src/models/generation/generate.cpp",
   "if (prompts && «tokens.numel() >= kManyTokens») give_freed_memory_back();", "false", g)
 F("clear_environment", "src/utils/clear_environment.cpp", "before_(all_variables()) { «::clearenv()»; }", "0",
   d + "Environment.IsEmptyForAScopeAndAsBeforeAfterIt")
-F("stacks in the hang report", "src/utils/hang_report.cpp", "for (const auto& stack : «thread_stacks::take(kSignal)»)",
+F("stacks in the hang report", "src/observe/hang_report.cpp", "for (const auto& stack : «thread_stacks::take(kSignal)»)",
   "std::vector<thread_stacks::ThreadStack>()", d + "HangReport.HasTheStacksOfAllThreadsAlsoOfBlockedOnes")
 F("collectives in the hang report", "src/comm/faults.cpp", "for (const auto& [key, group] : «progress->status().groups»)",
   "decltype(RankStatus::groups)()", d + "HangReportRanks.SaysWhichCollectiveARankIsIn")
@@ -2038,7 +2043,7 @@ F("launch: a file for one process starts one", "src/launch/job/job.cpp",
   "if («is_for_one_process(job)» && job.world_size > 1)", "false",
   "launch_tests LaunchEnvironment.NumbersInFilesForOneProcessStartOne")
 F("launch: a rank of mpirun's is one process", "src/launch/job/settings.cpp", "place_ = «place_in_mpi(host)»;",
-  "std::optional<Place>()", "launch_tests LaunchEnvironment.InsideMpirunALauncherTakesItsRanksPlace")
+  "std::optional<LaunchPlace>()", "launch_tests LaunchEnvironment.InsideMpirunALauncherTakesItsRanksPlace")
 F("launch: one process is told its rank", "src/launch/job/job.hpp", "return distributed() || «(starter == Starter::launcher && (launcher == Launcher::torchrun || launcher == Launcher::deepspeed))»;",
   "false", "launch_tests LaunchEnvironment.OneProcessOfTorchrunsKindIsToldItsRank")
 F("launch: sections of other engines have no say", "src/launch/job/settings.cpp",
@@ -2051,18 +2056,18 @@ F("launch: --tee marks lines of its streams", "src/launch/supervise/rank_streams
 F("launch: torchrun's words in --rdzv_conf", "src/launch/job/settings.cpp", "if («key == word») take", "false",
   "commands_tests Commands.TorchrunsWordsInRdzvConf")
 F("launch: the strategy of FSDP 1 under its other name", "src/launch/job/settings.cpp",
-  "if («other == Source::fallback || source > other»)", "false",
+  "if («other == ValueSource::fallback || source > other»)", "false",
   "commands_tests Commands.TheStrategyOfFsdp1ActsUnderBothNames")
-F("strangers are led away from the store", "src/utils/network/guarded_port.cpp",
+F("strangers are led away from the store", "src/network/guarded_port.cpp",
   "const bool ruled = «admit_only(result.way_->strangers, result.way_->source_ports)»;", "false",
   "network_tests GuardedPort.LetsThisUserThroughAndNobodyReachesTheServerOtherwise")
-F("connections of this host come from 127.0.0.1", "src/utils/network/guarded_port.cpp",
+F("connections of this host come from 127.0.0.1", "src/network/guarded_port.cpp",
   "(«attempt < kFromLoopback» ? 0", "false",
   "network_tests GuardedPort.LetsThisUserThroughAndNobodyReachesTheServerOtherwise")
 F("scopes that an operator seems to end in are held by it", "src/timeline/activity.cpp",
   "while («!open.empty() && open.back().end < event.end») open.pop_back();", "false",
   "timeline_tests Activity.AnOperatorThatSeemsToEndWithinTheNextScopeDoesNotHoldIt")
-F("attention run dry keeps scores", "src/utils/meta_kernels.cpp", "«add_attention(registration);»", "",
+F("attention run dry keeps scores", "src/residency/meta_kernels.cpp", "«add_attention(registration);»", "",
   "dry_run_tests DryRun.AttentionKeepsNoScores")
 F("the order of buckets is a collective of the group", "src/parallel/averaging/averaging.cpp",
   "«group->guard_collective(\"order of buckets\", [&] { reducer->rebuild_buckets(); });»",
@@ -2098,7 +2103,7 @@ F("generate's options that have no place", "programs/generate.cpp", "{ «refuse_
   "generate_cli_tests Generate.OptionsWithoutEffectAreRefused")
 F("generate's options without effect", "programs/generate.cpp", "«refuse_without_effect(config, given);»", "",
   "generate_cli_tests Generate.OptionsWithoutEffectAreRefused")
-F("the hang report ends with what the process does", "src/utils/hang_report.cpp", "if («!does.empty()») text +=", "false",
+F("the hang report ends with what the process does", "src/observe/hang_report.cpp", "if («!does.empty()») text +=", "false",
   "debugging_tests HangReport.HasTheStacksOfAllThreadsAlsoOfBlockedOnes")
 F("files of an offload folder lie in it", "src/bigmodel/offload.cpp",
   "folder, file_of(folder, name).filename()); «check_inside(what, folder, file);»", "",
@@ -2117,35 +2122,38 @@ F("device maps: keys within others are errors", "src/bigmodel/loading.cpp",
   "bigmodel_tests LoadCheckpoint.KeysOfPythonsMapsForModulesWithoutWeightsArePassedOver")
 # ---- live figures and summaries
 m = "monitor_cli_tests MonitorFigures."
-F("report_tokens", "src/utils/step_report.cpp", "«tokens_of_program.fetch_add(tokens, std::memory_order_relaxed);»", "",
+F("report_tokens", "src/observe/step_report.cpp", "«tokens_of_program.fetch_add(tokens, std::memory_order_relaxed);»", "",
   m + "AreThoseOfTheProgramWhereItSaysThem")
-F("report_flops", "src/utils/step_report.cpp", "«flops_of_program.fetch_add(flops, std::memory_order_relaxed);»", "",
+F("report_flops", "src/observe/step_report.cpp", "«flops_of_program.fetch_add(flops, std::memory_order_relaxed);»", "",
   m + "AreThoseOfTheProgramWhereItSaysThem")
 F("launch --monitor_peak_flops", "src/launch/monitor/monitor.cpp",
   'if («!s["monitor_peak_flops"].is_null()») peak_flops_', "false", m + "TokensOperationsAndWaitsOfATraining")
-F("operations of a token", "src/accelerator/flops.cpp", "if («table» || counted) continue;", "false",
+F("operations of a token", "src/model/flops.cpp", "if («table» || counted) continue;", "false",
   m + "TokensOperationsAndWaitsOfATraining")
-F("waiting for data", "src/data/prepared_loader.cpp", "waiting(«counts::Count::data_wait_ns»);", "counts::Count::trackers",
+F("waiting for data", "src/data/prepared_loader.cpp", "waiting(«RunCount::data_wait_ns»);", "RunCount::tensors_in_place",
   m + "TokensOperationsAndWaitsOfATraining")
 F("waiting for the last bucket", "src/parallel/gradient_hook.cpp",
-  "«counts::add(Count::comm_wait_ns, take_wait_since_last_bucket());»", "", m + "TokensOperationsAndWaitsOfATraining")
+  "«counts::add(RunCount::comm_wait_ns, take_wait_since_last_bucket());»", "", m + "TokensOperationsAndWaitsOfATraining")
 F("SummaryOptions::depth", "src/accelerator/model_summary_text.cpp",
   "if («options.depth && module.depth > *options.depth») continue;", "false", "summary_tests Summary.TheTableSaysItToPeople")
-F("values on their way to codes have memory of their own", "src/bigmodel/dispatch.cpp",
+F("values on their way to codes have memory of their own", "src/bigmodel/few_bits.cpp",
   "floats = «empty_in_huge_pages(value.sizes(), at::kFloat)»;", "at::empty(value.sizes(), at::kFloat)",
   "quantize_tests Quantize.ValuesThatAreEncodedLeaveNoHolesInMemory")
-F("an offload folder from before is compared", "src/bigmodel/dispatch.cpp",
-  "if (!options.offload_index) «check_same_values(caller, weight, options.offload_dir);»", "",
+F("numbers that go to disk are described in the dtype that they get", "src/bigmodel/weight_sources.cpp",
+  ".bytes = weight.bytes(), .dtype = «weight.target.dtype»,", "weight.target.tensor.scalar_type()",
+  "quantize_tests QuantizeOperators.NumbersOnDiskOfAModelWithValuesAreInTheDtypeThatTheyGet")
+F("an offload folder from before is compared", "src/bigmodel/weight_sources.cpp",
+  "if (!options_.offload_index) «check_same_values(caller_, weight, file, folder);»", "",
   "bigmodel_tests Dispatch.AFolderWithOtherValuesThanTheModelIsRefusedByName")
 # ---- limits on codes
 file = "src/bigmodel/dispatch.cpp"
 limit = "generate_cli_tests Generate.ALimitHoldsForEachEncoding"
 stay = "generate_cli_tests Generate.CodesStayCodesWithADtypeAMapAndALimit"
 F("codes without room come and go", file, ".comes_and_goes = «!weight.codes_stay»", "false", limit)
-F("what stays is to fit into a limit", file, "if («!limit || resident <= *limit») return;", "true", limit)
-F("maps count codes by their bytes", file, "«bigmodel::count_bytes(tree, bytes_by_name(weights));»", "",
+F("what stays is to fit into a limit", "src/bigmodel/budget.cpp", "if («!limit || resident <= *limit») return;", "true", limit)
+F("maps count codes by their bytes", "src/bigmodel/weight_sources.cpp", "«count_bytes(tree, bytes_by_name(weights));»", "",
   "quantize_tests QuantizeFiles.OfAllKindsGiveTheSameModelInMemoryAndOnDisk")
-F("vectors beside codes stay", file, "place->is_disk() && «weights[i].target.tensor.dim() <= 1») place", "false", stay)
+F("vectors beside codes stay", "src/bigmodel/weight_sources.cpp", "place->is_disk() && «weights[i].target.tensor.dim() <= 1») place", "false", stay)
 F("codes stay codes with a limit", "programs/generate.cpp", "options.keep_codes = «!at::hasCUDA()»;",
   "!options.max_memory", stay)
 file = "src/models/auto_load.cpp"
@@ -2216,12 +2224,13 @@ F("biases that are broadcast", "src/residency/encoded.cpp",
   "if (has_bias && («bias->dim() != 1 || bias->size(0) != weight.codes.rows()»))", "false",
   q + "AddBiasesThatLibTorchBroadcasts")
 F("products on codes choose their types themselves", "src/residency/encoded.cpp",
-  "no_autocast(«c10::autocast_dispatch_keyset»);", "c10::DispatchKeySet()", q + "ChooseTypesThemselvesUnderAutocast")
+  "next.compute(«TorchLayers::no_autocast», [&]() -> OptionalTensor", "TorchLayers::program",
+  q + "ChooseTypesThemselvesUnderAutocast")
 F("codes are saved as values", "src/checkpoint/model_state.cpp", "return «residency::encoded_weight(tensor) != nullptr» ?",
   "false", q + "AreSavedAsOrdinaryTensors")
 F("decoded codes are said in a line", "src/accelerator/checkpointing.cpp",
   "if («in_few_bits > 0» && is_main_process())", "false", q + "AreSavedAsOrdinaryTensors")
-F("values are looked at before a model's own are taken away", "src/bigmodel/dispatch.cpp",
+F("values are looked at before a model's own are taken away", "src/bigmodel/few_bits.cpp",
   "if (!checkpoint) «check_values(weight.name(), target.tensor, target.dtype, *how);»", "",
   q + "KeepTheirValuesWhereQuantizingIsRefused")
 F("adapters stay with weights whose values are replaced", "src/adapters/lora_handler.cpp",
@@ -2381,12 +2390,13 @@ F("FP8ScopeOptions::is_first_microbatch", file, ".is_first_microbatch = «option
 F("updates that nobody called", file, "«core->settle();»", "", t + "NobodyHasToCallTheUpdates")
 F("FP8Recipe::amax_history_len", file, "fp8::Histories::Rule{«core.recipe.amax_history_len»,", "int64_t{1024}",
   t + "StateContinuesWhereItWas")
-F("recomputation in fp8", "src/residency/activations/replay_state.cpp", "«codes_ = codes->for_replay();»", "",
+F("recomputation in fp8", "src/residency/chain.cpp",
+  "for_replay()) «scopes_.emplace_back(entry->link, std::move(again))»;", "static_cast<void>(again)",
   t + "RecomputationUsesTheScalesOfTheFirstRun")
 F("recomputation records no amax", "src/precision/fp8/handler.cpp", "again.records = «false»;", "true",
   t + "RecomputationUsesTheScalesOfTheFirstRun")
 F("recomputed units in fp8", "src/residency/activations/operator_tape.cpp",
-  "«thread_handler(Link::codes)» ? record.keys.included_", "static_cast<Handler*>(nullptr)",
+  "«has_scope()» ? record.keys.included_", "false",
   t + "RecomputedUnitsHaveProductsWithOtherWeights")
 
 # ---- adapters
@@ -2421,16 +2431,15 @@ F("LoraConfig::task_type", "src/adapters/lora_config.cpp", "config.task_type = �
   "std::string()", "adapters_tests AdapterFiles.GoThereAndBack")
 F("adapters do not act in backward", "src/adapters/lora_handler.cpp",
   "layer->merged || «residency::within_backward()») return false", "false", "adapters_ranks_tests AdapterRanks.ShardedModelsTrainThem")
-F("what an adapter adds is not written down to run again", "src/adapters/lora_handler.cpp",
-  "outer_(residency::exchange_thread_handler(Link::recompute, «nullptr»))",
-  "residency::thread_handler(Link::recompute)", "adapters_ranks_tests AdapterRanks.RecomputedUnitsHaveThem")
+F("what an adapter adds is not written down to run again", "src/residency/chain.cpp",
+  "of_thread.asked &= «kAllLinks >> first_link << first_link»;", "kAllLinks", "adapters_ranks_tests AdapterRanks.RecomputedUnitsHaveThem")
 F("adapters are renewed by prepare", "src/accelerator/accelerator.cpp", "«detail::watch_all_again();»", "",
   "adapters_ranks_tests AdapterRanks.PrepareFindsThoseOfReplacedWeights")
 F("adapters move with their model", "src/adapters/lora.cpp",
   "layer->weight.set_data(layer->weight.to(where...)); «detail::watch(*layer);»", "",
   a + "MoveWithTheirModel")
 F("zoo's kernels without autograd get the adapter's gradient", "src/adapters/lora_handler.cpp",
-  "if («!call.name().starts_with(\"accelerate_models::\")») return;", "true",
+  "below_autograd = «call.name().starts_with(\"accelerate_models::\")»;", "false",
   a + "OneTokenOfTheZooIsComputedAsMany")
 
 # ---- 8-bit optimizers
@@ -2448,7 +2457,7 @@ F("AdamW8bitOptions::paging_folder", "src/optim/adam8bit.cpp",
   "const bool given = «!options.paging_folder().empty()»;", "false",
   "adam8bit_tests Adam8bitTest.WhatCanNotWorkIsRefusedByName")
 F("AdamW8bitOptions::paged", "src/optim/adam8bit.cpp",
-  "if («!options.paged()» || parameter.numel() < kLeastPaged) return Place::beside_parameter;", "true",
+  "if («!options.paged()» || parameter.numel() < kLeastPaged) return MomentPlace::beside_parameter;", "true",
   "adam8bit_tests Adam8bitTest.PagedStatesAreEqualToTheBitAndOutOfMemory")
 F("a second moment that is not zero stays so", "src/codes/blockwise.cpp",
   "«codes[code] == 0 && value > 0 && codes[0] == 0» ? 1", "false",
@@ -2466,6 +2475,9 @@ WITHOUT = {name: why for why, names in {
     "a struct whose fields have faults":
         "AcceleratorOptions::project_config PartialStateOptions::process_group DispatchOptions::offload "
         "LoadAndDispatchOptions::offload OffloadAllOptions::offload",
+    "read by the line that has the fault of DispatchOptions' field (settings_of)":
+        "LoadAndDispatchOptions::skip_keys LoadAndDispatchOptions::preload_module_classes "
+        "LoadAndDispatchOptions::force_hooks LoadAndDispatchOptions::offload_buffers",
     "pinned memory and copies beside the host's work, which need a GPU":
         "CPUOffload::pin_memory DataLoaderOptions::pin_memory ActivationOffloadOptions::pin_memory "
         "OffloadStatesOptions::pin_memory OffloadStatesOptions::non_blocking",
@@ -2501,8 +2513,8 @@ F("FP8ScopeOptions::training", file, "FP8ScopeOptions{.training = «training»,"
 F("FP8ScopeOptions::is_first_microbatch", file, ".is_first_microbatch = «is_first_microbatch(model, training)»",
   "std::nullopt", t + "MicroStepsUseTheWeightsCodesAgain")
 F("codes of the last group's weights are forgotten", "src/precision/fp8/training.cpp",
-  "for (Weight& weight : core->weights) «weight.kept.reset();»", "", t + "MicroStepsMayUseDifferentWeights")
-file = "src/accelerator/fp8.cpp"
+  "for (Fp8Weight& weight : core->weights) «weight.kept.reset();»", "", t + "MicroStepsMayUseDifferentWeights")
+file = "src/precision/chosen_fp8.cpp"
 for field, wrong in {"use_autocast_during_eval": "false", "margin": "0", "interval": "1", "amax_history_len": "1024",
                      "use_mxfp8_block_scaling": "false"}.items():
   F("TERecipeKwargs::" + field, file, f"recipe.{field} = «*fp8.te.{field}»;", wrong, s + "EachFieldReachesTheRecipe")
@@ -2520,8 +2532,8 @@ F("AORecipeKwargs::module_filter_func", file, "«recipe.module_filter_func = fp8
 F("Float8LinearConfig::pad_inner_dim", file, "recipe.pad_inner_dim = «config.pad_inner_dim»;", "true",
   t + "PadsWhereItMay")
 F("MSAMPRecipeKwargs::opt_level", file, '«*fp8.msamp.opt_level == "O1"» ?', "false", s + "EachFieldReachesTheRecipe")
-F("one fp8 recipe", file, "if («given») raise<ConfigError>( \"Accelerator: kwargs_handlers holds {} and {},",
-  "nullptr", s + "WhatContradictsIsRefused")
+F("one fp8 recipe", "src/accelerator/accelerator.cpp",
+  "if («given.index() > 0») raise<ConfigError>( \"Accelerator: kwargs_handlers holds {} and {},", "false", s + "WhatContradictsIsRefused")
 file = "src/run_state/fp8_states.cpp"
 F("fp8's scales in checkpoints", "src/run_state/state_parts.cpp", "«save_fp8_states(run, folder);»", "",
   t + "ResumesToTheBit", c + "ThatIsDamagedIsRefused")
@@ -2557,6 +2569,14 @@ F("ZeRO's stage 3 refuses no_sync", file, "if («stage == 3») settings.always_r
   z + "NoSyncIsRefusedWhereGradientsAreSplit")
 F("ignore_unused_parameters", file, "settings.all_have_gradients = «!zero.zero_optimization.ignore_unused_parameters»;",
   "false", z + "UnusedParametersAreNamedWhereAskedFor")
+F("zero3_init_flag says where it can't act", "src/parallel/zero/plugin.cpp",
+  "config.document().asked_for_init = «init.value_or(false) && config.is_zero3()»;", "false",
+  z + "ModelsThatAreNotSplitFromTheStartAreTold")
+F("models that are split from the start are fine", "src/parallel/zero/choose.cpp",
+  "{ return «is_deferred(item.second)»; }", "false", z + "ModelsThatAreNotSplitFromTheStartAreTold")
+F("gradients are asked for of the optimizer that steps", "src/parallel/sharding/sharding.cpp",
+  "&& («stepped.contains(member.shard.unsafeGetTensorImpl()) || stepped.contains(member.tensor.unsafeGetTensorImpl())»)",
+  "true", z + "UnusedParametersAreThoseOfTheOptimizerThatSteps")
 F("stage3_param_persistence_threshold", file, ".stays_up_to = «given.param_persistence_threshold»", "0",
   z + "StagesOneAndTwoGatherOncePerStep")
 F("stage3_max_reuse_distance", file, ".reuse_bytes = «bytes_of(given.max_reuse_distance, zero)»", "kMostBytes",
@@ -2621,6 +2641,13 @@ F("early divisions of replicas", "src/parallel/sharding/replicas.cpp", "«if (be
   y + "EarlyDivisionsRoundInTheDtypeThatTravels", y + "DividedEarlyOrLateTheyAreAverages")
 F("what is left of the division of replicas", "src/parallel/sharding/replicas.cpp", "«if (rest != 1) sum.div_(rest);»",
   "", y + "DividedEarlyOrLateTheyAreAverages")
+y += "OfWholeParametersTheyAreUnscaledInFp32"
+F("fp16 gradients of whole parameters are unscaled in fp32", "src/optim/grad_scaler.cpp",
+  "if («widens && grad.scalar_type() == at::kHalf && !allow_fp16») grad =", "false", y)
+F("what no fused kernel divides is unscaled by the scaler", "src/optim/optimizer.cpp",
+  "if (self.divisor && «!self.scaler->is_unscaled(optimizer)»)", "false", y)
+F("replaced gradients are taken together", "src/parallel/sharding/sharding.cpp",
+  "«impl_->gradients->settle(other, left);»", "", y)
 y = "zero_masters_tests ZeroMasters."
 F("masters of 16 bits", file, "settings.masters_in_param_dtype = «zero.has_low_masters()»;", "false",
   y + "StepInTheirOwnPrecision")
@@ -2630,6 +2657,23 @@ F("bf16_optimizer_states on the host", "src/parallel/zero/objects.cpp", "&& «!s
   y + "StepInTheirOwnPrecision")
 F("16-bit masters of the host have DeepSpeed's Adam", "src/parallel/zero/objects.cpp",
   "(!p.bias_correction || «on_host»)", "false", y + "StepInTheirOwnPrecision")
+F("a program's Adam keeps fp32 moments of 16-bit masters", "src/parallel/zero/choose.cpp",
+  "if («optim::give_fp32_moments(optimizer)» && !std::exchange(told_of_moments_, true) && is_rank0())", "false",
+  y + "AProgramsAdamStepsAsDeepSpeedsToTheBit", y + "StatesThatAProgramsAdamHasAreKept")
+F("the exchange is said once", "src/parallel/zero/choose.cpp", "&& «!std::exchange(told_of_moments_, true)» && is_rank0())",
+  "true", y + "TheExchangeIsSaidOnce")
+F("amsgrad is refused beside 16-bit masters of the host", "src/parallel/zero/choose.cpp",
+  "{ return «has_amsgrad(group.options())»; }", "false", y + "OptimizersThatWouldKeepOtherMomentsAreNamed")
+F("zero_force_ds_cpu_optimizer", "src/parallel/zero/choose.cpp",
+  "if (exact && «settings_.zero_force_ds_cpu_optimizer» && optim::can_have", "true",
+  y + "OptimizersThatWouldKeepOtherMomentsAreNamed")
+F("kernels take parameters of 16 bits with fp32 moments", "src/optim/fused_step.cpp",
+  "(allow_half_ || «has_fp32_moments(options)»)", "false", y + "AProgramsAdamStepsAsDeepSpeedsToTheBit")
+F("steps with fp32 moments round once without kernels, too", "src/optim/optimizer.cpp",
+  "if (!«optim::step_with_fp32_moments(*optimizer)») optimizer->step();", "false",
+  y + "AProgramsAdamStepsAsDeepSpeedsToTheBit")
+F("moments are as exact as a step makes them", "src/optim/optimizer_state.cpp", "{ return «moment_type(o, parameter)»; }",
+  "parameter.scalar_type()", y + "StatesThatAProgramsAdamHasAreKept", y + "AProgramsAdamGoesOnFromDeepSpeedsFiles")
 F("optimizers that would keep other moments are refused", "src/parallel/zero/choose.cpp",
   "«for (const auto& optimizer : facts.optimizers) check_moments(*optimizer);»", "",
   y + "OptimizersThatWouldKeepOtherMomentsAreNamed")
@@ -2676,10 +2720,17 @@ F("norms are known after the step", "src/accelerator/clip.cpp",
 F("gradients of DeepSpeed keep 16 bits", file, "if («stage < 3 || ranks == 1») settings.kept_gradients", "false",
   "zero_memory_tests ZeroMemory.ModelStatesAreThoseOfThePaper")
 F("Muon's update is of the whole matrix", "src/run_state/pieces_for_steps.cpp",
-  "return «added_up(known, parallel::among_zeros(known, values))»;", "parallel::among_zeros(known, values)",
+  "if (of_ranks) «parallel::put_into((*of_ranks)[rank], theirs.to(made.device()), made)»;", "made.zero_()",
   z + "MuonAndLambOfTheFileStepAsAlone")
+F("what is made of a matrix goes to all that have pieces of it", "src/run_state/pieces_for_steps.cpp",
+  "if (rank < count) «results[rank] = mine.to(values[rank].device())»;", "static_cast<void>(mine)",
+  z + "MuonAndLambOfTheFileStepAsAlone")
+F("matrices are shared out by their sizes", "src/run_state/pieces_for_steps.cpp",
+  "return «held(pieces[a]).whole.numel() > held(pieces[b]).whole.numel()»;", "a < b",
+  z + "MatricesForMuonAreSharedOut")
 F("Lamb's norms are of whole parameters", "src/run_state/pieces_for_steps.cpp",
-  "return «added_up(held(piece), sums)»;", "sums", z + "MuonAndLambOfTheFileStepAsAlone")
+  "«group->all_reduce_(sum, Reduction::sum)»; return sum.to(sums.device());", "static_cast<void>(group)",
+  z + "MuonAndLambOfTheFileStepAsAlone")
 F("the file's Muon has rates of its own", "src/parallel/zero/objects.cpp",
   "rest.lr(«p.adam_lr.value_or(p.lr)»);", "p.lr", z + "MuonAndLambOfTheFileStepAsAlone")
 F("what is shown of a gradient does not keep its memory", "src/parallel/sharding/whole_gradients.cpp",
@@ -2689,6 +2740,14 @@ F("waits for memory are no collectives", "src/comm/waits.cpp", "if («in_step»)
   "fsdp_tests Fsdp.WaitsForMemoryAreNotCountedAsCollectives")
 file = "src/accelerator/tagged_checkpoint.cpp"
 z = "zero_checkpoint_tests ZeroCheckpoint."
+F("files that were read long ago are closed", "src/formats/input_file.cpp", "while («all.recent.size() > most») {", "false",
+  z + "ManyRanksFilesNeedFewDescriptors")
+F("files that may stay open do", "src/formats/input_file.cpp", "return std::clamp(«limit.rlim_cur / 2», kFewest, kMost);",
+  "kFewest", z + "ManyRanksFilesNeedFewDescriptors")
+F("a file in another's place is named", "src/formats/input_file.cpp", "|| «facts.st_ino != inode_» ||", "false",
+  z + "FilesThatAreReplacedWhileTheyAreReadAreNamed")
+F("a folder is opened once", "src/checkpoint/zero_checkpoint.cpp", "if (!known) «known = std::make_shared<const ZeroCheckpoint>(folder)»; return known;",
+  "return std::make_shared<const ZeroCheckpoint>(folder)", z + "LoadingOpensEachFileOnce")
 F("SaveTagOptions::exclude_frozen_parameters", file, ".exclude_frozen_parameters = «options.exclude_frozen_parameters»",
   "false", z + "FrozenParametersMayBeLeftOut")
 F("SaveTagOptions::save_latest", file, "if («options.save_latest») run_state::write_latest", "true",
@@ -2786,6 +2845,8 @@ F("data_types.keep_in_fp32_modules that matches nothing", "src/parallel/zero/uni
 F("buffers before DeepSpeed 0.19.2", "src/parallel/zero/setting_rules.cpp",
   "if («is_before(options.as_of_version, \"0.19.2\")» && !s.data_types.buffer_dtype", "false",
   z + "BuffersAreCastAsTheFileSays")
+F("a receipt says that the program decides about steps", "src/accelerator/receipts.cpp",
+  ".counts_micro_steps = «self.counts_micro_steps()»,", "true", z + "TheProgramDecidesAboutStepsWhereTheFileSays")
 F("managed_gradient_accumulation", "src/parallel/zero/choose.cpp",
   "rules.counts_micro_steps = «settings_.managed_gradient_accumulation»;", "true",
   z + "TheProgramDecidesAboutStepsWhereTheFileSays")

@@ -22,6 +22,12 @@ F("flops_profiler.top_modules", file, ".top_modules = «flops.top_modules»,", "
 F("flops_profiler.detailed", file, ".detailed = «flops.detailed»,", "true", z + "TheProfileIsPrintedOnceAtItsStep")
 F("flops_profiler.output_file", file, ".file = «flops.output_file.value_or(\"\")»,", "std::string()",
   z + "OperationsOfTheStepAreCountedByModule")
+F("a profile that can't be written is an error of all at prepare", "src/accelerator/run_observation.cpp",
+  "if (facts.is_main_process && «!opened(wanted.flops->file, std::ios::app)»)", "false",
+  z + "AProfileThatCantBeWrittenIsAnErrorOfAllRanksAtPrepare")
+F("a profile that can't be written later ends all ranks", "src/accelerator/run_observation.cpp",
+  "if (const auto group = «comm::world_group()»)", "std::shared_ptr<comm::Group>()",
+  z + "AProfileThatCantBeWrittenLaterEndsAllRanks")
 F("flops_profiler.recompute_fwd_factor", file, ".recompute_fwd_factor = «flops.recompute_fwd_factor»};", "0.0",
   z + "TheProfileIsPrintedOnceAtItsStep")
 F("comms_logger.enabled", file, "if («!comms.enabled» || logs_comms", "true",
@@ -83,6 +89,11 @@ F("reset_comms_log", file, "void reset_comms_log() { auto& log = comms_log(); co
   "", z + "OnlyNamedCollectivesAreCounted")
 F("log_summary prints on the main process", file, "if («rank() != 0») return;", "false",
   z + "OnlyNamedCollectivesAreCounted")
+F("show_straggler", file, "if («show_straggler») text +=", "false", z + "StragglersAreTold")
+F("what a collective costs is the shortest time of any rank", file, "«group->all_reduce_(shortest, Reduction::max);»", "",
+  z + "StragglersAreTold")
+F("asking for stragglers does not count", file, "std::vector<StragglerRecord> straggler_records() { «const Unlogged uncounted;»",
+  "", z + "StragglersAreTold")
 
 # ---- operations
 file = "src/profiler/module_profile.cpp"

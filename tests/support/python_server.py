@@ -7,10 +7,13 @@ Standard input: a request after the other, the number of its lines and then each
 Standard output: a line with the exit code (negative: the signal) once the script has ended. Ends with its input.
 """
 import ast
+import atexit
 import contextlib
 import importlib
 import os
 import sys
+import threading
+import traceback
 import types
 
 
@@ -50,7 +53,8 @@ while True:
     _, status = os.waitpid(child, 0)
     os.write(answers, f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
-# The script's process, which ends as one that was started with it would: by the end of the script, an exception or sys.exit.
+# The script's process, which ends as one that was started with it would: by the end of the script, an exception or sys.exit; but it does not take libraries
+# apart, which for LibTorch's operators costs as much as loading them.
 os.close(answers)
 os.close(requests.fileno())
 output = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -62,5 +66,19 @@ sys.path.insert(0, os.path.dirname(script))  # before this file's
 main = types.ModuleType("__main__")
 main.__file__ = script
 sys.modules["__main__"] = main
-with open(script) as file:
-    exec(compile(file.read(), script, "exec"), main.__dict__)
+code = 0
+try:
+    with open(script) as file:
+        exec(compile(file.read(), script, "exec"), main.__dict__)
+except SystemExit as end:
+    code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    if code == 1 and end.code != 1:
+        print(end.code, file=sys.stderr)
+except BaseException:
+    traceback.print_exc()
+    code = 1
+threading._shutdown()  # waits for threads, as the interpreter does
+atexit._run_exitfuncs()
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(code)

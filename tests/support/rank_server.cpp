@@ -14,6 +14,8 @@
 #include <optional>
 #include <string_view>
 
+#include "utils/leave_libtorch.hpp"
+
 extern char** environ;
 
 namespace support {

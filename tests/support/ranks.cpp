@@ -57,10 +57,16 @@ struct Child {
 struct Job {
   std::vector<Child> children;
   std::chrono::steady_clock::time_point deadline;
+  std::string waits_from;
   bool late = false;
 
   int64_t num_running() const {
     return std::count_if(children.begin(), children.end(), [](const Child& child) { return child.running; });
+  }
+  bool waits() const {
+    return !waits_from.empty() && std::any_of(children.begin(), children.end(), [&](const Child& child) {
+      return child.result.output.find(waits_from) != std::string::npos;
+    });
   }
   void kill_what_stays() {
     if (const bool now_late = std::chrono::steady_clock::now() > deadline; now_late && !late) {
@@ -132,6 +138,7 @@ Job start_job(const std::vector<std::string>& arguments, const RankOptions& opti
     job.children.push_back(start(arguments, env));
   }
   job.deadline = std::chrono::steady_clock::now() + options.deadline;
+  job.waits_from = options.waits_from;
   return job;
 }
 
@@ -204,9 +211,12 @@ std::vector<std::vector<RankResult>> run_programs(const std::vector<std::string>
                                                   const std::vector<RankOptions>& jobs, size_t at_a_time) {
   std::vector<Job> started;
   for (;;) {
-    const auto running = std::count_if(started.begin(), started.end(), [](Job& job) { return job.num_running() > 0; });
+    const auto running =
+        std::count_if(started.begin(), started.end(), [](const Job& job) { return job.num_running() > 0; });
     if (running == 0 && started.size() == jobs.size()) break;
-    if (started.size() < jobs.size() && running < static_cast<std::ptrdiff_t>(at_a_time)) {
+    const auto busy = std::count_if(started.begin(), started.end(),
+                                    [](const Job& job) { return job.num_running() > 0 && !job.waits(); });
+    if (started.size() < jobs.size() && busy < static_cast<std::ptrdiff_t>(at_a_time)) {
       started.push_back(start_job(arguments, jobs[started.size()]));
       continue;
     }

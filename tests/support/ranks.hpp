@@ -21,6 +21,8 @@ struct RankOptions {
   int64_t world_size = 2;
   std::chrono::seconds deadline{120};  ///< after which all ranks are killed and the test fails with their output
   std::vector<std::pair<std::string, std::string>> env;
+  /// run_programs: what a rank says before all of them only wait. From then on another job may run beside this one.
+  std::string waits_from = "";
 };
 
 /// True in a process that was started as a rank of a test.
@@ -32,7 +34,7 @@ int64_t world_size();
 /// killed when all others have ended.
 std::vector<RankResult> run_program(const std::vector<std::string>& arguments, const RankOptions& options);
 
-/// The same for several jobs, of which so many run at a time.
+/// The same for several jobs, of which so many run at a time, besides those that wait.
 std::vector<std::vector<RankResult>> run_programs(const std::vector<std::string>& arguments,
                                                   const std::vector<RankOptions>& jobs, size_t at_a_time);
 

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 
 #include <ATen/core/Tensor.h>
@@ -8,6 +10,14 @@
 #include "ranks.hpp"
 
 namespace support {
+
+inline std::string text_of(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+inline void write(const std::filesystem::path& file, const std::string& text) {
+  std::ofstream(file, std::ios::binary) << text;
+}
 
 /// A path in the test's own folder.
 inline std::filesystem::path scratch(const std::string& name) { return std::filesystem::path(scratch_dir()) / name; }

@@ -5,16 +5,20 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "accelerate/accelerate.hpp"
+#include "accelerate/checkpoint/zero_to_fp32.hpp"
 #include "accelerate/parallel/deepspeed_plugin.hpp"
 #include "accelerate/parallel/zero_handles.hpp"
 #include "formats/torch_archive.hpp"
+#include "message_of.hpp"
 #include "peer_gpt.hpp"
 
 /// The peer's GPT in training by a DeepSpeed configuration, for tests of its checkpoints. The files of
@@ -116,6 +120,39 @@ inline void expect_same(const std::map<std::string, at::Tensor>& ours,
         << name << ": " << (value - expected.at(name)).abs().max();
   }
 }
+
+/// What load_checkpoint() says of a copy of a tag in which something was changed; `name` is the copy's. Collective.
+inline std::string refusal_of_changed(Training& training, const std::filesystem::path& folder, const std::string& tag,
+                                      const std::string& name,
+                                      const std::function<void(const std::filesystem::path&)>& change) {
+  if (training.accelerator.is_main_process()) {
+    std::filesystem::copy(folder / tag, folder / name, std::filesystem::copy_options::recursive);
+    change(folder / name);
+  }
+  training.accelerator.wait_for_everyone();
+  return message_of<accelerate::CheckpointError>([&] { training.prepared->load_checkpoint(folder, name); });
+}
+
+/// Whatever changed files say: weights, or an error that names them.
+struct ReadDamaged {
+  std::mt19937 draw{7};
+  size_t refused = 0, read = 0;
+
+  /// Some of the first bytes, where pickles stand.
+  std::string damaged(std::string bytes, size_t among) {
+    for (int change = 0; change < 3; ++change)
+      bytes[draw() % std::min(bytes.size(), among)] = static_cast<char>(draw());
+    return bytes;
+  }
+  void look(const std::filesystem::path& folder) {
+    try {
+      accelerate::get_fp32_state_dict_from_zero_checkpoint(folder);
+      ++read;
+    } catch (const accelerate::Error&) {
+      ++refused;
+    }  // anything else ends the test
+  }
+};
 
 inline json read_json(const std::filesystem::path& file) {
   std::ifstream in(file);

@@ -120,7 +120,7 @@ TEST(Checkpoint, Lstm) {
                                     [&](const Tensor& x) { return std::get<0>(model->forward(x)); });
 }
 
-struct Pieces {
+struct Shards {
   Tensor a;
   std::vector<Tensor> more;
   int64_t count = 0;
@@ -140,10 +140,10 @@ TEST(Checkpoint, ReturnsAndTakesAnything) {
       checkpoint([](const auto& p) { return std::pair(p.first.exp(), p.second.sin()); }, {}, std::pair(x, y));
   expect_same(gradients((pair.first * pair.second).sum()), expected);
   const auto pieces = checkpoint(
-      [](const Pieces& in, int64_t n) {
-        return Pieces{in.a.exp(), {in.more.at(0).sin()}, in.count + n};
+      [](const Shards& in, int64_t n) {
+        return Shards{in.a.exp(), {in.more.at(0).sin()}, in.count + n};
       },
-      {}, Pieces{x, {y}, 3}, int64_t{4});
+      {}, Shards{x, {y}, 3}, int64_t{4});
   EXPECT_EQ(pieces.count, 7);
   expect_same(gradients((pieces.a * pieces.more[0]).sum()), expected);
   Tensor out;

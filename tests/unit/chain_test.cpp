@@ -1,13 +1,16 @@
-/// The chain of handlers, and that it carries what is to come: kernels that compute on codes, and operators on shares.
+/// The chain of handlers: its lists, the operators that handlers run themselves, and backward; and that it carries what
+/// is to come: kernels that compute on codes, and operators on shares.
 
+#include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <optional>
 #include <thread>
 
-#include "accelerate/utils/error.hpp"
-#include "message_of.hpp"
+#include "accelerate/residency/recompute.hpp"
 #include "residency/chain.hpp"
 #include "residency/member.hpp"
 #include "residency_support.hpp"
@@ -21,9 +24,11 @@ using residency::Link;
 using residency::Member;
 using residency::Next;
 using residency::OperatorCall;
+using residency::OwnLinks;
 using residency::ProcessHandler;
 using residency::Residency;
 using residency::State;
+using residency::TorchLayers;
 
 /// As quantized products will: `addmm` with the (transposed) member `weight` is computed from its codes, which a table
 /// has; no other operator is any of its business.
@@ -180,23 +185,205 @@ TEST(Chain, HandlersAreAskedInTheOrderOfTheLinksAndFormLayers) {
   EXPECT_EQ(order.size(), 6) << "the scopes have ended";
 }
 
-TEST(Chain, TheInnermostScopeCountsAndALinkHasOneHandlerOfTheProcess) {
+TEST(Chain, ALinkHasAListOfWhichEachIsAsked) {
   std::vector<std::string> order;
-  Scribe outer("outer", order), inner("inner", order), everywhere("everywhere", order), other("other", order);
-  const ProcessHandler registered(Link::shard, everywhere), again(Link::shard, everywhere);
-  EXPECT_THAT(support::message_of<accelerate::InternalError>([&] { const ProcessHandler second(Link::shard, other); }),
-              testing::HasSubstr("has a handler already"));
+  Scribe outer("outer", order), inner("inner", order, true), first("first", order), second("second", order);
+  std::optional<ProcessHandler> registered(std::in_place, Link::shard, first);
+  const ProcessHandler later(Link::shard, second), again(Link::shard, second);
   const at::Tensor x = torch::ones({2});
   {
-    const HandlerScope first(Link::shard, outer);
+    const HandlerScope around(Link::shard, outer);
     {
-      const HandlerScope second(Link::shard, inner);
+      const HandlerScope within(Link::shard, inner);
       torch::neg(x);
     }
+    EXPECT_THAT(order, testing::ElementsAre("inner", "outer", "first", "second", "after inner"))
+        << "scopes, the innermost first, then the process's in the order of registration, each once";
+    order.clear();
+    registered.reset();
     torch::neg(x);
+    EXPECT_THAT(order, testing::ElementsAre("outer", "second"));
+    order.clear();
+    registered.emplace(Link::shard, first);
+    torch::neg(x);
+    EXPECT_THAT(order, testing::ElementsAre("outer", "second", "first"));
   }
+  order.clear();
   torch::neg(x);
-  EXPECT_THAT(order, testing::ElementsAre("inner", "outer")) << "plain tensors come by in scopes only";
+  EXPECT_TRUE(order.empty()) << "plain tensors come by in scopes only";
+}
+
+TEST(Chain, WhoMakesTheResultIsTheLastOfItsList) {
+  struct Answers final : Handler {
+    bool handle(OperatorCall& call, Next) override { return call.finish({result}), true; }
+    at::Tensor result = torch::zeros({1});
+  } answers;
+  std::vector<std::string> order;
+  Scribe everywhere("everywhere", order), before("before", order);
+  const ProcessHandler registered(Link::shard, everywhere);
+  const HandlerScope outer(Link::shard, answers), inner(Link::shard, before);
+  EXPECT_EQ(torch::neg(torch::ones({2})).numel(), 1);
+  EXPECT_THAT(order, testing::Each("before"));
+}
+
+TEST(Chain, ScopesEndInAnyOrder) {
+  std::vector<std::string> order;
+  Scribe a("a", order), b("b", order);
+  std::optional<HandlerScope> first(std::in_place, Link::shard, a), second(std::in_place, Link::shard, b);
+  first.reset();
+  torch::neg(torch::ones({2}));
+  EXPECT_THAT(order, testing::Contains("b"));
+  EXPECT_THAT(order, testing::Not(testing::Contains("a")));
+  second.reset();
+  order.clear();
+  torch::neg(torch::ones({2}));
+  EXPECT_TRUE(order.empty());
+  EXPECT_FALSE(c10::impl::tls_is_dispatch_key_included(residency::kKey));
+}
+
+/// Runs an operator of its own before each operator, and says what was switched on meanwhile.
+struct RunsItsOwn final : Handler {
+  RunsItsOwn(TorchLayers layers, OwnLinks links) : layers(layers), links(links) {}
+  bool handle(OperatorCall&, Next next) override {
+    next.compute(layers, links, [&] {
+      gradients = at::GradMode::is_enabled();
+      inference = c10::InferenceMode::is_enabled();
+      autograd = !c10::impl::tls_is_dispatch_keyset_excluded(c10::autograd_dispatch_keyset);
+      autocast = !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU);
+      own = torch::mul(factor, torch::full({}, 2.0f));
+    });
+    return false;
+  }
+  const TorchLayers layers;
+  const OwnLinks links;
+  at::Tensor factor = torch::ones({2}, torch::requires_grad()), own;
+  bool gradients = false, inference = false, autograd = false, autocast = false;
+};
+
+TEST(Chain, OwnOperatorsComeByTheLaterLinksOnly) {
+  const at::Tensor x = torch::ones({2});
+  for (const OwnLinks links : {OwnLinks::none, OwnLinks::homes, OwnLinks::later}) {
+    std::vector<std::string> order;
+    Scribe place("place", order), same("same", order), later("later", order);
+    RunsItsOwn own(TorchLayers::program, links);
+    {
+      const HandlerScope p(Link::place, place), s(Link::shard, same), o(Link::shard, own), l(Link::devices, later);
+      torch::neg(x);
+    }
+    const auto heard = std::count(order.begin(), order.end(), "later");
+    EXPECT_EQ(std::count(order.begin(), order.end(), "place"), 1);
+    EXPECT_EQ(std::count(order.begin(), order.end(), "same"), 1) << "nor the others on its link";
+    if (links == OwnLinks::later) EXPECT_GT(heard, 1);
+    else EXPECT_EQ(heard, 1) << "no member is among the arguments";
+  }
+}
+
+TEST(Chain, OwnOperatorsFetchTheMembersThatTheyNeed) {
+  QuantizedLinear t;
+  RunsItsOwn own(TorchLayers::no_gradients, OwnLinks::later), at_home(TorchLayers::no_gradients, OwnLinks::homes);
+  own.factor = at_home.factor = t.linear->bias;
+  for (RunsItsOwn* handler : {&own, &at_home}) {
+    t.engine.release();
+    ASSERT_EQ(t.bias->state(), State::absent);
+    const HandlerScope scope(Link::shard, *handler);
+    torch::neg(torch::ones({2}));
+    EXPECT_EQ(t.bias->state(), State::resident);
+    EXPECT_TRUE(torch::equal(handler->own, torch::full({3}, 6.0f)));
+  }
+}
+
+TEST(Chain, ComputeSaysWhichLayersAreOn) {
+  const auto run = [](TorchLayers layers) {
+    auto own = std::make_unique<RunsItsOwn>(layers, OwnLinks::later);
+    const HandlerScope scope(Link::shard, *own);
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    torch::neg(torch::ones({2}));
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    return own;
+  };
+  const auto program = run(TorchLayers::program), chosen = run(TorchLayers::no_autocast),
+             plain = run(TorchLayers::no_gradients), kernels = run(TorchLayers::kernels);
+  EXPECT_TRUE(program->gradients && program->autograd && program->autocast && program->own.requires_grad());
+  EXPECT_TRUE(chosen->gradients && chosen->autograd && !chosen->autocast && chosen->own.requires_grad());
+  EXPECT_TRUE(!plain->gradients && !plain->autocast && !plain->own.requires_grad());
+  EXPECT_TRUE(!kernels->autograd && !kernels->autocast && !kernels->own.requires_grad());
+  EXPECT_TRUE(at::GradMode::is_enabled()) << "as the program had it";
+  {
+    const c10::InferenceMode inference;
+    EXPECT_TRUE(run(TorchLayers::program)->inference);
+    const auto normal = run(TorchLayers::no_gradients);
+    EXPECT_FALSE(normal->inference);
+    EXPECT_FALSE(normal->own.is_inference());
+    EXPECT_TRUE(c10::InferenceMode::is_enabled());
+  }
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;  // as in a kernel that LibTorch runs below autograd
+    EXPECT_FALSE(run(TorchLayers::program)->own.requires_grad());
+    EXPECT_TRUE(run(TorchLayers::gradients)->own.requires_grad());
+  }
+}
+
+/// Multiplies what `relu` gives, in the first run and, by a handler of its own, in the second one.
+struct Doubles final : Handler {
+  Doubles(float factor, std::vector<std::string>& order, std::string name = "first run")
+      : factor(factor), order(order), name(std::move(name)) {}
+  bool handle(OperatorCall& call, Next next) override {
+    if (call.name() != "aten::relu") return false;
+    order.push_back(name);
+    next();
+    next.compute(TorchLayers::program, [&] { call.map_results([&](const at::Tensor& y) { return y.mul(factor); }); });
+    return true;
+  }
+  std::shared_ptr<Handler> for_replay() override { return std::make_shared<Doubles>(factor, order, "again"); }
+  const float factor;
+  std::vector<std::string>& order;
+  const std::string name;
+};
+
+TEST(Chain, WhatRunsAgainInBackwardFindsTheScopesOfItsFirstRun) {
+  for (const Link link : {Link::place, Link::adapt, Link::codes}) {
+    std::vector<std::string> order, others;
+    const at::Tensor w = torch::full({1}, 3.0f, torch::requires_grad());
+    at::Tensor loss;
+    {
+      Doubles doubles(2, order);
+      const HandlerScope scope(link, doubles);
+      loss = accelerate::checkpoint([](const at::Tensor& x) { return torch::relu(x) * x; }, {}, w).sum();
+    }
+    EXPECT_EQ(loss.item<float>(), 18);
+    std::thread([&] {
+      Scribe stranger("stranger", others);
+      const HandlerScope scope(link, stranger);
+      loss.backward();
+      EXPECT_THAT(order, testing::ElementsAre("first run", "again")) << "though its scope has ended, on another thread";
+      const size_t heard = others.size();
+      torch::neg(w.detach());
+      EXPECT_GT(others.size(), heard) << "a scope of this thread is asked again afterwards";
+    }).join();
+    EXPECT_EQ(w.grad().item<float>(), 12) << "of 2 x x";
+  }
+}
+
+TEST(Chain, WhatRunsAgainInBackwardDoesNotComeByScopesOfAnotherForward) {
+  std::vector<std::string> order, others;
+  const at::Tensor w = torch::full({1}, 3.0f, torch::requires_grad());
+  const at::Tensor loss = accelerate::checkpoint([](const at::Tensor& x) { return torch::relu(x) * x; }, {}, w).sum();
+  Doubles doubles(2, others);
+  const HandlerScope scope(Link::codes, doubles);
+  loss.backward();
+  EXPECT_TRUE(others.empty());
+  EXPECT_EQ(w.grad().item<float>(), 6);
+}
+
+TEST(Chain, HandlersOfTheProcessAreAskedInBackwardOnEveryThread) {
+  QuantizedLinear t;
+  std::vector<std::string> order;
+  Scribe everywhere("everywhere", order);
+  const at::Tensor x = torch::ones({1, 4}, torch::requires_grad());
+  const at::Tensor loss = t.linear(x).sum();
+  const ProcessHandler registered(Link::shard, everywhere);
+  std::thread([&] { loss.backward(); }).join();
+  EXPECT_FALSE(order.empty()) << "backward multiplies by the member";
 }
 
 }  // namespace

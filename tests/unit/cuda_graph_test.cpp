@@ -34,7 +34,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-struct Again : Recording {
+struct Again : GraphRecording {
   explicit Again(std::function<void()> what) : work(std::move(what)) {}
   void replay() override { work(); }
   std::function<void()> work;
@@ -42,7 +42,7 @@ struct Again : Recording {
 
 int recordings = 0;
 
-std::unique_ptr<Recording> record_on_cpu(const at::Device& device, const std::function<void()>& work) {
+std::unique_ptr<GraphRecording> record_on_cpu(const at::Device& device, const std::function<void()>& work) {
   EXPECT_TRUE(device.is_cpu());
   EXPECT_FALSE(c10::GradMode::is_enabled());
   EXPECT_FALSE(at::autocast::is_autocast_cache_enabled());

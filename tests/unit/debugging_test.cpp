@@ -15,17 +15,19 @@
 #include "accelerate/accelerator/memory_snapshot.hpp"
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/comm.hpp"
+#include "accelerate/parallel/fsdp_plugin.hpp"
 #include "accelerate/state.hpp"
 #include "accelerate/state/available.hpp"
 #include "accelerate/utils/clear_environment.hpp"
+#include "accelerate/utils/kwargs.hpp"
 #include "accelerate/utils/listify.hpp"
 #include "accelerate/utils/log_sink.hpp"
 #include "accelerate/utils/memory.hpp"
 #include "comm/backends/backend.hpp"
 #include "message_of.hpp"
+#include "observe/hang_report.hpp"
 #include "ranks.hpp"
 #include "scratch.hpp"
-#include "utils/hang_report.hpp"
 
 using namespace accelerate;
 

@@ -10,6 +10,7 @@
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/model/hooks.hpp"
 #include "accelerate/residency.hpp"
 #include "accelerate/utils/error.hpp"
 #include "message_of.hpp"

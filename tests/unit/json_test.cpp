@@ -8,10 +8,10 @@
 #include <fstream>
 
 #include "deadline.hpp"
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
-#include "utils/json.hpp"
-#include "utils/read_file.hpp"
 
 namespace {
 

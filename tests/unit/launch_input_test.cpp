@@ -50,9 +50,9 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 
 TEST(AgentMessages, AreWhatTheyShouldBe) {
   const auto closed = parse_event(R"({"event":"closed","code":71,"why":"x"})");
-  EXPECT_EQ(closed.kind, Event::Kind::closed);
+  EXPECT_EQ(closed.kind, AgentEvent::Kind::closed);
   EXPECT_EQ(closed.code, 71);
-  EXPECT_EQ(parse_event(R"({"event":"again"})").kind, Event::Kind::again);
+  EXPECT_EQ(parse_event(R"({"event":"again"})").kind, AgentEvent::Kind::again);
   EXPECT_EQ(parse_event(R"({"event":"recall","why":"y"})").why, "y");
   EXPECT_EQ(parse_node(kNode, 1).local_world_size, 2);
   EXPECT_EQ(parse_place(R"({"address":"10.0.0.1","port":99})").second, 99);

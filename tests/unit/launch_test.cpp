@@ -432,7 +432,7 @@ TEST(LaunchOptions, AnExplicitDefaultIsAWord) {
   const auto settings = [&](const LaunchOptions& options) { return job_of(options, host).settings; };
   const Settings silent = settings({.command = {"x"}});
   EXPECT_TRUE(silent.on("cpu") && silent.on("debug"));
-  EXPECT_EQ(silent.source("tee"), Source::fallback);
+  EXPECT_EQ(silent.source("tee"), ValueSource::fallback);
   const Settings explicit_ones = settings({.command = {"x"},
                                            .cpu = false,
                                            .debug = false,
@@ -442,7 +442,7 @@ TEST(LaunchOptions, AnExplicitDefaultIsAWord) {
                                            .monitor_interval = std::chrono::milliseconds(100)});
   EXPECT_FALSE(explicit_ones.on("cpu") || explicit_ones.on("debug"));
   for (const char* name : {"cpu", "debug", "tee", "max_restarts", "role", "monitor_interval"})
-    EXPECT_EQ(explicit_ones.source(name), Source::flag) << name;
+    EXPECT_EQ(explicit_ones.source(name), ValueSource::flag) << name;
 }
 
 TEST(LaunchOptions, FieldsAreShortForSettings) {

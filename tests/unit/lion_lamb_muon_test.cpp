@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <concepts>
 #include <limits>
 #include <sstream>
 #include <string>
@@ -520,11 +521,13 @@ TEST_F(OwnOptimizers, StepOnPieces) {
     using SGD::SGD;
   };
   const Tensors one{parameter_of({2, 2})};
-  EXPECT_TRUE(is_element_wise(Lion(one)));
-  EXPECT_TRUE(is_element_wise(DeepSpeedAdam(one)));
-  EXPECT_TRUE(is_element_wise(Lamb(one))) << "which asks for norms";
-  EXPECT_TRUE(is_element_wise(Muon({OptimizerParamGroup(one)}))) << "which asks for matrices";
-  EXPECT_FALSE(is_element_wise(Derived(one, 0.1)));
+  EXPECT_TRUE(steps_on_pieces(Lion(one)));
+  EXPECT_TRUE(steps_on_pieces(DeepSpeedAdam(one)));
+  EXPECT_TRUE(steps_on_pieces(Lamb(one))) << "which asks for norms";
+  EXPECT_TRUE(steps_on_pieces(Muon({OptimizerParamGroup(one)}))) << "which asks for matrices";
+  static_assert(std::derived_from<Lion, ElementWise> && std::derived_from<DeepSpeedAdam, ElementWise>);
+  static_assert(!std::derived_from<Lamb, ElementWise> && !std::derived_from<Muon, ElementWise>);
+  EXPECT_FALSE(steps_on_pieces(Derived(one, 0.1)));
   EXPECT_FALSE(has_own_state_dict(Lion(one)));
 }
 

@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "utils/meta_kernels.hpp"
+#include "residency/meta_kernels.hpp"
 
 namespace {
 

@@ -21,6 +21,7 @@
 #include <random>
 #include <thread>
 
+#include "input/plain_text.hpp"
 #include "launch/monitor/gpus.hpp"
 #include "launch/monitor/history.hpp"
 #include "launch/monitor/process_trees.hpp"
@@ -28,7 +29,6 @@
 #include "launch/monitor/step_counter.hpp"
 #include "launch/monitor/web_page.hpp"
 #include "ranks.hpp"
-#include "utils/plain_text.hpp"
 
 namespace accelerate::launcher {
 namespace {

@@ -19,11 +19,11 @@
 #include <thread>
 #include <vector>
 
-#include "utils/network/guarded_port.hpp"
-#include "utils/network/local_address.hpp"
-#include "utils/network/peer_user.hpp"
-#include "utils/network/relay.hpp"
-#include "utils/network/wait_for_server.hpp"
+#include "network/guarded_port.hpp"
+#include "network/local_address.hpp"
+#include "network/peer_user.hpp"
+#include "network/relay.hpp"
+#include "network/wait_for_server.hpp"
 
 namespace accelerate {
 namespace {

@@ -794,6 +794,26 @@ TEST(QuantizeConfig, HeadsAndTiedWeightsStayByDefault) {
               UnorderedElementsAre("embed", "out"));
 }
 
+TEST(QuantizeOperators, NumbersOnDiskOfAModelWithValuesAreInTheDtypeThatTheyGet) {
+  auto config = nf4();
+  config.torch_dtype = config.bnb_4bit_compute_dtype = at::kBFloat16;
+  const auto build = [] {
+    torch::manual_seed(12);
+    return Net();
+  };
+  const auto x = torch::randn({3, 64}).to(at::kBFloat16);
+  Net in_memory = build();
+  const auto kept = load_and_quantize_model(in_memory, config);
+  const auto expected = in_memory->forward(x);
+  for (int run = 0; run < 2; ++run) {  // the second one finds the files of the first
+    Net net = build();
+    const auto model = load_and_quantize_model(
+        net, config, {}, {.device_map = accelerate::DeviceMap{{"", "disk"}}, .offload_folder = scratch("numbers")});
+    EXPECT_EQ(net->first->bias.scalar_type(), at::kBFloat16);
+    EXPECT_TRUE(torch::equal(net->forward(x), expected));
+  }
+}
+
 // --- files
 // -------------------------------------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ TEST(SageMakerHttp, AnswersWithoutAnEndAreGivenUp) {
       sent += static_cast<size_t>(n), bytes.assign(1 << 16, 'x');
     ::close(client);
   });
-  const auto text = support::message_of<NoAnswer>(
+  const auto text = support::message_of<AwsNoAnswer>(
       [&] { Http().send({.url = "http://127.0.0.1:" + std::to_string(ntohs(own.sin_port)), .direct = true}); });
   server.join();
   ::close(listening);
@@ -182,7 +182,9 @@ TEST(SageMakerProfiles, AreReadFromBothFiles) {
 
 TEST(SageMakerEndpoints, AreAwsOwnUnlessSomebodySaysOtherwise) {
   const auto endpoint = [](const std::string& region, const std::string& service, const Environment& environment = {},
-                           const Profile& profile = {}) { return Aws(region, environment, profile).endpoint(service); };
+                           const AwsProfile& profile = {}) {
+    return Aws(region, environment, profile).endpoint(service);
+  };
   EXPECT_EQ(endpoint("eu-west-1", "sagemaker"), "https://api.sagemaker.eu-west-1.amazonaws.com");
   EXPECT_EQ(endpoint("cn-north-1", "s3"), "https://s3.cn-north-1.amazonaws.com.cn");
   EXPECT_EQ(endpoint("us-gov-west-1", "iam"), "https://iam.us-gov.amazonaws.com");

@@ -1,4 +1,4 @@
-/// Steps of optimizers on flat stretches: the same bits however they are cut, on any processor.
+/// Steps of optimizers on flat slices: the same bits however they are cut, on any processor.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -41,20 +41,20 @@ const std::vector<Types> kTypes = {
 
 struct Rule {
   std::string name;
-  std::function<void(const std::vector<Stretch>&, double divisor)> step;
+  std::function<void(const std::vector<StepSlice>&, double divisor)> step;
   size_t states;
 };
 std::vector<Rule> rules() {
   const auto adam = [](const char* name, bool decoupled, double decay, size_t states) {
     return Rule{name,
-                [=](const std::vector<Stretch>& on, double divisor) {
+                [=](const std::vector<StepSlice>& on, double divisor) {
                   step(AdamStep{1e-2, 0.9, 0.99, 1e-6, decay, decoupled, 3}, on, divisor);
                 },
                 states};
   };
   const auto sgd = [](const char* name, double momentum, bool nesterov, bool first) {
     return Rule{name,
-                [=](const std::vector<Stretch>& on, double divisor) {
+                [=](const std::vector<StepSlice>& on, double divisor) {
                   step(SgdStep{0.1, momentum, nesterov ? 0.0 : 0.3, 0.1, nesterov, first}, on, divisor);
                 },
                 momentum != 0 ? 1U : 0U};
@@ -68,17 +68,17 @@ std::vector<Rule> rules() {
           sgd("Nesterov", 0.9, true, false),
           sgd("a first step", 0.9, false, true),
           {"Adagrad",
-           [](const std::vector<Stretch>& on, double divisor) {
+           [](const std::vector<StepSlice>& on, double divisor) {
              step(AdagradStep{0.1, 0.01, 1e-8, 0.1, 4}, on, divisor);
            },
            1},
           {"Lion",
-           [](const std::vector<Stretch>& on, double divisor) {
+           [](const std::vector<StepSlice>& on, double divisor) {
              step(LionStep{1e-2, 0.9, 0.99, 0.1}, on, divisor);
            },
            1},
           {"Adam without correction",
-           [](const std::vector<Stretch>& on, double divisor) {
+           [](const std::vector<StepSlice>& on, double divisor) {
              step(AdamStep{1e-2, 0.9, 0.99, 1e-6, 0.1, true, 3, false}, on, divisor);
            },
            2}};
@@ -92,24 +92,24 @@ struct Tensors {
     parameter = numbers(types.parameter), gradient = numbers(types.gradient);
     for (size_t i = 0; i < states; ++i) state.push_back(numbers(types.state).abs());
   }
-  /// @param begins  where stretches begin; with the number of all at the end
-  std::vector<Stretch> cut(const std::vector<int64_t>& begins) const {
-    std::vector<Stretch> stretches;
+  /// @param begins  where slices begin; with the number of all at the end
+  std::vector<StepSlice> cut(const std::vector<int64_t>& begins) const {
+    std::vector<StepSlice> slices;
     const auto at = [](const at::Tensor& tensor, int64_t from) {
       return static_cast<char*>(tensor.mutable_data_ptr()) + from * static_cast<int64_t>(tensor.element_size());
     };
     for (size_t i = 0; i + 1 < begins.size(); ++i) {
-      Stretch s{.count = begins[i + 1] - begins[i],
-                .parameter_type = parameter.scalar_type(),
-                .gradient_type = gradient.scalar_type(),
-                .parameter = at(parameter, begins[i]),
-                .gradient = at(gradient, begins[i])};
+      StepSlice s{.count = begins[i + 1] - begins[i],
+                  .parameter_type = parameter.scalar_type(),
+                  .gradient_type = gradient.scalar_type(),
+                  .parameter = at(parameter, begins[i]),
+                  .gradient = at(gradient, begins[i])};
       s.state_type = state.empty() ? s.parameter_type : state[0].scalar_type();
       void** const places[] = {&s.first, &s.second, &s.largest};
       for (size_t k = 0; k < state.size(); ++k) *places[k] = at(state[k], begins[i]);
-      stretches.push_back(s);
+      slices.push_back(s);
     }
-    return stretches;
+    return slices;
   }
   bool operator==(const Tensors& other) const {
     bool same = same_bits(parameter, other.parameter) && same_bits(gradient, other.gradient);

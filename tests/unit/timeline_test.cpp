@@ -4,12 +4,12 @@
 #include <random>
 
 #include "accelerate/utils/error.hpp"
+#include "input/json.hpp"
 #include "message_of.hpp"
 #include "timeline/activity.hpp"
 #include "timeline/spans.hpp"
 #include "timeline/trace_file.hpp"
 #include "timeline_support.hpp"
-#include "utils/json.hpp"
 
 namespace {
 
@@ -35,10 +35,10 @@ TEST(TimelineSpans, AgreeWithCountingMomentByMoment) {
     const Spans first = draw(), second = draw();
     const auto covers = [](const Spans& spans, int64_t moment) {
       return std::any_of(spans.begin(), spans.end(),
-                         [&](const Span& span) { return span.begin <= moment && moment < span.end; });
+                         [&](const TimeSpan& span) { return span.begin <= moment && moment < span.end; });
     };
     const Spans both = united(first), cut = without(both, united(second));
-    const Span window{5, 5 + static_cast<int64_t>(random() % 30)};
+    const TimeSpan window{5, 5 + static_cast<int64_t>(random() % 30)};
     int64_t counted = 0;
     for (int64_t moment = 0; moment < 60; ++moment) {
       ASSERT_EQ(covers(both, moment), covers(first, moment));

@@ -1,4 +1,4 @@
-#include "utils/trace.hpp"
+#include "observe/trace.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,21 +30,21 @@ std::vector<std::string> names(const Recording& recording) {
 
 TEST(Trace, SpansAreKeptWhileSomebodyRecords) {
   std::optional<Span> early;
-  early.emplace(Kind::unit_wait, "before");
+  early.emplace(SpanKind::unit_wait, "before");
   Recording outer, inner;
   {
     Recorder first;
-    early.emplace(Kind::unit_wait, "across");  // ends the one before, of which nobody wanted to know
+    early.emplace(SpanKind::unit_wait, "across");  // ends the one before, of which nobody wanted to know
     Recorder second;
     early.reset();
     {
-      Span late(Kind::checkpoint_write, "a file.bin");
+      Span late(SpanKind::checkpoint_write, "a file.bin");
       late.set_bytes(7);
       Span moved = std::move(late);
-      Span nothing(Kind::unit_wait, "nothing");
+      Span nothing(SpanKind::unit_wait, "nothing");
       nothing.cancel();
     }
-    const Span open(Kind::loader_wait, "open");
+    const Span open(SpanKind::loader_wait, "open");
     inner = second.stop();
     outer = first.stop();
   }
@@ -60,13 +60,13 @@ TEST(Trace, TopicsNameWhatIsStartedWithin) {
   Recorder recorder;
   EXPECT_EQ(label_of("reduce", 3)->subject, "reduce");
   {
-    const Topic unit(Kind::unit_gather, "h.0", 12);
-    const Topic bucket(Kind::gradient_reduce, "bucket", 34, 5);
+    const Topic unit(SpanKind::unit_gather, "h.0", 12);
+    const Topic bucket(SpanKind::gradient_reduce, "bucket", 34, 5);
     EXPECT_EQ(label_of("reduce", 3)->subject, "bucket5");
     EXPECT_EQ(label_of("reduce", 3)->bytes, 34);
-    EXPECT_EQ(label_of("reduce", 3)->kind, Kind::gradient_reduce);
+    EXPECT_EQ(label_of("reduce", 3)->kind, SpanKind::gradient_reduce);
   }
-  EXPECT_EQ(label_of("reduce", 3)->kind, Kind::collective);
+  EXPECT_EQ(label_of("reduce", 3)->kind, SpanKind::collective);
 }
 
 TEST(Trace, OfSeveralOptimizersTheOneThatStepsMostCounts) {

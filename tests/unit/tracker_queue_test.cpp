@@ -31,7 +31,7 @@ struct Queued {
   explicit Queued(
       const std::function<void(StubbornTracker&)>& change = [](auto&) {}, TrackerQueue::Limits limits = {}) {
     change(*tracker);
-    queued.emplace(tracker, SpillFile::Options{"stubborn", "run", path}, limits);
+    queued.emplace(tracker, RecordSpillFile::Options{"stubborn", "run", path}, limits);
   }
   void log(int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) queued->log({{"i", i}}, i);

@@ -11,11 +11,11 @@
 #include <filesystem>
 #include <fstream>
 
+#include "input/base64.hpp"
 #include "message_of.hpp"
 #include "scratch.hpp"
 #include "stubborn_tracker.hpp"
 #include "trackers/json_lines.hpp"
-#include "utils/base64.hpp"
 #include "variable.hpp"
 #include "warnings_of.hpp"
 

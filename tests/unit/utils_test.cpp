@@ -9,8 +9,8 @@
 #include <atomic>
 #include <new>
 #include <vector>
+#include "memory/huge_pages.hpp"
 #include "message_of.hpp"
-#include "utils/huge_pages.hpp"
 #include "utils/parallel.hpp"
 
 using namespace accelerate;
@@ -353,6 +353,27 @@ TEST(ByteSizes, SizesWithUnits) {
   EXPECT_EQ(checkpointing::parse_size("2 MiB"), 2 << 20);
   for (const auto* text : {"", "GB", "10", "200B", "-1GB", "1e30TB", "x5GB", "0KB", "nanGB"})
     EXPECT_THROW(checkpointing::parse_size(text), ConfigError) << text;
+}
+
+TEST(Given, ACopyHasAValueOfItsOwn) {
+  AcceleratorOptions options{.parallelism_config = ParallelismConfig{.dp_shard_size = 2}};
+  AcceleratorOptions copy = options;
+  copy.parallelism_config->dp_shard_size = 4;
+  EXPECT_EQ(options.parallelism_config->dp_shard_size, 2);
+  options = copy;
+  copy.parallelism_config.reset();
+  EXPECT_FALSE(copy.parallelism_config);
+  EXPECT_EQ(options.parallelism_config.value_or({}).dp_shard_size, 4);
+  copy.parallelism_config = std::optional<ParallelismConfig>();
+  EXPECT_FALSE(copy.parallelism_config.to_optional());
+  EXPECT_EQ(copy.parallelism_config.emplace().total_size(), 1);
+}
+
+TEST(KwargsHandlers, EachIsOfOneKind) {
+  const KwargsHandler handler = GradScalerKwargs{.init_scale = 8};
+  ASSERT_TRUE(handler.get_if<GradScalerKwargs>());
+  EXPECT_EQ(handler.get_if<GradScalerKwargs>()->init_scale, 8);
+  EXPECT_FALSE(handler.get_if<AutocastKwargs>());
 }
 
 TEST(Errors, KindsAndExitCodes) {

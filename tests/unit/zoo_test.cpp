@@ -19,9 +19,9 @@
 #include "message_of.hpp"
 #include "models/activations.hpp"
 #include "python.hpp"
+#include "residency/meta_kernels.hpp"
 #include "residency_support.hpp"
 #include "scratch.hpp"
-#include "utils/meta_kernels.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-/// Distributed checkpoints of your own dict: nested dicts and lists of tensors, of tensors that lie in pieces on all
+/// Distributed checkpoints of your own dict: nested dicts and lists of tensors, of tensors that lie in shards on all
 /// ranks, and of plain data. Each rank writes and reads what it holds; no rank holds the whole. A folder that was saved
 /// by some ranks is read by any other number, and by torch.distributed.checkpoint; and the other way around.
 ///
@@ -56,7 +56,7 @@ ACCELERATE_API void load(StateDict& state, const std::filesystem::path& folder, 
 
 // ---- models and optimizers
 
-/// What state dicts of models and optimizers are to be.
+/// The form of state dicts of models and optimizers.
 struct StateDictOptions {
   /// Whole tensors, on all ranks. Off: what each rank holds.
   bool full_state_dict = false;
@@ -81,7 +81,7 @@ struct IncompatibleKeys {
   std::vector<std::string> missing_keys, unexpected_keys;
 };
 
-/// What prepare() returned, or any other model, which is taken to be whole on every rank.
+/// A model that prepare() has returned, or any other model, which is taken to be whole on every rank.
 class ACCELERATE_API AnyModel {
  public:
   template <class Model>

@@ -1,7 +1,7 @@
 #pragma once
 
-/// What a job of any size would need, found out on one processor in seconds: the program runs as it is, with tensors
-/// that have sizes and no bytes, as one rank of as many as you like, and each tensor that begins or ends and each
+/// Finds out on one processor, in seconds, how much a job of any size would need. The program runs as it is, as one
+/// rank of as many as you like, with tensors that have sizes and no bytes. Each tensor that begins or ends and each
 /// collective is counted. docs/dry_run.md compares the counts with the formulas of the ZeRO paper.
 
 #include <cstdint>
@@ -17,10 +17,10 @@
 
 namespace accelerate {
 
-/// What happened from one mark to the next, on this rank.
+/// The counts from one mark to the next, on this rank.
 struct DryRunPhase {
   std::string name;
-  MemoryByUse at_end;   ///< what is held when the phase ends
+  MemoryByUse at_end;   ///< the bytes that are held when the phase ends
   MemoryByUse at_peak;  ///< when the sum was highest
   MemoryByUse peaks;    ///< each use's own highest, not at the same time
   comm::Traffic traffic;
@@ -47,8 +47,8 @@ using DryRunMark = std::function<void(const std::string& phase)>;
 /// an Accelerator, build the model under init_empty_weights(), prepare, and take some steps with inputs on
 /// `accelerator.device()`; take at least two, because the first one doesn't know yet in which order units are used.
 ///
-/// All runs through the same code as a real run: prepare(), the residency engine, gradient reduction, the optimizer.
-/// What differs:
+/// A dry run goes through the same code as a real run: prepare(), the residency engine, gradient reduction, the
+/// optimizer. It differs in this:
 /// - values don't exist: a program that looks at one (item(), a comparison) throws c10's error for meta tensors.
 /// Gradients never overflow; fp16's scaler can't run.
 /// - the peers are always where this rank is. Nobody is late, and parameters are not compared.

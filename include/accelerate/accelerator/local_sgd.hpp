@@ -11,8 +11,8 @@
 
 namespace accelerate {
 
-/// What is done with the average of the replicas: an optimizer takes the way from the last common parameters to it for
-/// a gradient. With lr 1 and momentum 0 the average is taken as it is. Source: DiLoCo (arXiv:2311.08105).
+/// The optimizer that steps on the average of the replicas: it takes the way from the last common parameters to this
+/// average for a gradient. With lr 1 and momentum 0 the average is taken as it is. Source: DiLoCo (arXiv:2311.08105).
 struct OuterOptimizer {
   double lr = 0.7;
   double momentum = 0.9;

@@ -20,7 +20,7 @@ struct DeviceMemory {
   int64_t total = 0;
 };
 
-/// What an Accelerator's prepared objects hold, in bytes, each storage once: this rank's part of what is sharded.
+/// The bytes that an Accelerator's prepared objects hold, each storage once; of sharded tensors this rank's shard.
 struct ModelMemory {
   int64_t parameters = 0;  ///< and buffers; not what MemorySnapshot::gathered or offloaded_* count
   int64_t gradients = 0;   ///< of these

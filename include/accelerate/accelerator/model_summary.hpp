@@ -1,6 +1,6 @@
 #pragma once
 
-/// What a model is made of, and where it lives: Accelerator::summary() and print_summary().
+/// The modules of a model and the places of its tensors: Accelerator::summary() and print_summary().
 
 #include <c10/core/ScalarType.h>
 
@@ -25,7 +25,7 @@ struct TensorSummary {
   bool parameter = true;  ///< not a buffer
   bool trainable = false;
   /// - "cpu", "cuda:0", ...: in this device's memory
-  /// - "sharded": each rank keeps a piece; "sharded, on the host" if it is brought to the device for use
+  /// - "sharded": each rank keeps a shard; "sharded, on the host" if it is brought to the device for use
   /// - "host": in host memory, and brought to a device for use
   /// - "file": in a file, which is mapped, or read for use
   /// - "nf4 codes" and so on: in few bits, in host memory, and decoded or not for use; "nf4 codes, file": mapped

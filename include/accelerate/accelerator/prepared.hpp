@@ -4,9 +4,10 @@
 /// precision needs around its forward.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
-#include <concepts>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,18 +15,34 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/accelerator/offload_states.hpp"
-#include "accelerate/accelerator/tagged_checkpoint.hpp"
 #include "accelerate/model/callable.hpp"
 #include "accelerate/precision.hpp"
-#include "accelerate/run_state/prepared_model.hpp"
 #include "accelerate/utils/export.hpp"
+#include "accelerate/utils/nested.hpp"
+#include "accelerate/utils/ops.hpp"
 
 namespace accelerate {
 
-class FP8Scope;  // accelerate/precision/fp8.hpp
+class FP8Scope;    // accelerate/precision/fp8.hpp
+struct LoadedTag;  // accelerate/accelerator/tagged_checkpoint.hpp, with the two options
+struct LoadTagOptions;
+struct SaveTagOptions;
+struct OffloadStatesOptions;  // accelerate/parallel/offload_states.hpp
+using ClientState = std::map<std::string, c10::IValue>;
+
+namespace parallel {
+class Engine;
+using Engines = std::vector<std::shared_ptr<Engine>>;
+}  // namespace parallel
 
 namespace detail {
+
+struct PreparedModel;  // accelerate/run_state/prepared_model.hpp
+
+/// The engine of each; null where a model has none.
+ACCELERATE_API parallel::Engines engines_of(const std::vector<std::shared_ptr<PreparedModel>>& models);
+/// The prepared model keeps `owner`, which owns its weights.
+ACCELERATE_API void keep_owner(PreparedModel& model, std::shared_ptr<const void> owner);
 
 /// The forward of a prepared model, also when it throws.
 class ACCELERATE_API ForwardScope {
@@ -34,12 +51,59 @@ class ACCELERATE_API ForwardScope {
   ~ForwardScope();
   ForwardScope(const ForwardScope&) = delete;
   ForwardScope& operator=(const ForwardScope&) = delete;
-  /// The module's forward has run; what follows computes as without fp8. Collective where scales are remembered.
+  /// From here to finish() autocast is on, if the model's precision is mixed.
+  void begin_autocast();
+  /// The module's forward has run; what follows computes without autocast and fp8. Collective where scales are
+  /// remembered.
   void finish();
+  /// Whether after_forward() does anything.
+  bool has_engine() const { return engine_ != nullptr; }
+  void after_forward(const std::vector<at::Tensor>& outputs);
+  /// The dtype that floating-point inputs are converted to; unset: they stay.
+  std::optional<at::ScalarType> input_dtype() const;
+  /// The dtype that floating-point results are converted to; unset: they stay, but under autocast become fp32.
+  std::optional<at::ScalarType> output_dtype() const;
+  bool autocasts() const;
 
  private:
+  PreparedModel& model_;
   parallel::Engine* engine_;
+  std::optional<AutocastGuard> autocast_;
   std::unique_ptr<FP8Scope> fp8_;  ///< null: no product in 8 bits
+};
+
+/// The base of all handles on prepared models, whatever the type of the model.
+class ACCELERATE_API PreparedHandle {
+ public:
+  /// Under DeepSpeed: the model, its optimizer and schedule in DeepSpeed's files, see tagged_checkpoint.hpp, which the
+  /// caller includes. Collective.
+  /// @return the folder of the tag
+  std::filesystem::path save_checkpoint(const std::filesystem::path& save_dir, std::optional<std::string> tag = {},
+                                        const ClientState& client_state = {}) const;
+  std::filesystem::path save_checkpoint(const std::filesystem::path& save_dir, std::optional<std::string> tag,
+                                        const ClientState& client_state, const SaveTagOptions& options) const;
+  LoadedTag load_checkpoint(const std::filesystem::path& load_dir, std::optional<std::string> tag = {}) const;
+  LoadedTag load_checkpoint(const std::filesystem::path& load_dir, std::optional<std::string> tag,
+                            const LoadTagOptions& options) const;
+
+  /// Under DeepSpeed, at stages 1 to 3: moves states of the model from the device to the host until reload_states().
+  /// Until then a forward, a backward or a step that needs one of them is a ConfigError that names it. What lies on the
+  /// host already stays there; where the model computes on the host, only what is gathered and buffers are freed.
+  /// Collective.
+  /// @throws ConfigError for nvme, at stage 0, with offload_param, and where no prepared optimizer trains the model
+  void offload_states() const;
+  /// By parallel/offload_states.hpp, which the caller includes.
+  void offload_states(const OffloadStatesOptions& options) const;
+  /// All of them are where they were, and training goes on exactly. Without offload_states(): nothing. Collective.
+  void reload_states(bool non_blocking = false) const;
+
+  const std::shared_ptr<PreparedModel>& core() const { return core_; }
+
+ protected:
+  explicit PreparedHandle(std::shared_ptr<PreparedModel> core) : core_(std::move(core)) {}
+
+ private:
+  std::shared_ptr<PreparedModel> core_;
 };
 
 }  // namespace detail
@@ -51,78 +115,48 @@ class ACCELERATE_API ForwardScope {
 /// m->forward directly leaves out autocast and hooks, while gradients are averaged (or sharded) all the same.
 ///
 /// With several processes a training forward is collective when the module has buffers (they are broadcast).
-template <ModelLike Model> class Prepared : public Callable<Prepared<Model>, Model> {
+template <ModelLike Model> class Prepared : public Callable<Prepared<Model>, Model>, public detail::PreparedHandle {
  public:
   Prepared(Model model, std::shared_ptr<detail::PreparedModel> core)
-      : Callable<Prepared<Model>, Model>(std::move(model)), core_(std::move(core)) {}
+      : Callable<Prepared<Model>, Model>(std::move(model)), PreparedHandle(std::move(core)) {}
 
   template <class... Args> auto forward(Args&&... args) const {
     using Output = std::decay_t<decltype(run(std::forward<Args>(args)...))>;
-    detail::ForwardScope scope(*core_);
+    detail::ForwardScope scope(*core());
+    scope.begin_autocast();
     if constexpr (std::is_void_v<Output>) {
-      call_in_precision(std::forward<Args>(args)...);
+      run_on(scope.input_dtype(), std::forward<Args>(args)...);
       scope.finish();
-      after_forward({});
+      scope.after_forward({});
     } else {
-      Output output = call_in_precision(std::forward<Args>(args)...);
+      Output output = run_on(scope.input_dtype(), std::forward<Args>(args)...);
       scope.finish();
-      if (core_->output_dtype) output = cast_floating(output, *core_->output_dtype);
-      else if (core_->autocast_dtype) output = convert_outputs_to_fp32(output);
+      if (const auto dtype = scope.output_dtype()) output = cast_floating(output, *dtype);
+      else if (scope.autocasts()) output = convert_outputs_to_fp32(output);
       std::vector<at::Tensor> tensors;
-      if (core_->engine) nested::for_each_tensor(output, [&](const at::Tensor& t) { tensors.push_back(t); });
-      after_forward(tensors);
+      if (scope.has_engine()) nested::for_each_tensor(output, [&](const at::Tensor& t) { tensors.push_back(t); });
+      scope.after_forward(tensors);
       return output;
     }
   }
-
-  /// Under DeepSpeed: the model, its optimizer and schedule in DeepSpeed's files, see tagged_checkpoint.hpp.
-  /// Collective.
-  /// @return the folder of the tag
-  std::filesystem::path save_checkpoint(const std::filesystem::path& save_dir, std::optional<std::string> tag = {},
-                                        const ClientState& client_state = {},
-                                        const SaveTagOptions& options = {}) const {
-    return detail::save_tag(*core_, save_dir, std::move(tag), client_state, options);
-  }
-  LoadedTag load_checkpoint(const std::filesystem::path& load_dir, std::optional<std::string> tag = {},
-                            const LoadTagOptions& options = {}) const {
-    return detail::load_tag(*core_, load_dir, std::move(tag), options);
-  }
-
-  /// Under DeepSpeed, at stages 1 to 3: moves states of the model from the device to the host until reload_states().
-  /// Until then a forward, a backward or a step that needs one of them is a ConfigError that names it. What lies on the
-  /// host already stays there; where the model computes on the host, only what is gathered and buffers are freed.
-  /// Collective.
-  /// @throws ConfigError for nvme, at stage 0, with offload_param, and where no prepared optimizer trains the model
-  void offload_states(const OffloadStatesOptions& options = {}) const { detail::offload_states(*core_, options); }
-  /// All of them are where they were, and training goes on exactly. Without offload_states(): nothing. Collective.
-  void reload_states(bool non_blocking = false) const { detail::reload_states(*core_, non_blocking); }
-
-  const std::shared_ptr<detail::PreparedModel>& core() const { return core_; }
 
  private:
   /// The module's forward with its hooks.
   template <class... Args> auto run(Args&&... args) const {
     return accelerate::call(this->model(), std::forward<Args>(args)...);
   }
-  template <class... Args> decltype(auto) call_in_precision(Args&&... args) const {
-    std::optional<AutocastGuard> region;
-    if (core_->autocast_dtype) region.emplace(core_->device_type, core_->autocast_dtype, core_->autocast);
-    if (core_->input_dtype) return run(cast_input(args)...);
+  template <class... Args> decltype(auto) run_on(std::optional<at::ScalarType> input_dtype, Args&&... args) const {
+    if (input_dtype) return run(cast_input(args, *input_dtype)...);
     return run(std::forward<Args>(args)...);
   }
-  template <class T> T cast_input(const T& input) const {
-    if constexpr (nested::all_tensors<T>) return cast_floating(input, *core_->input_dtype);
+  template <class T> static T cast_input(const T& input, at::ScalarType dtype) {
+    if constexpr (nested::all_tensors<T>) return cast_floating(input, dtype);
     else return input;
   }
   template <class T> static T cast_floating(const T& value, at::ScalarType dtype) {
     return nested::map_tensors(
         value, [dtype](const at::Tensor& t) { return t.defined() && t.is_floating_point() ? t.to(dtype) : t; });
   }
-  void after_forward(const std::vector<at::Tensor>& outputs) const {
-    if (core_->engine) core_->engine->after_forward(outputs);
-  }
-
-  std::shared_ptr<detail::PreparedModel> core_;
 };
 
 }  // namespace accelerate

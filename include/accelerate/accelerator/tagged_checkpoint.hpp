@@ -16,8 +16,8 @@
 
 namespace accelerate {
 
-/// What a program keeps with a checkpoint: numbers, texts, lists, dicts, tensors by name. Names that DeepSpeed has for
-/// its own ("module", "optimizer", "global_steps", …) are refused.
+/// Values that a program keeps with a checkpoint: numbers, texts, lists, dicts, tensors by name. Names that DeepSpeed
+/// has for its own ("module", "optimizer", "global_steps", …) are refused.
 using ClientState = std::map<std::string, c10::IValue>;
 
 struct SaveTagOptions {

@@ -60,11 +60,11 @@ struct ACCELERATE_API MemorySize {
 /// How much each place may hold: {{0, "20GiB"}, {"cpu", "60GiB"}}.
 using MaxMemory = std::map<Place, MemorySize>;
 
-/// What is free now: the memory of each GPU, and what the system could give this process (the limit of its control
-/// group counts).
+/// The memory that is free now: of each GPU, and of the system for this process (the limit of its control group
+/// counts).
 ACCELERATE_API MaxMemory get_max_memory();
 
-/// What happened while a device map was worked out.
+/// A report on how a device map was worked out.
 struct DeviceMapReport {
   /// Places that got nothing, with the bytes that the first thing tried there would have needed.
   std::map<Place, double> minimum_memory;
@@ -87,7 +87,7 @@ struct DeviceMapOptions {
   /// When the next module doesn't fit an empty place, look further for one that does, instead of leaving the place
   /// empty.
   bool fallback_allocation = false;
-  std::ostream* verbose = nullptr;    ///< where each decision is explained
+  std::ostream* verbose = nullptr;    ///< the stream in which each decision is explained
   DeviceMapReport* report = nullptr;  ///< filled in when given
 };
 

@@ -13,10 +13,10 @@
 /// - **"cpu"**: in host memory; copied to the main device for use where that is a GPU (from pinned memory, on a stream
 /// of its own, ahead of time).
 /// - **"disk"**: the file that has the weights is their home, none is copied unless it must be. On the host they are
-/// mapped where they fit into memory, with a thread that reads ahead; else, and for GPUs, they
-///   are read by threads of their own into recycled buffers, past the system's cache, but for what it holds already.
-///   What was read stays as long as the budget allows; what is needed last goes first, so a decode loop finds a part of
-///   the model present. The order of the modules in the model is taken for the order of use until that is known.
+/// mapped where they fit into memory, with a thread that reads ahead; else, and for GPUs, they are read by threads of
+/// their own into recycled buffers, past the system's cache, but for what it holds already. Weights that were read stay
+/// as long as the budget allows. Those that are needed last go first, so a decode loop finds a part of the model
+/// present. Until the order of use is known, it is taken to be the order of the modules in the model.
 /// - A weight that is written to (training, in-place changes) is kept: in memory, or in a scratch file without a name.
 /// The checkpoint never changes.
 /// - The result owns all of it: destroy it and touching an offloaded weight is an error that says so.
@@ -64,7 +64,7 @@ struct OffloadOptions {
 };
 
 struct DispatchOptions {
-  /// Where parts on "cpu" and "disk" compute. Default: the first GPU of the map, or the host.
+  /// The device on which parts on "cpu" and "disk" compute. Default: the first GPU of the map, or the host.
   std::optional<at::Device> main_device;
   /// Values by name for parts on "cpu" and "disk", instead of the model's, which may be on the meta device.
   std::map<std::string, at::Tensor> state_dict;
@@ -85,13 +85,13 @@ struct DispatchOptions {
   OffloadOptions offload;
 };
 
-/// What dispatching made of a model, without the model's type. Cheap to copy; the last copy ends it. Keep one as long
-/// as the model is used.
+/// A handle on a dispatched model, without the model's type. It is cheap to copy, and the last copy ends the dispatch:
+/// keep one as long as the model is used.
 class ACCELERATE_API DispatchedModel {
  public:
-  /// Where everything went.
+  /// The device of each module.
   const DeviceMap& hf_device_map() const;
-  /// Where inputs go, and offloaded weights.
+  /// The device that inputs and offloaded weights go to.
   at::Device main_device() const;
   /// Bytes of weights that come and go; 0 when all are in memory or mapped.
   int64_t streamed_bytes() const;
@@ -241,16 +241,14 @@ struct OffloadAllOptions {
   std::vector<std::string> preload_module_classes;
   OffloadOptions offload;
 };
-using CpuOffloadOptions = OffloadAllOptions;
-using DiskOffloadOptions = OffloadAllOptions;
 
 /// All weights in host memory, copied to the execution device for use.
-ACCELERATE_API DispatchedModel cpu_offload(const ModelRef& model, const CpuOffloadOptions& options = {});
+ACCELERATE_API DispatchedModel cpu_offload(const ModelRef& model, const OffloadAllOptions& options = {});
 
 /// All weights in the files of `offload_dir`, a folder in the reference's format: read if it has an index.json, else
 /// written.
 ACCELERATE_API DispatchedModel disk_offload(const ModelRef& model, const std::filesystem::path& offload_dir,
-                                            const DiskOffloadOptions& options = {});
+                                            const OffloadAllOptions& options = {});
 
 // The same for the model's own type.
 
@@ -266,12 +264,12 @@ template <ModelLike Model>
   return {model, load_checkpoint_and_dispatch(ModelRef(model), checkpoint, options)};
 }
 template <ModelLike Model>
-[[nodiscard]] Dispatched<Model> cpu_offload(const Model& model, const CpuOffloadOptions& options = {}) {
+[[nodiscard]] Dispatched<Model> cpu_offload(const Model& model, const OffloadAllOptions& options = {}) {
   return {model, cpu_offload(ModelRef(model), options)};
 }
 template <ModelLike Model>
 [[nodiscard]] Dispatched<Model> disk_offload(const Model& model, const std::filesystem::path& offload_dir,
-                                             const DiskOffloadOptions& options = {}) {
+                                             const OffloadAllOptions& options = {}) {
   return {model, disk_offload(ModelRef(model), offload_dir, options)};
 }
 

@@ -14,7 +14,7 @@
 
 namespace accelerate {
 
-/// What weights in few bits take as they lie in their files, scales included.
+/// The sizes of weights in few bits as they lie in their files, scales included.
 struct StoredSizes {
   std::string encoding;  ///< "nf4", "int8", "fp4 and int8" of both, or of a .gguf file what most bytes are, "Q4_1"
   double largest_layer = 0, total = 0;  ///< bytes
@@ -22,7 +22,7 @@ struct StoredSizes {
 
 /// A model by its structure.
 struct ModelDescription {
-  std::string name;     ///< what was asked for
+  std::string name;     ///< the name that was asked for
   std::string library;  ///< "transformers", "timm", or "" for a structure read from weights
   std::string source;   ///< the file that it was read from, or "built in"
   ModuleTree tree;
@@ -57,7 +57,7 @@ ACCELERATE_API ModelDescription find_model(const std::string& model, const std::
 
 /// The names of the built-in configs.
 ACCELERATE_API std::vector<std::string> built_in_models();
-/// What the config.json of a built-in model says about sizes, or "" for another name.
+/// The sizes in the config.json of a built-in model, or "" for another name.
 ACCELERATE_API std::string built_in_config(const std::string& name);
 
 /// Bytes to train with Adam and a batch of one; -1 where a dtype can't be trained in.

@@ -20,10 +20,10 @@
 
 namespace accelerate {
 
-/// What the index of a folder says about one weight.
+/// The entry of one weight in the index of a folder.
 struct OffloadedWeight {
-  std::string
-      dtype;  ///< PyTorch's name without "torch."; for a weight in a safetensors file the dtype to convert to, or empty
+  /// PyTorch's name without "torch."; for a weight in a safetensors file the dtype to convert to, or empty.
+  std::string dtype;
   std::vector<int64_t> shape;              ///< empty for a scalar, and for a weight in a safetensors file
   std::filesystem::path safetensors_file;  ///< Empty: the weight is in `<name>.dat` of the folder.
   std::string weight_name;                 ///< its name in the safetensors file, when that differs
@@ -70,7 +70,7 @@ requires(!std::is_convertible_v<const StateDict&, NamedTensors>) void offload_st
 
 struct OffloadedWeightsLoaderOptions {
   std::map<std::string, at::Tensor> state_dict;  ///< Weights in memory; they go before files of the same name.
-  std::filesystem::path save_folder;             ///< where offload_state_dict() wrote
+  std::filesystem::path save_folder;             ///< the folder that offload_state_dict() wrote
   std::optional<OffloadIndex> index;             ///< default: the index of the folder
 };
 

@@ -60,7 +60,7 @@ struct QuantizedTensor {
 struct QuantizedFiles {
   std::vector<QuantizedTensor> tensors;
   int64_t bytes_before = 0, bytes_after = 0;  ///< of all tensors
-  std::vector<std::string> notes;             ///< what else a reader should know, a sentence each
+  std::vector<std::string> notes;             ///< other facts for a reader, a sentence each
 };
 
 /// @param from  a Hugging Face folder with config.json (safetensors or torch.save's, with or without an index), or a

@@ -66,7 +66,7 @@ struct Nested {
   float offset = 0;          ///< the mean of the scales
 };
 
-/// What products keep beside codes, see packed_bytes() in kernels.hpp.
+/// The copy that products keep beside codes, see packed_bytes() in kernels.hpp.
 struct PackedCache;
 ACCELERATE_API std::shared_ptr<PackedCache> new_packed_cache();
 

@@ -30,7 +30,8 @@ struct LinearOptions {
 /// On another device, where codes::to() brought the weight, all products are exact: sums of decoded weights times x, in
 /// fp32 up to 8 rows of x on NVIDIA's GPUs (a kernel that decodes nothing to memory), else as at::linear's.
 ///
-/// Where a gradient is wanted for x or the bias it is computed exactly, forwards and backwards. The weight has none.
+/// If x or the bias wants a gradient, the product is computed exactly, forwards and backwards. The weight has no
+/// gradient.
 /// @param x  [.., K], fp32, fp16 or bf16. @param w  [N, K]. @param bias  [N] or none
 /// @return  [.., N] of x's dtype. Rows of x that have a NaN or an infinite number become NaN, but for
 /// infinite ones in columns that outlier_threshold leaves as they are.
@@ -64,7 +65,7 @@ ACCELERATE_API Codes unpacked(const Codes& codes);
 /// @return  [.., N] of x's dtype, or undefined where nothing is faster than decoding: then the caller decodes
 using LinearKernel = at::Tensor (*)(const at::Tensor& x, const Codes& w, const std::optional<at::Tensor>& bias);
 
-/// What is there for an encoding; null where there is nothing.
+/// The kernels for an encoding; null where there is none.
 struct Kernels {
   LinearKernel linear = nullptr;
 };

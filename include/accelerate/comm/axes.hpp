@@ -7,7 +7,7 @@
 
 namespace accelerate::comm {
 
-/// What a job's ranks are laid out over, outermost first.
+/// The axes over which a job's ranks are laid out, outermost first.
 enum class Axis : uint8_t { pp, dp_replicate, dp_shard, cp, sp, ep, tp };
 /// "dp_shard"
 ACCELERATE_API const char* name_of(Axis axis);

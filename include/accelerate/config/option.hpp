@@ -35,21 +35,21 @@ using Default = std::variant<std::monostate, bool, int64_t, double, std::string_
 
 /// One setting: a row, written with designated initialisers, that says only what differs from these defaults.
 struct Option {
-  const char* name;  ///< what programs call it: the key of config files, the member that holds it
+  const char* name;  ///< its name in programs: the key of config files, the member that holds it
   Kind kind;
   Default fallback{};             ///< nothing: it has no value unless somebody gives one
   const char* choices = nullptr;  ///< "a|b|c"; nullptr: any value of its kind
-  const char* value = nullptr;    ///< what help calls the value: N, FILE, ...; nullptr for flags
+  const char* value = nullptr;    ///< the value's name in help: N, FILE, ...; nullptr for flags
   const char* help = "";          ///< one sentence, no full stop
   const char* flags = nullptr;    ///< comma-separated when they are not --name; "" for what only config files have;
                                   ///< without dashes: a positional argument
-  const char* section =
-      nullptr;  ///< where config files have it: "" at the top, else a nested key; nullptr: not in config files
+  /// Its section in config files: "" at the top, else a nested key; nullptr: not in config files.
+  const char* section = nullptr;
   const char* variable = nullptr;  ///< of started processes, and read by the launcher where the flag isn't given
   Form form = Form::none;
   bool required = false;
   bool takes_auto = false;     ///< config files and variables may say "auto": whoever uses it decides
-  const char* bare = nullptr;  ///< what the flag alone means, where its value is optional (and attached by '=')
+  const char* bare = nullptr;  ///< the meaning of the flag alone, where its value is optional (and attached by '=')
 
   /// Every spelling, each also with '-' for '_': "--num_processes", "--num-processes".
   std::vector<std::string> spellings() const;
@@ -62,7 +62,7 @@ struct Option {
 };
 
 /// Options under one heading of the help.
-struct Group {
+struct OptionGroup {
   const char* title;
   std::span<const Option> options;
 };
@@ -71,7 +71,7 @@ struct CommandTable {
   const char* name;  ///< "launch", "config default", ...
   const char* summary;
   const char* usage;
-  std::vector<Group> groups;
+  std::vector<OptionGroup> groups;
 
   const Option* find(std::string_view name) const;
 };

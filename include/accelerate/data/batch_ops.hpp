@@ -36,14 +36,15 @@ template <class Batch> AnyBatch any_batch(Batch&& batch) {
 /// @param batch  not null, and made from a `Batch`
 template <class Batch> Batch& batch_as(const AnyBatch& batch) { return *static_cast<Batch*>(batch.get()); }
 
-/// What one step read.
+/// The batch that one step has read.
 struct LoadedBatch {
   AnyBatch batch;
   /// What LoaderStatus::remainder() is when this is the last one; unset: what the sizes say.
   std::optional<int64_t> remainder;
 };
 
-/// What can be done with batches of one type. All batches that are passed are of that type and not null. Any thread.
+/// The operations on batches of one type. All batches that are passed are of that type and not null. Any thread may
+/// call them.
 class ACCELERATE_API BatchOps {
  public:
   /// See rows_of.

@@ -1,6 +1,6 @@
 #pragma once
 
-/// What a loader reads from. Four kinds of data sets, told apart by their members:
+/// Data sets, from which loaders read. There are four kinds, told apart by their members:
 ///
 /// | kind             | members                                                                                     |
 /// |------------------|---------------------------------------------------------------------------------------------|
@@ -15,9 +15,10 @@
 /// must be thread-safe, as for LibTorch's own loader; streams are read by one thread at a time. Data sets are taken by
 /// value, by std::shared_ptr, or by std::ref (which must then outlive the loader).
 ///
-/// What they, their transforms and the collate function draw from LibTorch's default CPU generator comes from a
-/// generator of the batch's own, seeded by pass, rank (map data sets) and number of the batch: equal with any number of
-/// workers and after resuming, and the program's own numbers don't move. Other generators are used as they are.
+/// Each batch has a generator of its own, seeded by pass, rank (map data sets) and number of the batch. Data sets,
+/// their transforms and the collate function draw from it where they ask for LibTorch's default CPU generator. So their
+/// numbers are equal with any number of workers and after resuming, and the program's own numbers don't move. Other
+/// generators are used as they are.
 
 #include <cstdint>
 #include <memory>
@@ -75,7 +76,7 @@ concept DatasetLike = detail::LibTorchDataset<typename detail::Pointee<D>::type>
 
 namespace detail {
 
-/// What one read of the data set gives: a list of samples, or a batch that a transform such as Stack has collated
+/// The result of one read of the data set: a list of samples, or a batch that a transform such as Stack has collated
 /// already.
 template <class D> auto raw_type() {
   if constexpr (LibTorchDataset<D>) {
@@ -100,7 +101,7 @@ struct DefaultCollate {
 /// No struct whose members nobody finds.
 template <class T> struct IsNoHiddenStruct : std::bool_constant<!(std::is_aggregate_v<T> && std::is_class_v<T>)> {};
 
-/// Where samples of a data set are collated by default: that they can be.
+/// Checks that samples of a data set can be collated, where they are collated by default.
 template <class D> constexpr void check_samples() {
   using R = Raw<typename Pointee<D>::type>;
   if constexpr (is_sample_list<R>)

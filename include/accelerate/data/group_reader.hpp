@@ -17,7 +17,7 @@ struct StreamPlan {
   bool complete = false;             ///< complete a short last group with samples of the first one
   bool drop_last = false;            ///< leave a short last group out
   int64_t skip_samples = 0;          ///< left out before the first group, which another run has read
-  int64_t rank = 0, world_size = 1;  ///< what a stream that shards itself is told; 1: nothing
+  int64_t rank = 0, world_size = 1;  ///< the place that a stream which shards itself is told; 1: none
 };
 
 /// Takes a rank's share of group after group. Keeps the first group when a short last one is to be completed.

@@ -35,7 +35,7 @@ struct DataLoaderOptions {
   /// Copy batches to page-locked memory, for faster and asynchronous copies to an accelerator. Nothing happens where
   /// there is none.
   bool pin_memory = false;
-  /// Where the random order is drawn from; unset: LibTorch's default generator.
+  /// The generator of the random order; unset: LibTorch's default generator.
   std::optional<at::Generator> generator = std::nullopt;
   /// Instead of `generator`: a generator of its own with this seed.
   std::optional<int64_t> seed = std::nullopt;
@@ -56,7 +56,7 @@ ACCELERATE_API int64_t known(const std::optional<int64_t>& value, const char* wh
 
 }  // namespace detail
 
-/// What a loader is whatever the type of its batches.
+/// A loader, whatever the type of its batches.
 class ACCELERATE_API AnyDataLoader {
  public:
   /// Batches of a pass. @throws ConfigError when the data set or the sampler does not know.

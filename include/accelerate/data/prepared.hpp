@@ -56,8 +56,8 @@ template <class Batch> class PreparedDataLoader {
   bool end_of_dataloader() const { return status_->end_of_dataloader(); }
   int64_t remainder() const { return status_->remainder(); }
 
-  /// Where the loop stands: the next pass of a loader that loads this gives exactly the batches that the loop has not
-  /// got, in the same order.
+  /// The position of the loop: the next pass of a loader that loads this gives exactly the batches that the loop has
+  /// not got, in the same order.
   DataLoaderState state_dict() const { return status_->state_dict(); }
   void load_state_dict(const DataLoaderState& state) { status_->load_state_dict(state); }
 

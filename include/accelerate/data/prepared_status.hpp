@@ -15,8 +15,8 @@
 
 namespace accelerate::data {
 
-/// Where a loader stands. Equal on all ranks but for the default generator, so rank 0's may be loaded everywhere, also
-/// by another number of ranks, see PreparedStatus::load_state_dict().
+/// The position of a loader. It is equal on all ranks but for the default generator, so rank 0's may be loaded
+/// everywhere, also by another number of ranks, see PreparedStatus::load_state_dict().
 struct ACCELERATE_API DataLoaderState {
   /// Pass that the loader is in, or that comes next.
   int64_t iteration = 0;
@@ -41,8 +41,8 @@ struct ACCELERATE_API DataLoaderState {
   static DataLoaderState from_ivalue(const c10::IValue& value);
 };
 
-/// What all prepared loaders have in common. Owned by PreparedDataLoader; Accelerator keeps these to save and load
-/// states. Not thread-safe.
+/// The base of all prepared loaders. PreparedDataLoader owns it; Accelerator keeps these to save and load states. Not
+/// thread-safe.
 class ACCELERATE_API PreparedStatus : public LoaderStatus {
  public:
   /// Passes that have been completed, or the epoch that was set.

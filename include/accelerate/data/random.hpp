@@ -9,16 +9,10 @@
 #include <optional>
 #include <vector>
 
+#include "accelerate/utils/core_kwargs.hpp"
 #include "accelerate/utils/export.hpp"
 
 namespace accelerate {
-
-/// Which generator is meant.
-enum class RNGType {
-  torch,   ///< LibTorch's default CPU generator
-  device,  ///< the default generator of this rank's current accelerator (CUDA, XPU, ...); nothing where there is none
-  generator,  ///< a generator that is passed along, usually a sampler's
-};
 
 struct SetSeedOptions {
   /// Adds the rank to the seed, so that ranks draw different numbers.

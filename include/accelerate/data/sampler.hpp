@@ -265,8 +265,8 @@ template <class S> class ForeignBatchSampler : public AnyBatchSampler {
 
   Cursor<Indices> start() override {
     {
-      const DefaultGeneratorScope scope(
-          generator_);  // foreign samplers shuffle with the default generator when they are reset
+      // Foreign samplers shuffle with the default generator when they are reset.
+      const DefaultGeneratorScope scope(generator_);
       if constexpr (LibTorchSampler<S>) sampler_->reset(std::nullopt);
       else sampler_->reset();
     }
@@ -340,7 +340,7 @@ template <class T> struct Pointee<std::reference_wrapper<T>> {
 
 }  // namespace detail
 
-/// What a loader accepts as a sampler (also behind std::shared_ptr or std::ref): ours, LibTorch's, or any type with
+/// A sampler that a loader accepts (also behind std::shared_ptr or std::ref): ours, LibTorch's, or any type with
 /// `reset()` and `std::optional<std::vector<size_t or int64_t>> next()`, optionally `size()` (batches), `batch_size()`,
 /// `drop_last()` and `set_epoch(e)`.
 template <class S>

@@ -67,7 +67,7 @@ class ACCELERATE_API CollatedStreamSource : public StreamSource {
   bool ended_ = false;
 };
 
-/// What a source of any kind has from its data set.
+/// The members that a source of any kind takes from its data set.
 template <class Interface, class D, class Batch> class SourceOf : public Interface {
  public:
   explicit SourceOf(std::shared_ptr<D> dataset) : dataset_(std::move(dataset)) {}

@@ -52,7 +52,7 @@ class GgufMetadata : public std::map<std::string, GgufValue> {
 struct GgufTensorInfo {
   std::string encoding;        ///< The format's name of how elements are stored, e.g. "F32" or "Q4_1".
   std::vector<int64_t> shape;  ///< PyTorch's order of dimensions.
-  int64_t stored_bytes = 0;    ///< What it takes in the file.
+  int64_t stored_bytes = 0;    ///< Its size in the file.
   bool transposed = false;     ///< Rows of the file are columns of this matrix.
 };
 

@@ -6,7 +6,7 @@
 
 namespace accelerate {
 
-/// What the header of a safetensors file says about one tensor.
+/// The entry of one tensor in the header of a safetensors file.
 struct SafetensorsInfo {
   std::string dtype;           ///< The format's name, e.g. "F32" or "BF16".
   std::vector<int64_t> shape;  ///< In elements, row major; empty for a scalar.

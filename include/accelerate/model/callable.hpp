@@ -4,18 +4,87 @@
 /// its kin return.
 
 #include <ATen/core/ivalue.h>
+#include <c10/core/GradMode.h>
 
 #include <concepts>
+#include <memory>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "accelerate/model/hooks.hpp"
 #include "accelerate/model/model_like.hpp"
+#include "accelerate/model/model_ref.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/utils/nested.hpp"
 
 namespace accelerate {
 
+class ModelHook;  // accelerate/model/hooks.hpp
+
 namespace detail {
+
+/// Whether any module of the process has a hook: a look at one number.
+ACCELERATE_API bool any_hooks();
+/// The module's hook; null when it has none.
+ACCELERATE_API std::shared_ptr<ModelHook> find_hook(const ModelRef& module);
+ACCELERATE_API bool runs_without_grad(const ModelHook& hook);
+/// After a forward that returns nothing.
+ACCELERATE_API void run_post_forward(ModelHook& hook, const ModelRef& module);
+
+/// The hook's pre_forward() and post_forward(). @throws ConfigError when it changed the number of tensors.
+ACCELERATE_API void run_pre_forward(ModelHook& hook, const ModelRef& module, std::vector<at::Tensor>& inputs);
+ACCELERATE_API void run_post_forward(ModelHook& hook, const ModelRef& module, std::vector<at::Tensor>& outputs);
+
+template <class T>
+inline constexpr bool may_hold_tensors = nested::TensorLike<T> || nested::IValueLike<T> || nested::is_container<T>;
+
+/// The argument with the next tensors in the place of its own. What can't hold tensors is passed on as it is.
+template <class T> decltype(auto) with_tensors(T&& argument, const std::vector<at::Tensor>& tensors, size_t& next) {
+  if constexpr (may_hold_tensors<std::remove_cvref_t<T>>)
+    return nested::map_tensors(std::as_const(argument), [&](const at::Tensor&) { return tensors[next++]; });
+  else return std::forward<T>(argument);
+}
+
+template <class T> void collect_tensors(const T& value, std::vector<at::Tensor>& tensors) {
+  if constexpr (may_hold_tensors<T>)
+    nested::for_each_tensor(value, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+}
+
+/// forward(args...) with the hook of `model` around it.
+template <class Model, class Forward, class... Args>
+auto call_with_hooks(const Model& model, Forward&& forward, Args&&... args) {
+  using Output = std::decay_t<decltype(forward(std::forward<Args>(args)...))>;
+  if (!any_hooks()) return static_cast<Output>(forward(std::forward<Args>(args)...));
+  const ModelRef module(model);
+  const auto hook = find_hook(module);
+  if (!hook) return static_cast<Output>(forward(std::forward<Args>(args)...));
+  std::vector<at::Tensor> tensors;
+  (collect_tensors(std::as_const(args), tensors), ...);
+  run_pre_forward(*hook, module, tensors);
+  size_t next = 0;
+  // Braces: arguments take their tensors from left to right.
+  std::tuple<decltype(with_tensors(std::forward<Args>(args), tensors, next))...> inputs{
+      with_tensors(std::forward<Args>(args), tensors, next)...};
+  const auto run = [&] {
+    const c10::AutoGradMode grad(c10::GradMode::is_enabled() && !runs_without_grad(*hook));
+    return std::apply(
+        [&](auto&&... values) -> decltype(auto) { return forward(std::forward<decltype(values)>(values)...); },
+        std::move(inputs));
+  };
+  tensors.clear();
+  if constexpr (std::is_void_v<Output>) {
+    run();
+    run_post_forward(*hook, module);
+  } else {
+    Output output = run();
+    collect_tensors(output, tensors);
+    run_post_forward(*hook, module, tensors);
+    next = 0;
+    if constexpr (may_hold_tensors<Output>) return static_cast<Output>(with_tensors(output, tensors, next));
+    else return output;
+  }
+}
 
 /// The module behind a model of any kind: what `->` leads to.
 template <ModelLike Model> auto* module_of(Model& model) {
@@ -34,7 +103,7 @@ concept HolderTakes = ModuleHolderLike<Model> && requires(Model& model, Args&&..
   model.forward(std::forward<Args>(args)...);
 };
 
-/// What the model's forward takes, C++'s conversions included.
+/// The model's forward takes these arguments, C++'s conversions included.
 template <class Model, class... Args>
 concept ForwardTakes = (ScriptModule<Model> &&
                         (OneList<Args...> || (std::constructible_from<c10::IValue, Args> && ...))) ||

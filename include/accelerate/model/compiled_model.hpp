@@ -41,7 +41,7 @@ class ACCELERATE_API CompiledModelImpl : public torch::nn::Module {
   template <std::same_as<at::Tensor>... Tensors> at::Tensor forward(const at::Tensor& first, const Tensors&... rest) {
     return only(forward(std::vector<at::Tensor>{first, rest...}));
   }
-  /// What the package says of itself, such as AOTI_DEVICE_KEY.
+  /// The metadata of the package, such as AOTI_DEVICE_KEY.
   std::map<std::string, std::string> metadata() const;
 
  private:

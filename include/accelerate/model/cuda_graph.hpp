@@ -30,9 +30,9 @@ class GraphedCall;
 /// of its own, then once more while the device records it; calls copy their inputs to where it was recorded with, and
 /// repeat that. It has no parameters to train, and goes through Accelerator::prepare like any other.
 ///
-/// What the device did is repeated, and nothing else: branches, printing, hooks and numbers of the host are those of
-/// the recording, and so is autocast. Forwards that wait for the device (item(), nonzero, copies to the host) can't be
-/// recorded.
+/// A call repeats the work of the device, and nothing else: branches, printing, hooks and numbers of the host are those
+/// of the recording, and so is autocast. Forwards that wait for the device (item(), nonzero, copies to the host) can't
+/// be recorded.
 /// - Weights may change in place (load_state_dict): the next call computes with what they are. Moving or converting
 ///   them (module->to) ends the graph: the next call is an error. The module lives as long as the graph.
 /// - Random numbers of the device's default generator go on from call to call, as they do without a graph; other

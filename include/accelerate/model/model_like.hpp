@@ -1,6 +1,7 @@
 #pragma once
 
-/// What counts as a model, by its type. Knows LibTorch's modules by name only, so that it costs nothing to include.
+/// The types that count as models. This header knows LibTorch's modules by name only, so that it costs nothing to
+/// include.
 
 #include <concepts>
 #include <memory>

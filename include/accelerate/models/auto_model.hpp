@@ -106,8 +106,8 @@ class ACCELERATE_API AutoModelForCausalLM {
   /// The same, as LibTorch's holders have it. @{
   using ContainedType = torch::nn::Module;
   const std::shared_ptr<torch::nn::Module>& ptr() const { return module_; }
-  /// @}
-  /// Where from_pretrained() put the weights, if it was asked to; all that is made of this model keeps them there.
+  /// @} The places of the weights, if from_pretrained() was asked to choose them; everything that is made of this model
+  /// keeps the weights there.
   const std::optional<DispatchedModel>& dispatched() const { return dispatched_; }
   /// Tokens that it has positions for, or was trained for (max_position_embeddings): generate() refuses more. Unset: no
   /// end, or not known.

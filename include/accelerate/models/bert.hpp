@@ -75,8 +75,8 @@ struct BertModelOptions {
 struct BertLoadOptions {
   std::optional<int64_t> num_labels;  ///< Outputs of the classification head; as the folder says where it is not given.
   bool add_pooling_layer = true;      ///< Of BertModel; the classifier always has one.
-  bool ignore_mismatched_sizes =
-      false;  ///< Initialise parameters of another shape freshly and report them, instead of the error.
+  /// Initialise parameters of another shape freshly and report them, instead of the error.
+  bool ignore_mismatched_sizes = false;
 };
 
 class ACCELERATE_API BertModelImpl : public torch::nn::Cloneable<BertModelImpl>, public HasHiddenSize {

@@ -57,8 +57,8 @@ struct ACCELERATE_API GenerationConfig {
 
 struct GenerateOptions {
   at::Tensor attention_mask;  ///< [B, T], 0 for padding, which must be on the left; no padding where it is undefined
-  std::optional<at::Generator>
-      generator;  ///< for sampling; LibTorch's default one where it is not given. The same seed gives the same tokens.
+  /// For sampling; LibTorch's default one where it is not given. The same seed gives the same tokens.
+  std::optional<at::Generator> generator;
   /// Called with each step's new tokens, int64 [B] (padding for rows that have ended). Returning false ends generation.
   /// Not with beams.
   std::function<bool(const at::Tensor& tokens)> on_tokens;

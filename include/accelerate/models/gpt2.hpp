@@ -36,8 +36,8 @@ struct ACCELERATE_API GPT2Config {
   double embd_pdrop = 0.1;
   double attn_pdrop = 0.1;
   double layer_norm_epsilon = 1e-5;
-  double initializer_range =
-      0.02;  ///< Standard deviation of fresh weights; what ends a residual branch gets 1 / sqrt(2 n_layer) of it.
+  /// Standard deviation of fresh weights; what ends a residual branch gets 1 / sqrt(2 n_layer) of it.
+  double initializer_range = 0.02;
   bool scale_attn_weights = true;                ///< Scores by 1 / sqrt(head size).
   bool scale_attn_by_inverse_layer_idx = false;  ///< And by 1 / (number of the layer).
   bool tie_word_embeddings = true;               ///< The head multiplies by the embeddings.

@@ -12,9 +12,9 @@
 
 namespace accelerate::models {
 
-/// What attention layers remember of the tokens of earlier forwards, so that a forward works on new tokens only.
-/// Shapes: B batch, H heads of keys and values (fewer than those of queries where these are grouped), S tokens so far,
-/// T new tokens, d size of a head.
+/// The keys and values of the tokens of earlier forwards, by attention layer, so that a forward works on new tokens
+/// only. Shapes: B batch, H heads of keys and values (fewer than those of queries where these are grouped), S tokens so
+/// far, T new tokens, d size of a head.
 ///
 /// One object belongs to one batch of sequences; for the next ones clear() it or take a new one. Memory is reserved
 /// ahead by doubling, so that a token costs one small copy per layer. Not for training: what is stored takes no part in

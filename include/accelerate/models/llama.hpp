@@ -46,11 +46,10 @@ struct ACCELERATE_API LlamaRopeScaling {
                                                      ///< tokens; longrope: sequences up to it are short.
   std::optional<double> attention_factor;  ///< yarn, longrope: what cosines and sines are multiplied by; the sources'
                                            ///< recommendation for `factor` where it is not given.
-  double mscale = 0,
-         mscale_all_dim = 0;  ///< yarn: where neither is 0, they weigh `factor` in the recommended attention_factor.
-  double beta_fast = 32,
-         beta_slow =
-             1;  ///< yarn: how often a frequency turns in the original context where the ramp begins and where it ends.
+  /// Yarn: where neither is 0, they weigh `factor` in the recommended attention_factor.
+  double mscale = 0, mscale_all_dim = 0;
+  /// Yarn: how often a frequency turns in the original context where the ramp begins and where it ends.
+  double beta_fast = 32, beta_slow = 1;
   bool truncate = true;                           ///< yarn: the ramp begins and ends at whole numbers of frequencies.
   std::vector<double> short_factor, long_factor;  ///< longrope: one number for each frequency.
   double partial_rotary_factor = 1;               ///< proportional
@@ -72,12 +71,13 @@ struct ACCELERATE_API LlamaConfig {
   int64_t intermediate_size = 11008;
   int64_t num_hidden_layers = 32;
   int64_t num_attention_heads = 32;
-  std::optional<int64_t>
-      num_key_value_heads;          ///< Fewer than num_attention_heads: grouped queries. As many where it is not given.
+  /// Fewer than num_attention_heads: grouped queries. As many where it is not given.
+  std::optional<int64_t> num_key_value_heads;
   std::optional<int64_t> head_dim;  ///< hidden_size / num_attention_heads where it is not given.
   std::string hidden_act = "silu";  ///< As BertConfig::hidden_act.
-  int64_t max_position_embeddings =
-      2048;  ///< What it was trained for. The forward takes more, as rotary positions have no end; generate() does not.
+  /// The number of positions that it was trained for. The forward takes more, as rotary positions have no end;
+  /// generate() does not.
+  int64_t max_position_embeddings = 2048;
   double initializer_range = 0.02;  ///< Standard deviation of fresh weights.
   double rms_norm_eps = 1e-6;
   std::optional<int64_t> pad_token_id;  ///< Its embedding gets no gradient.
@@ -89,8 +89,8 @@ struct ACCELERATE_API LlamaConfig {
   std::optional<int64_t> sliding_window;  ///< How many tokens each sees at most, itself included (Mistral).
   std::vector<std::string> layer_types;  ///< "full_attention" or "sliding_attention" for each layer; empty: where there
                                          ///< is a window it is everywhere.
-  int64_t num_local_experts =
-      0;  ///< MLPs of each layer, of which a router chooses for each token (Mixtral); 0: one, no router.
+  /// MLPs of each layer, of which a router chooses for each token (Mixtral); 0: one, no router.
+  int64_t num_local_experts = 0;
   int64_t num_experts_per_tok = 2;
   bool mlp_bias = false;
   double attention_dropout = 0;

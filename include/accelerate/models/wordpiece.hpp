@@ -20,8 +20,8 @@ struct WordPieceOptions {
   std::optional<bool> strip_accents;       ///< Remove accents; as do_lower_case where it is not given.
   bool tokenize_chinese_chars = true;      ///< Make every CJK ideograph a word of its own.
   int64_t max_input_chars_per_word = 100;  ///< A longer word, in code points, becomes the unknown token.
-  int64_t model_max_length =
-      512;  ///< Tokens that the model has positions for; used where EncodeOptions asks for truncation without a length.
+  /// Tokens that the model has positions for; used where EncodeOptions asks for truncation without a length.
+  int64_t model_max_length = 512;
   std::string unk_token = "[UNK]";
   std::string cls_token = "[CLS]";
   std::string sep_token = "[SEP]";
@@ -40,8 +40,8 @@ enum class Padding {
 
 struct EncodeOptions {
   bool truncation = false;  ///< Cut to max_length, from the longer text of a pair first.
-  std::optional<int64_t>
-      max_length;  ///< In tokens, special ones included; WordPieceOptions::model_max_length where it is not given.
+  /// In tokens, special ones included; WordPieceOptions::model_max_length where it is not given.
+  std::optional<int64_t> max_length;
   Padding padding = Padding::none;
   bool add_special_tokens = true;  ///< [CLS] a [SEP] and, for a pair, b [SEP].
 };

@@ -33,7 +33,7 @@ struct ACCELERATE_API AdamW8bitOptions : torch::optim::OptimizerCloneableOptions
   /// for those on the CPU in a file, whose pages leave this process's memory after the step (and the system's, when it
   /// has written them; a folder that is itself in memory, tmpfs, gains nothing). All values stay as they are unpaged.
   TORCH_ARG(bool, paged) = false;
-  /// Where that file is made; it has no name and goes with the states. Default: the system's folder for temporary
+  /// The folder of that file, which has no name and goes with the states. Default: the system's folder for temporary
   /// files. With `paged` only.
   TORCH_ARG(std::string, paging_folder) = {};
 

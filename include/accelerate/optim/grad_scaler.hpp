@@ -68,8 +68,8 @@ class ACCELERATE_API GradScaler {
   /// parameters in fp32) unless set_fp16_gradients() allows them.
   void unscale_(torch::optim::Optimizer& optimizer);
 
-  /// What takes the step in place of optimizer.step(). `grad_scale`: divide the gradients by it first (a fused kernel
-  /// does it in the same pass).
+  /// A function that takes the step in place of optimizer.step(). It divides the gradients by `grad_scale` first (a
+  /// fused kernel does so in the same pass).
   using StepFunction = std::function<void(const std::optional<at::Tensor>& grad_scale)>;
   /// Steps unless a gradient on any rank is inf or NaN. Unscales first if that has not been done.
   /// @param fused_step  if given, receives the gradients still scaled, unless unscale_ was called.

@@ -44,9 +44,9 @@ struct ACCELERATE_API LambParamState : torch::optim::OptimizerCloneableParamStat
 
 /// Adam whose update of a parameter is as long as the parameter, times lr (arXiv:1904.00962), as DeepSpeed's FusedLamb
 /// computes it: parameter -= rate * clamp(|parameter| / |update|) * update, where a norm of zero makes the ratio 1. Of
-/// a sharded model each rank holds the states of its pieces; ranks add up the squares of both norms. State dicts have
+/// a sharded model each rank holds the states of its shards; ranks add up the squares of both norms. State dicts have
 /// DeepSpeed's names.
-class ACCELERATE_API Lamb : public OwnOptimizer, public StepsOnPieces {
+class ACCELERATE_API Lamb : public OwnOptimizer, public AsksOtherRanks {
  public:
   /// @throws ConfigError for options out of range.
   explicit Lamb(const std::vector<torch::optim::OptimizerParamGroup>& groups,

@@ -50,8 +50,9 @@ struct ACCELERATE_API MuonParamState : torch::optim::OptimizerCloneableParamStat
 /// no matrix: one optimizer for a whole model, as DeepSpeed's MuonWithAuxAdam. Convolutions' weights are matrices of
 /// one row per output channel; of other tensors of more than two axes each matrix by itself. Parameters without a
 /// gradient stay as they are (DeepSpeed takes it for zeros). Of a sharded model each rank holds the states of its
-/// pieces, and has a matrix whole while it makes that one's update. State dicts have DeepSpeed's names.
-class ACCELERATE_API Muon : public OwnOptimizer, public StepsOnPieces {
+/// shards; ranks share out the updates of matrices, and each has one whole at a time. State dicts have DeepSpeed's
+/// names.
+class ACCELERATE_API Muon : public OwnOptimizer, public AsksOtherRanks {
  public:
   /// A group's MuonOptions are all its own; groups without any take `defaults`.
   /// @throws ConfigError for options out of range, and parameters of fewer than two axes in a group with use_muon.
@@ -61,7 +62,9 @@ class ACCELERATE_API Muon : public OwnOptimizer, public StepsOnPieces {
  private:
   std::unique_ptr<torch::optim::OptimizerOptions> options_for(
       const torch::optim::OptimizerParamGroup& group) const override;
+  void step_on_all() override;
   void step_on(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) override;
+  at::Tensor momentum_of(const at::Tensor& parameter);
 };
 
 /// Groups for Muon as DeepSpeed makes them: parameters of two axes or more, but for those with "embed" or "lm_head" in

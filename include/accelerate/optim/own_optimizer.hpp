@@ -9,8 +9,8 @@
 
 namespace accelerate::optim {
 
-/// What optimizers have in common that LibTorch does not know: parameter groups with options of their own class, a
-/// step's closure, and states that AcceleratedOptimizer writes in Python's layout (as torch::optim's).
+/// The base of optimizers that LibTorch does not know: parameter groups with options of their own class, a step's
+/// closure, and states that AcceleratedOptimizer writes in Python's layout (as torch::optim's).
 class ACCELERATE_API OwnOptimizer : public torch::optim::Optimizer {
  public:
   /// Takes the place of Optimizer's, which knows the options of LibTorch's classes only. Options of the group act where
@@ -29,14 +29,16 @@ class ACCELERATE_API OwnOptimizer : public torch::optim::Optimizer {
  protected:
   /// @param name  of the class, for messages
   OwnOptimizer(const char* name, std::unique_ptr<torch::optim::OptimizerOptions> defaults);
-  /// What add_param_group does with each; for constructors.
+  /// Calls add_param_group with each; for constructors.
   void add_param_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups);
   const char* name() const { return name_; }
 
  private:
-  /// What a group's options say, completed by the optimizer's. @throws ConfigError as add_param_group
+  /// A group's options, completed by the optimizer's. @throws ConfigError as add_param_group
   virtual std::unique_ptr<torch::optim::OptimizerOptions> options_for(
       const torch::optim::OptimizerParamGroup& group) const = 0;
+  /// Steps on all that have gradients; one after the other. Without graphs.
+  virtual void step_on_all();
   /// Steps on one that has a gradient, by operators. Without graphs.
   virtual void step_on(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) = 0;
 

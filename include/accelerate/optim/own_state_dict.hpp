@@ -14,7 +14,7 @@ namespace accelerate::optim {
 
 /// For optimizers that know best how their state is written: a torch::optim::Optimizer that is one of these is saved
 /// and loaded by AcceleratedOptimizer and Accelerator::save_state in its own words. Others need a class that Python
-/// has, too. Its state is taken as one thing: what cuts a model into pieces (FSDP) refuses it.
+/// has, too. Its state is taken as one thing: what cuts a model into shards (FSDP) refuses it.
 class ACCELERATE_API OwnStateDict {
  public:
   virtual ~OwnStateDict() = default;

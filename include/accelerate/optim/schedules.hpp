@@ -111,7 +111,7 @@ ACCELERATE_API Scheduler cosine_annealing_warm_restarts(torch::optim::Optimizer&
 
 /// How the height of a cycle changes: not; half as high each time; times gamma at each step.
 enum class CyclicMode { triangular, triangular2, exp_range };
-/// What scale_fn gets: the number of the cycle, from 1, or that of the step, from 0.
+/// The argument of scale_fn: the number of the cycle, from 1, or that of the step, from 0.
 enum class ScaleMode { cycle, iterations };
 
 struct CyclicOptions {

@@ -2,44 +2,65 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <utility>
+#include <vector>
 
-#include "accelerate/optim/element_wise.hpp"
 #include "accelerate/utils/export.hpp"
 
 namespace accelerate::optim {
 
-/// Parameters of which each rank holds a piece, for an optimizer whose step needs more of them than that. All functions
-/// but the last are collective: ranks call them for the same parameters in the same order.
-class ACCELERATE_API Pieces {
+/// Says of an optimizer's class that with sharded models it steps on this rank's shards, and has states of these only;
+/// any other steps on whole parameters, on all ranks alike, since norms, products and searches over shards would be
+/// others. Classes derive from what says why they can: ElementWise, or AsksOtherRanks.
+class ACCELERATE_API StepsOnShards {
  public:
-  virtual ~Pieces() = default;
-  /// Whether a tensor that the optimizer steps on is a piece of a larger one.
-  virtual bool has(const at::Tensor& parameter) const = 0;
-  /// The whole tensor, of the parameter's own sizes, of values that each rank has for its piece.
-  virtual at::Tensor whole(const at::Tensor& piece, const at::Tensor& values) const = 0;
-  /// Sums over all elements of the parameter, of each rank's sums over its piece. @return of the sizes of `sums`
-  virtual at::Tensor summed(const at::Tensor& piece, const at::Tensor& sums) const = 0;
-  /// This rank's piece of a whole tensor: a copy. Not collective.
-  virtual at::Tensor piece_of(const at::Tensor& piece, const at::Tensor& whole) const = 0;
+  virtual ~StepsOnShards() = default;
 };
 
-/// Says of an optimizer's class that it steps on pieces, too, and asks for what it needs of the whole: a norm, a
-/// matrix. With sharded models it has states of this rank's pieces, as one that is ElementWise.
-class ACCELERATE_API StepsOnPieces : public ElementWise {
+/// Parameters of which each rank holds a shard, for an optimizer whose step needs more of them than that.
+class ACCELERATE_API Shards {
+ public:
+  virtual ~Shards() = default;
+  /// Whether a tensor that the optimizer steps on is a shard of a larger one.
+  virtual bool has(const at::Tensor& parameter) const = 0;
+  /// Those of the parameter that it is a shard of.
+  virtual at::IntArrayRef whole_sizes(const at::Tensor& piece) const = 0;
+  /// Sums over all elements of the parameter, of each rank's sums over its shard. Collective: ranks call it for the
+  /// same parameters in the same order. @return of the sizes of `sums`
+  virtual at::Tensor summed(const at::Tensor& piece, const at::Tensor& sums) const = 0;
+
+  /// Something that needs whole tensors, by the number of a shard in a list.
+  struct Job {
+    std::function<at::Tensor(size_t number)> values;  ///< of this rank's shard, as large as that
+    /// What is made of all ranks' values, which lie where their elements do: of the same sizes, contiguous. Called on
+    /// one rank.
+    std::function<at::Tensor(size_t number, const at::Tensor& whole)> make;
+    std::function<void(size_t number, const at::Tensor& made)> take;  ///< this rank's shard of that
+  };
+  /// Ranks do the job together: each makes what comes of some of the parameters, of which it has one whole at a time.
+  /// Calls of the job come in an order of its own, the same on all ranks. Collective, with shards of the same
+  /// parameters in the same order.
+  virtual void share_out(const std::vector<at::Tensor>& pieces, const Job& job) const = 0;
+};
+
+/// Says of an optimizer's class that it steps on shards, and asks the ranks that hold the rest of a parameter for what
+/// it needs of the whole: a norm, a matrix. A second base beside torch::optim::Optimizer.
+class ACCELERATE_API AsksOtherRanks : public StepsOnShards {
  public:
   /// From prepare(), where a model is sharded.
-  void set_pieces(std::shared_ptr<const Pieces> pieces) { pieces_ = std::move(pieces); }
+  void set_pieces(std::shared_ptr<const Shards> pieces) { pieces_ = std::move(pieces); }
 
  protected:
   /// Null for a parameter that is whole.
-  const Pieces* pieces_of(const at::Tensor& parameter) const {
+  const Shards* pieces_of(const at::Tensor& parameter) const {
     return pieces_ && pieces_->has(parameter) ? pieces_.get() : nullptr;
   }
 
  private:
-  std::shared_ptr<const Pieces> pieces_;
+  std::shared_ptr<const Shards> pieces_;
 };
 
 }  // namespace accelerate::optim

@@ -35,7 +35,7 @@ struct GradientBucket {
   /// [n], this rank's gradients one after the other. The hook may write into it.
   at::Tensor buffer;
   std::vector<at::Tensor> gradients;   ///< views of `buffer`, with the parameters' sizes
-  std::vector<at::Tensor> parameters;  ///< whose gradients these are
+  std::vector<at::Tensor> parameters;  ///< the parameters of these gradients
 };
 
 /// A tensor that is there, or will be.

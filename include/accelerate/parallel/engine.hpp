@@ -54,13 +54,18 @@ class ACCELERATE_API Engine final {
   bool took_part() const;
   /// Right after a backward in which the model took part, or no model did.
   void after_backward();
-  /// Around each optimizer step that happens, and around changes of the pieces by others (loading a checkpoint).
+  /// Around each optimizer step that happens, and around changes of the shards by others (loading a checkpoint).
   void before_step();
+  /// Before that, of a step on these parameters, or shards, whose list is asked for where settings want a gradient of
+  /// each. Collective there. @throws ConfigError that names those of which no rank has one
+  void expect_gradients(const std::function<std::vector<at::Tensor>()>& stepped_on);
   void after_step();
 
-  /// What floating-point inputs of the forward are converted to; unset: they come as they are. Not collective.
+  /// The dtype that floating-point inputs of the forward are converted to; unset: they come as they are. Not
+  /// collective.
   std::optional<at::ScalarType> input_dtype() const;
-  /// What floating-point results of the forward are converted to; unset: as mixed precision has them. Not collective.
+  /// The dtype that floating-point results of the forward are converted to; unset: as mixed precision has them. Not
+  /// collective.
   std::optional<at::ScalarType> output_dtype() const;
   /// False where parameters have bytes only while operators use them: nobody may keep copies of them (autocast's cache)
   /// in the hope that the original stays. Not collective.
@@ -108,31 +113,31 @@ class ACCELERATE_API Engine final {
   /// ranks alike.
   void set_shares_buffers(bool value);
 
-  // What this rank holds.
+  // Tensors as this rank holds them.
 
-  /// The tensors of which it holds pieces, in the order in which gather_each() makes them whole. Not collective.
+  /// The tensors of which it holds shards, in the order in which gather_each() makes them whole. Not collective.
   std::vector<Held> pieces() const;
-  /// The gradient of a parameter among pieces(), or of such a piece, without names; its value is undefined where
+  /// The gradient of a parameter among shards(), or of such a shard, without names; its value is undefined where
   /// backward has not reached it. Nothing for other tensors. Not collective.
   std::optional<Held> gradient(const at::Tensor& parameter) const;
   /// Somebody has cleared the gradient of what is held of a parameter (Held::value). Not collective.
   void clear_gradient(const at::Tensor& held);
-  /// Whether ranks hold different pieces at all, the same on all ranks: then norms are of all ranks' together. Not
+  /// Whether ranks hold different shards at all, the same on all ranks: then norms are of all ranks' together. Not
   /// collective.
   bool holds_pieces() const;
 
-  /// A tensor that was made whole from the pieces that ranks hold of it: a parameter, or something that lies in pieces
+  /// A tensor that was made whole from the shards that ranks hold of it: a parameter, or something that lies in shards
   /// just as a parameter does (its gradient, a moment of Adam).
   struct Whole {
     std::string name;      ///< of the parameter
     at::Tensor parameter;  ///< the module's
-    at::Tensor value;      ///< of its sizes, in the pieces' dtype; undefined where nobody has a piece
+    at::Tensor value;      ///< of its sizes, in the shards' dtype; undefined where nobody has a shard
   };
-  /// This rank's piece of what is to become whole, of the sizes of `piece`. Undefined on all ranks alike: leave out.
-  using PieceOf = std::function<at::Tensor(const at::Tensor& parameter, const at::Tensor& piece)>;
-  /// Makes tensors whole, part by part, and hands them over in the order of pieces(). Peak memory is one part.
+  /// This rank's shard of what is to become whole, of the sizes of `shard`. Undefined on all ranks alike: leave out.
+  using ShardOf = std::function<at::Tensor(const at::Tensor& parameter, const at::Tensor& piece)>;
+  /// Makes tensors whole, part by part, and hands them over in the order of shards(). Peak memory is one part.
   /// @param everywhere  false: only rank 0 is called back.
-  void gather_each(const PieceOf& piece_of, const std::function<void(const Whole&)>& take, bool everywhere) const;
+  void gather_each(const ShardOf& piece_of, const std::function<void(const Whole&)>& take, bool everywhere) const;
 
   // Ranks with different numbers of batches, see join().
 
@@ -147,7 +152,7 @@ class ACCELERATE_API Engine final {
 
  private:
   const Layer* cutting() const;  ///< the last one that cuts; null: none
-  Layer* stepping() const;       ///< whose parts optimizers step on; null: nobody's
+  Layer* stepping() const;       ///< the layer whose parts optimizers step on; null: none
   std::vector<std::unique_ptr<Layer>> layers_;
 };
 

@@ -17,7 +17,8 @@
 
 namespace accelerate {
 
-/// What is split over the ranks. Values are the reference's numbers, which the environment may use instead of names.
+/// The tensors that are split over the ranks. Values are the reference's numbers, which the environment may use instead
+/// of names.
 enum class ShardingStrategy {
   full_shard = 1,  ///< parameters, gradients and optimizer states; parameters are given back after each forward
   shard_grad_op,   ///< as full_shard, but gathered parameters stay from forward to backward
@@ -35,8 +36,8 @@ enum class BackwardPrefetch {
 
 enum class StateDictType {
   full_state_dict = 1,  ///< whole tensors under their own names
-  local_state_dict,     ///< each rank's flat piece as it is
-  sharded_state_dict    ///< each rank's pieces of every tensor
+  local_state_dict,     ///< each rank's flat shard as it is
+  sharded_state_dict    ///< each rank's shards of every tensor
 };
 
 /// Which modules become units, whose parameters are gathered and given back together.
@@ -68,7 +69,7 @@ inline WrapFunction lambda_auto_wrap_policy(std::function<bool(const Submodule&)
   return [wrap = std::move(wrap)](const Submodule& module, bool recurse, int64_t) { return recurse || wrap(module); };
 }
 
-/// Where the shards live between uses.
+/// The place of the shards between uses.
 struct CPUOffload {
   CPUOffload(bool offload_params = false, bool pin_memory = true)
       : offload_params(offload_params), pin_memory(pin_memory) {}  // so that `.cpu_offload = true` reads as in Python
@@ -109,7 +110,7 @@ struct MixedPrecision {
 
 /// What Accelerator::get_state_dict() and get_optimizer_state_dict() give the program with full_state_dict. Files are
 /// written alike whatever it says: by rank 0, part by part. With the other types anything but the defaults is an error,
-/// because their pieces go to files only.
+/// because their shards go to files only.
 struct StateDictConfig {
   /// Tensors come on the host. Off: they stay on the device that computes.
   bool offload_to_cpu = true;

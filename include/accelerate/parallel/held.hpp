@@ -18,20 +18,20 @@ namespace accelerate::parallel {
 
 class Engine;
 
-/// Some elements of a tensor: a stretch of a box of it. None at all: `numel` is 0.
+/// Some elements of a tensor: a range of a box of it. None at all: `numel` is 0.
 struct Slice {
   std::vector<int64_t> corner;  ///< indices of the box's first element
   std::vector<int64_t> sizes;   ///< of the box
-  int64_t begin = 0;            ///< of the stretch, among the box's elements in the order of the tensor's memory
-  int64_t numel = 0;            ///< of the stretch
+  int64_t begin = 0;            ///< of the range, among the box's elements in the order of the tensor's memory
+  int64_t numel = 0;            ///< of the range
 
   /// All of a tensor, or elements [begin, begin + numel) of it.
   static ACCELERATE_API Slice all_of(at::IntArrayRef sizes);
-  static ACCELERATE_API Slice stretch(at::IntArrayRef sizes, int64_t begin, int64_t numel);
+  static ACCELERATE_API Slice range(at::IntArrayRef sizes, int64_t begin, int64_t numel);
   bool operator==(const Slice&) const = default;
 };
 
-/// What is placed where a tensor would be that has no bytes of its own: the codes of a weight in few bits. Frozen.
+/// Bytes that are placed instead of a tensor that has none of its own: the codes of a weight in few bits. Frozen.
 class StandIn {
  public:
   virtual ~StandIn() = default;
@@ -51,12 +51,12 @@ struct Held {
   /// Of full sizes, and of the order in which their elements lie: the same tensor, or one without values (meta) where
   /// the module's is a part of it on each rank.
   at::Tensor whole;
-  /// What this rank holds of it and optimizers step on: the slice's elements, in 1-D or of its box's sizes where they
-  /// are all of it. The module's tensor itself where all ranks have it whole.
+  /// The values that this rank holds and optimizers step on: the slice's elements, in 1-D, or of its box's sizes where
+  /// they are all of the box. It is the module's tensor itself where all ranks have that whole.
   at::Tensor value;
   Slice slice;
   comm::Axes cut = {};               ///< over which ranks hold other elements; over the rest of the axes, the same
-  const comm::Mesh* mesh = nullptr;  ///< whose axes these are; null: the job's
+  const comm::Mesh* mesh = nullptr;  ///< the mesh of these axes; null: the job's
   int64_t part = 0;                  ///< tensors of one part become whole together, see Engine::gather_each()
   const Engine* engine = nullptr;    ///< makes it whole; null: it is, on all ranks
   /// For the next layer: to be placed instead of the tensor. Null: the tensor itself is.
@@ -71,8 +71,7 @@ struct Held {
 /// Those elements of `whole`, a tensor of the sizes of `held.whole`, that are held: a copy of the sizes of
 /// `held.value`. Not collective.
 ACCELERATE_API at::Tensor slice_of(const Held& held, const at::Tensor& whole);
-/// The other way round: of the sizes of `held.whole`, contiguous, with `values` where they belong and zeros elsewhere.
-/// @param values  of the sizes of `held.value`. Not collective.
-ACCELERATE_API at::Tensor among_zeros(const Held& held, const at::Tensor& values);
+/// The other way round: those elements become `values`. @param values  of the sizes of `held.value`. Not collective.
+ACCELERATE_API void put_into(const Held& held, const at::Tensor& values, const at::Tensor& whole);
 
 }  // namespace accelerate::parallel

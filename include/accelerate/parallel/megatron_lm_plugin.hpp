@@ -51,7 +51,7 @@ struct ACCELERATE_API MegatronLMPlugin {
   std::optional<double> gradient_clipping;
   /// All false.
   std::optional<bool> sequence_parallelism, recompute_activations, use_distributed_optimizer;
-  /// Where encoder and decoder part.
+  /// The rank at which encoder and decoder part.
   std::optional<int64_t> pipeline_model_parallel_split_rank;
   std::optional<int64_t> num_layers_per_virtual_pipeline_stage;
   /// Of several loaders' batch sizes the smallest counts as the one of training.

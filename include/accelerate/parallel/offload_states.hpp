@@ -1,8 +1,9 @@
 #pragma once
 
-/// What of a model that ZeRO splits may be moved to the host for a while, to make room on the device for something else
-/// (text that the model generates, another model's step): `m.offload_states(…)`, `m.reload_states()`. Names and meaning
-/// are those of DeepSpeed's engine (deepspeed 0.19.8, runtime/engine.py, runtime/zero/offload_config.py).
+/// States of a model that ZeRO splits, which may be moved to the host for a while to make room on the device for
+/// something else (text that the model generates, another model's step): `m.offload_states(…)`, `m.reload_states()`.
+/// Names and meaning are those of DeepSpeed's engine (deepspeed 0.19.8, runtime/engine.py,
+/// runtime/zero/offload_config.py).
 
 #include <optional>
 #include <vector>
@@ -10,10 +11,10 @@
 namespace accelerate {
 
 enum class OffloadStateTypeEnum {
-  optim_states,           ///< what prepared optimizers keep of the model's parameters
+  optim_states,           ///< the states that prepared optimizers keep of the model's parameters
   hp_params,              ///< the masters that optimizers step on
-  lp_params,              ///< what modules compute with, whole or in pieces
-  lp_grads,               ///< averaged gradients of this rank's pieces
+  lp_params,              ///< the values that modules compute with, whole or in shards
+  lp_grads,               ///< averaged gradients of this rank's shards
   contiguous_grad_buffer  ///< room for gradients that travel; it is freed, and made again when it is needed
 };
 

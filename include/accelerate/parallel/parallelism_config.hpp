@@ -39,9 +39,9 @@ struct ACCELERATE_API ParallelMesh {
   std::vector<std::string> dim_names;
   std::vector<int64_t> shape;
 
-  /// Where a rank is on each axis. @throws ConfigError for a rank outside of the mesh.
+  /// The place of a rank on each axis. @throws ConfigError for a rank outside of the mesh.
   std::vector<int64_t> coordinates(int64_t rank) const;
-  /// Where it is on one axis; 0 on an axis of one rank, which the mesh leaves out.
+  /// Its place on one axis; 0 on an axis of one rank, which the mesh leaves out.
   int64_t coordinate(int64_t rank, const std::string& dim_name) const;
 };
 
@@ -116,7 +116,7 @@ ACCELERATE_API bool parallelism_config_requested();
 /// combinations that don't exist.
 ACCELERATE_API ParallelismConfig resolve(ParallelismConfig config);
 
-/// What a configuration is checked against.
+/// The facts about a job that a configuration is checked against.
 struct JobFacts {
   int64_t num_processes = 1;
   bool is_fsdp2 = false;      ///< models are sharded by an fsdp plugin of version 2

@@ -9,7 +9,7 @@
 
 namespace accelerate::parallel {
 
-/// What prepare() is given, as far as settings that were left open follow from it.
+/// The facts about prepare()'s arguments from which settings that were left open follow.
 struct PrepareFacts {
   std::vector<std::optional<int64_t>> batch_sizes = {};  ///< of the loaders; nothing where one has none
   std::vector<ModelRef> models = {};

@@ -1,6 +1,6 @@
 #pragma once
 
-/// What sharded training costs by the ZeRO paper, to compare with what a dry run counts (docs/dry_run.md).
+/// The costs of sharded training by the ZeRO paper, to compare with the counts of a dry run (docs/dry_run.md).
 
 #include <cstdint>
 
@@ -16,11 +16,11 @@ struct ZeroEstimate {
   int64_t model_states = 0;  ///< after step(): parameters, gradients, moments
   int64_t gathered = 0;      ///< at most: whole parameters that are present at a time; the formulas leave them out
   int64_t volume = 0;        ///< of a step's collectives, as the paper counts: 2 or 3 times the parameters
-  int64_t volume_saved =
-      0;  ///< what of it is not needed because backward finds parameters still present, or needs no values of them
+  /// The part of it that is not needed because backward finds parameters still present, or needs no values of them.
+  int64_t volume_saved = 0;
 };
 
-/// What the formulas need to know of a model. Elements.
+/// The numbers of a model that the formulas need, in elements.
 struct ZeroShape {
   int64_t parameters = 0;
   int64_t largest_unit = 0;  ///< without the root

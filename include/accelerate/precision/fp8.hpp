@@ -36,7 +36,7 @@
 
 namespace accelerate {
 
-/// Whose recipe: Transformer Engine's, torchao's or MS-AMP's (deprecated).
+/// The library whose recipe it is: Transformer Engine's, torchao's or MS-AMP's (deprecated).
 enum class FP8Backend { te, ao, msamp };
 /// hybrid: E4M3 for weights and activations, E5M2 for gradients.
 enum class FP8Format { hybrid, e4m3, e5m2 };
@@ -100,7 +100,7 @@ struct FP8ScopeOptions {
   std::optional<bool> is_first_microbatch;
 };
 
-/// What fp8 training keeps of one model. Must outlive scopes and backward passes of what ran in them.
+/// The state of fp8 training of one model. It must outlive its scopes, and the backward passes of the forwards in them.
 /// Not thread-safe; forward and backward of one model run one after the other.
 class ACCELERATE_API FP8Training {
  public:

@@ -20,8 +20,8 @@
 
 namespace accelerate {
 
-/// Whose recipe: torchao's (scales of the tensors as they are now), Transformer Engine's (scales from the past, or of
-/// blocks), MS-AMP's. NO: no fp8.
+/// The library whose recipe it is: torchao's (scales of the tensors as they are now), Transformer Engine's (scales from
+/// the past, or of blocks), MS-AMP's. NO: no fp8.
 enum class FP8BackendType { NO, TE, MSAMP, AO };
 /// "NO", "TE", "MSAMP", "AO".
 ACCELERATE_API const char* to_string(FP8BackendType type);

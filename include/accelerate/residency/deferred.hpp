@@ -6,7 +6,7 @@
 ///     auto model = [] { auto empty = accelerate::init_empty_weights(); return BigModel(options); }();
 ///     accelerate::materialize(model);  // as if it had been built without the guard
 ///
-/// What is made in the scope is written down instead of done: factory functions give meta tensors, and operators on
+/// The scope writes initialisation down instead of doing it: factory functions give meta tensors, and operators on
 /// those go on a tape. No module has to know.
 /// - **Parameters** stay on the meta device until materialize(), until `Accelerator::prepare` gives them a home, or
 /// until weights are loaded into them (set_data(), or
@@ -74,9 +74,9 @@ class ACCELERATE_API InitScope {
 ACCELERATE_API bool is_deferred(const at::Tensor& tensor);
 
 struct MaterializeOptions {
-  /// Where the module goes, the tensors that were never deferred included. Default: where eager construction would have
-  /// put each tensor. Values are computed there in any case and then moved, so that they don't depend on this choice.
-  /// The meta device: sizes without values, all initialisers forgotten, generators as they are.
+  /// The device of the module, the tensors that were never deferred included. Default: the device on which eager
+  /// construction would have put each tensor. Values are computed there in any case and then moved, so that they don't
+  /// depend on this choice. The meta device: sizes without values, all initialisers forgotten, generators as they are.
   std::optional<at::Device> device;
 };
 

@@ -11,7 +11,7 @@
 
 #include "accelerate/model/model_ref.hpp"
 #include "accelerate/parallel/engine.hpp"
-#include "accelerate/utils/kwargs.hpp"
+#include "accelerate/utils/core_kwargs.hpp"
 
 namespace accelerate::parallel {
 struct DeepSpeedFiles;  // src/parallel/deepspeed_files.hpp

@@ -27,8 +27,8 @@ struct Bytes {
   friend bool operator==(const Bytes&, const Bytes&) = default;
 };
 
-/// What this rank holds of a tensor, in the place of a DTensor: any number of rectangles of it, also none. All ranks'
-/// together are the whole, without overlap, but for copies.
+/// A tensor as this rank holds it, in the place of a DTensor: any number of rectangles of it, also none. The rectangles
+/// of all ranks together are the whole, without overlap, but for copies.
 struct ShardedTensor {
   struct Part {
     std::vector<int64_t> offsets;  ///< indices of its first element in the whole tensor
@@ -70,8 +70,8 @@ class ACCELERATE_API Value {
   }
   template <class T> Value(const std::vector<T>& list) : kind_(List(list.begin(), list.end())) {}
   template <class T> Value(const std::map<std::string, T>& dict) : kind_(StateDict(dict.begin(), dict.end())) {}
-  /// What state_dict() of optimizers, schedules and loaders gives. Dicts, lists and tensors within become those of this
-  /// class, keys that are numbers their text. @throws ConfigError for other keys.
+  /// The result of state_dict() of an optimizer, a schedule or a loader. Dicts, lists and tensors in it become those of
+  /// this class, and keys that are numbers become their text. @throws ConfigError for other keys.
   Value(const c10::IValue& value);
 
   const Kind& kind() const { return kind_; }

@@ -1,6 +1,6 @@
 #pragma once
 
-/// What this build and this machine have: the reference's is_..._available(), as far as it means something without
+/// Features of this build and this machine: the reference's is_..._available(), as far as it means something without
 /// Python. None is collective, none needs an Accelerator.
 
 #include <string>

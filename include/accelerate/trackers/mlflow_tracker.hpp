@@ -23,7 +23,7 @@ namespace accelerate {
 /// `logging_dir` (where a new experiment keeps artifacts).
 ///
 /// Metrics are sent in batches; `log_kwargs["timestamp"]` (milliseconds since 1970) replaces the time of the record.
-/// What is no number is left out, as in the reference, with one warning for each name. Images become
+/// Values that are no numbers are left out, as in the reference, with one warning for each name. Images become
 /// images/NAME/STEP.png (STEP_N.png of several), tables NAME.json, which grow with each call. Needs libcurl, at run
 /// time only.
 class ACCELERATE_API MlflowTracker : public GeneralTracker {

@@ -41,7 +41,7 @@ class ACCELERATE_API PythonTracker : public GeneralTracker {
                      const TrackerValues& log_kwargs = {}) override;
   void finish() override;
 
-  /// What the SDK says of its run, as far as it does: `id`, `name`, `url`, `folder`. Empty before connect().
+  /// The SDK's description of its run, as far as it gives one: `id`, `name`, `url`, `folder`. Empty before connect().
   const std::map<std::string, std::string>& details() const;
 
  private:

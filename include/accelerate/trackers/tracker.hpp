@@ -20,10 +20,7 @@
 
 namespace accelerate {
 
-/// Keyword arguments by tracker: {{"wandb", {{"tags", tags}}}}.
-using TrackerKwargs = std::map<std::string, TrackerValues>;
-
-/// What not every tracker can take, beside values.
+/// Kinds of records, beside values, that not every tracker takes.
 enum class TrackerData { images, tables, histograms };
 
 /// Thrown by a tracker that can't go on (its program has died, its server is gone): what is given to it from then on
@@ -32,7 +29,7 @@ struct ACCELERATE_API TrackerGone : CommError {
   using CommError::CommError;
 };
 
-/// Where a run's numbers go; derive from it for one of your own. Names and behaviour are the reference's.
+/// A destination of a run's numbers; derive from it for one of your own. Names and behaviour are the reference's.
 ///
 /// An Accelerator puts each tracker behind a queue of its own: the constructor and start() are called by the thread
 /// that calls init_trackers, everything else by one thread that belongs to the tracker, one call at a time. So it may
@@ -56,7 +53,8 @@ class ACCELERATE_API GeneralTracker {
   /// Opens it, quickly: on the calling thread of init_trackers, out of which its exceptions come. Constructors open
   /// nothing: trackers are made on all processes.
   virtual void start() {}
-  /// What takes time, e.g. asking a server: on the tracker's thread, before the first record. Throws: as TrackerGone.
+  /// Opening that takes time, e.g. asking a server: called on the tracker's thread, before the first record. An
+  /// exception counts as TrackerGone.
   virtual void connect() {}
   /// The run's hyperparameters, once.
   virtual void store_init_configuration(const TrackerValues& config) = 0;
@@ -91,7 +89,7 @@ class ACCELERATE_API GeneralTracker {
   std::optional<double> time_;
 };
 
-/// What a tracker is made from.
+/// The arguments that a tracker is made from.
 struct TrackerSetup {
   std::string project_name;
   /// Empty where there is none.
@@ -117,26 +115,5 @@ ACCELERATE_API std::vector<std::string> tracker_names();
 ACCELERATE_API std::vector<std::string> available_trackers();
 /// @throws ConfigError naming those that exist.
 ACCELERATE_API TrackerClass tracker_class(const std::string& name);
-
-/// One element of AcceleratorOptions::log_with: a name, "all" (all that are available), or a tracker of your own.
-class ACCELERATE_API TrackerChoice {
- public:
-  TrackerChoice(const char* name) : name_(name) {}
-  TrackerChoice(std::string name) : name_(std::move(name)) {}
-  template <class Tracker>
-  requires std::is_base_of_v<GeneralTracker, Tracker> TrackerChoice(std::shared_ptr<Tracker> tracker)
-      : object_(std::move(tracker)) {
-    if (!object_) throw ConfigError("log_with: found a null pointer, expected a tracker or the name of one");
-    name_ = object_->name();
-  }
-  const std::string& name() const { return name_; }
-  /// Null where there is only a name.
-  const std::shared_ptr<GeneralTracker>& object() const { return object_; }
-  bool operator==(const TrackerChoice&) const = default;
-
- private:
-  std::string name_;
-  std::shared_ptr<GeneralTracker> object_;
-};
 
 }  // namespace accelerate

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,9 +22,9 @@ struct TrackerValue;
 using TrackerList = std::vector<TrackerValue>;
 using TrackerValues = std::map<std::string, TrackerValue>;
 
-/// What trackers take: nothing (Python's None), a truth value, a number, a text, or lists and maps of these. Made of
-/// the C++ types without further ado: `{{"loss", 0.5}, {"epoch", 3}, {"note", "warm"}, {"adam", {{"beta", 0.9}}}}`; a
-/// list is a std::vector.
+/// A value that trackers take: nothing (Python's None), a truth value, a number, a text, or lists and maps of these.
+/// The C++ types convert to it: `{{"loss", 0.5}, {"epoch", 3}, {"note", "warm"}, {"adam", {{"beta", 0.9}}}}`; a list is
+/// a std::vector.
 struct ACCELERATE_API TrackerValue {
   using Any = std::variant<std::nullptr_t, bool, int64_t, double, std::string, TrackerList, TrackerValues>;
   Any value = nullptr;
@@ -74,5 +75,32 @@ ACCELERATE_API bool operator==(const TrackerValue& a, const TrackerValue& b);
 template <class T> TrackerValues to_tracker_values(const std::map<std::string, T>& values) {
   return TrackerValues(values.begin(), values.end());
 }
+
+/// Keyword arguments by tracker: {{"wandb", {{"tags", tags}}}}.
+using TrackerKwargs = std::map<std::string, TrackerValues>;
+
+class GeneralTracker;  // accelerate/trackers/tracker.hpp
+
+/// One element of AcceleratorOptions::log_with: a name, "all" (all that are available), or a tracker of your own.
+class ACCELERATE_API TrackerChoice {
+ public:
+  TrackerChoice(const char* name) : name_(name) {}
+  TrackerChoice(std::string name) : name_(std::move(name)) {}
+  /// @throws ConfigError for null
+  template <class Tracker>
+  requires std::is_base_of_v<GeneralTracker, Tracker> TrackerChoice(std::shared_ptr<Tracker> tracker)
+      : object_(std::move(tracker)) {
+    take_name();
+  }
+  const std::string& name() const { return name_; }
+  /// Null where there is only a name.
+  const std::shared_ptr<GeneralTracker>& object() const { return object_; }
+  bool operator==(const TrackerChoice&) const = default;
+
+ private:
+  void take_name();
+  std::string name_;
+  std::shared_ptr<GeneralTracker> object_;
+};
 
 }  // namespace accelerate

@@ -8,7 +8,7 @@
 
 namespace accelerate {
 
-/// What kind of thing went wrong, and therefore what a caller can still do.
+/// The kind of failure, which says how a caller can go on.
 enum class ErrorKind {
   config,      ///< A setting or a combination of settings is not valid. Nothing was started; correct it and call again.
   shape,       ///< A tensor has another shape, dtype or structure than required. The state is as before the call.

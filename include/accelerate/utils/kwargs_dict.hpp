@@ -57,7 +57,7 @@ template <class Handler> KwargsDict to_kwargs(const Handler& handler) {
     if (changed.at(name) == value) changed.erase(name);
   return changed;
 }
-/// What torch.compile takes: without use_regional_compilation, which says how it is called.
+/// The arguments of torch.compile: without use_regional_compilation, which says how it is called.
 ACCELERATE_API KwargsDict to_kwargs(const TorchDynamoPlugin& plugin);
 
 }  // namespace accelerate

@@ -1,6 +1,6 @@
 #pragma once
 
-/// Where log records go: what Loggers (accelerate/logging.hpp) and the library itself have to say.
+/// The destination of log records, those of Loggers (accelerate/logging.hpp) and of the library itself.
 
 #include <chrono>
 #include <cstdint>

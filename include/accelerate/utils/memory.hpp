@@ -4,16 +4,16 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 
 #include "accelerate/utils/error.hpp"
 #include "accelerate/utils/export.hpp"
+#include "accelerate/utils/release_memory.hpp"
 
 namespace accelerate {
 
-/// What memory is for, where a dry run counts it (dry_run.hpp).
+/// The use of memory, where a dry run counts it (dry_run.hpp).
 enum class MemoryUse {
   parameters,  ///< this rank's: its shards, or all of them where nothing is sharded
   gradients,   ///< averaged ones, in this rank's shards; without sharding the buckets in which they travel
@@ -42,34 +42,6 @@ ACCELERATE_API bool should_reduce_batch_size(const std::exception& error);
 
 /// Gives cached device memory back to the system. Not collective.
 ACCELERATE_API void clear_device_cache();
-
-/// What has been freed, of the host and of devices, goes back to the system: what allocators keep for later. Not
-/// collective.
-ACCELERATE_API void return_freed_memory();
-
-/// Empties the caller's variables and gives the memory that this frees back to the system: tensors, holders of modules,
-/// what prepare() returned, optimizers, smart pointers, optionals, containers. What has no empty value is moved away:
-/// nothing but assigning to it or destroying it makes sense then. What other variables, or an Accelerator
-/// (free_memory()), share lives on. Not collective. `release_memory(model, inputs);`
-template <class... Objects> void release_memory(Objects&... objects) {
-  const auto empty = [](auto& object) {
-    using Object = std::remove_reference_t<decltype(object)>;
-    if constexpr (requires { object.reset(); }) {
-      object.reset();
-    } else if constexpr (std::is_assignable_v<Object&, std::nullptr_t> &&
-                         !std::is_convertible_v<Object, std::string_view>) {
-      object = nullptr;
-    } else if constexpr (std::is_default_constructible_v<Object> && std::is_move_assignable_v<Object>) {
-      object = Object();
-    } else {
-      static_assert(std::is_move_constructible_v<Object> && !std::is_const_v<Object>,
-                    "release_memory: this can't be emptied; hold it by std::unique_ptr or std::optional");
-      const Object gone(std::move(object));
-    }
-  };
-  (empty(objects), ...);
-  return_freed_memory();
-}
 
 namespace detail {
 

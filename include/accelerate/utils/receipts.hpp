@@ -13,7 +13,7 @@
 namespace accelerate {
 
 enum class ReceiptState {
-  acted,          ///< what the run did is another thing than without the setting
+  acted,          ///< without the setting the run would have done something else
   not_due,        ///< its occasion has not come: nothing was saved, no gradient overflowed
   without_effect  ///< it can't have done anything in this run
 };
@@ -27,7 +27,7 @@ struct Receipt {
   std::string source;    ///< "call", "flag --name", "file NAME", "variable NAME", or "default": nobody asked for it
   std::string expected;  ///< when it acts
   ReceiptState state = ReceiptState::not_due;
-  std::string effect;  ///< what it did, with numbers; where it did nothing, why
+  std::string effect;  ///< its effect, with numbers; or the reason why it had none
   bool asked() const { return source != "default"; }
 };
 
@@ -43,7 +43,7 @@ struct ACCELERATE_API Receipts {
   std::string text() const;
   /// All of them: {"receipts": [{"setting", "value", "source", "expected", "state", "effect"}], "without_effect": n}.
   std::string json() const;
-  /// What json() wrote. @throws ConfigError for anything else.
+  /// The receipts that json() wrote. @throws ConfigError for anything else.
   static Receipts from_json(const std::string& text);
 };
 

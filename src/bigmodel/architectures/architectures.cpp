@@ -10,14 +10,14 @@
 namespace accelerate {
 namespace {
 
-using bigmodel::Architecture;
 using bigmodel::Config;
+using bigmodel::OutlinedArchitecture;
 
 struct Known {
   const char* model_type;  ///< as config.json names it
   const char* library;
   const char* family;  ///< what the class names begin with
-  Architecture (*build)(const Config& config, const std::string& family);
+  OutlinedArchitecture (*build)(const Config& config, const std::string& family);
   const char* body = "";  ///< the name of the model without its head in the class with one, or "": no such class here
   const char* head_class = "";
   std::vector<std::pair<const char*, const char*>> aliases = {};  ///< other names of fields, and their own

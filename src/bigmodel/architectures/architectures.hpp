@@ -9,26 +9,26 @@
 /// One function per family, in a file of its own; the table that names them is in architectures.cpp.
 namespace accelerate::bigmodel {
 
-struct Architecture {
+struct OutlinedArchitecture {
   ModuleTree tree;
   std::vector<std::string> no_split_module_classes;
   std::vector<std::string> keep_in_fp32_modules = {};
 };
 
 /// What differs within a family: the prefix of its class names, "Bert" or "Roberta", and what the config leaves out.
-Architecture bert(const Config& config, const std::string& family);
-Architecture distilbert(const Config& config, const std::string& family);
-Architecture gpt2(const Config& config, const std::string& family);
-Architecture gptj(const Config& config, const std::string& family);
-Architecture gpt_neox(const Config& config, const std::string& family);
-Architecture opt(const Config& config, const std::string& family);
+OutlinedArchitecture bert(const Config& config, const std::string& family);
+OutlinedArchitecture distilbert(const Config& config, const std::string& family);
+OutlinedArchitecture gpt2(const Config& config, const std::string& family);
+OutlinedArchitecture gptj(const Config& config, const std::string& family);
+OutlinedArchitecture gpt_neox(const Config& config, const std::string& family);
+OutlinedArchitecture opt(const Config& config, const std::string& family);
 /// LLaMA and those built like it: Mistral, Qwen2, Qwen3, Mixtral.
-Architecture llama(const Config& config, const std::string& family);
-Architecture t5(const Config& config, const std::string& family);
-Architecture vit(const Config& config, const std::string& family);
-Architecture resnet(const Config& config, const std::string& family);
-Architecture idefics(const Config& config, const std::string& family);
-Architecture timm_resnet(const Config& config, const std::string& family);
+OutlinedArchitecture llama(const Config& config, const std::string& family);
+OutlinedArchitecture t5(const Config& config, const std::string& family);
+OutlinedArchitecture vit(const Config& config, const std::string& family);
+OutlinedArchitecture resnet(const Config& config, const std::string& family);
+OutlinedArchitecture idefics(const Config& config, const std::string& family);
+OutlinedArchitecture timm_resnet(const Config& config, const std::string& family);
 
 /// The module with the tables of rotary positions. A config with `_cached_rotary_tables` has them for all positions, as
 /// transformers had until 4.40.

@@ -3,7 +3,7 @@
 
 namespace accelerate::bigmodel {
 
-Architecture bert(const Config& config, const std::string& family) {
+OutlinedArchitecture bert(const Config& config, const std::string& family) {
   constexpr int64_t kBertWords = 30522, kRobertaWords = 50265;
   const int64_t hidden = config.size("hidden_size", 768), inner = config.size("intermediate_size", 3072),
                 positions = config.size("max_position_embeddings", 512);
@@ -40,7 +40,7 @@ Architecture bert(const Config& config, const std::string& family) {
       {family + "Embeddings", family + "Layer"}};
 }
 
-Architecture distilbert(const Config& config, const std::string& family) {
+OutlinedArchitecture distilbert(const Config& config, const std::string& family) {
   const int64_t dim = config.size("dim", 768), inner = config.size("hidden_dim", 3072),
                 positions = config.size("max_position_embeddings", 512);
   const auto layer = [&](int64_t) {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "utils/json.hpp"
+#include "input/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::bigmodel {

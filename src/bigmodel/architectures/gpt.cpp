@@ -13,7 +13,7 @@ ModuleTree conv1d(std::string name, int64_t in, int64_t out) {
 
 }  // namespace
 
-Architecture gpt2(const Config& config, const std::string& family) {
+OutlinedArchitecture gpt2(const Config& config, const std::string& family) {
   const int64_t dim = config.size("n_embd", 768), inner = config.size("n_inner", 4 * dim);
   const auto block = [&](int64_t) {
     auto tree =
@@ -37,7 +37,7 @@ Architecture gpt2(const Config& config, const std::string& family) {
           {family + "Block"}};
 }
 
-Architecture gptj(const Config& config, const std::string& family) {
+OutlinedArchitecture gptj(const Config& config, const std::string& family) {
   const int64_t dim = config.size("n_embd", 4096), inner = config.size("n_inner", 4 * dim);
   const auto block = [&](int64_t) {
     const auto attention =
@@ -55,7 +55,7 @@ Architecture gptj(const Config& config, const std::string& family) {
           {family + "Block"}};
 }
 
-Architecture gpt_neox(const Config& config, const std::string& family) {
+OutlinedArchitecture gpt_neox(const Config& config, const std::string& family) {
   const int64_t dim = config.size("hidden_size", 6144), inner = config.size("intermediate_size", 24576);
   const bool bias = config.flag("attention_bias", true);
   const double share = std::clamp(
@@ -77,7 +77,7 @@ Architecture gpt_neox(const Config& config, const std::string& family) {
           {family + "Layer"}};
 }
 
-Architecture opt(const Config& config, const std::string& family) {
+OutlinedArchitecture opt(const Config& config, const std::string& family) {
   constexpr int64_t kReservedPositions = 2;  // the table of positions begins after these
   const int64_t dim = config.size("hidden_size", 768), inner = config.size("ffn_dim", 3072),
                 words = config.size("word_embed_proj_dim", dim);

@@ -54,7 +54,7 @@ ModuleTree perceiver(const Config& config, int64_t dim) {
 
 }  // namespace
 
-Architecture idefics(const Config& config, const std::string& family) {
+OutlinedArchitecture idefics(const Config& config, const std::string& family) {
   const int64_t dim = config.size("hidden_size", 4096), inner = config.size("intermediate_size", 11008),
                 head_dim = dim / config.divisor("num_attention_heads", 32);
   const int64_t layers = config.count("num_hidden_layers", 32), interval = config.divisor("cross_layer_interval", 1);

@@ -30,7 +30,7 @@ int64_t rotated(const Config& config, int64_t head_dim) {
 
 }  // namespace
 
-Architecture llama(const Config& config, const std::string& family) {
+OutlinedArchitecture llama(const Config& config, const std::string& family) {
   const bool mixtral = family == "Mixtral", qwen2 = family == "Qwen2", qwen3 = family == "Qwen3";
   const bool qwen = qwen2 || qwen3, grouped = mixtral || family == "Mistral";
   const int64_t dim = config.size("hidden_size", 4096), heads = config.divisor("num_attention_heads", 32);

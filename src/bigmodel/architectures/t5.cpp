@@ -3,7 +3,7 @@
 
 namespace accelerate::bigmodel {
 
-Architecture t5(const Config& config, const std::string& family) {
+OutlinedArchitecture t5(const Config& config, const std::string& family) {
   const int64_t dim = config.size("d_model", 512), inner = config.size("d_ff", 2048),
                 words = config.size("vocab_size", 32128), heads = config.size("num_heads", 8);
   const int64_t attended = heads * config.size("d_kv", 64), layers = config.count("num_layers", 6);

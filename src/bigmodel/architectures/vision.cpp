@@ -13,7 +13,7 @@ constexpr int64_t kReduction = 4;  // how much narrower the middle of a bottlene
 
 }  // namespace
 
-Architecture vit(const Config& config, const std::string& family) {
+OutlinedArchitecture vit(const Config& config, const std::string& family) {
   const int64_t dim = config.size("hidden_size", 768), inner = config.size("intermediate_size", 3072),
                 channels = config.size("num_channels", 3);
   const auto [patch_height, patch_width] = config.sides("patch_size", 16);
@@ -42,7 +42,7 @@ Architecture vit(const Config& config, const std::string& family) {
       {family + "Embeddings", family + "Layer"}};
 }
 
-Architecture resnet(const Config& config, const std::string& family) {
+OutlinedArchitecture resnet(const Config& config, const std::string& family) {
   const int64_t stem = config.size("embedding_size", 64);
   const auto widths = config.counts("hidden_sizes", {256, 512, 1024, 2048}),
              depths = config.counts("depths", {3, 4, 6, 3});
@@ -88,7 +88,7 @@ Architecture resnet(const Config& config, const std::string& family) {
       {family + "ConvLayer", family + "ShortCut"}};
 }
 
-Architecture timm_resnet(const Config& config, const std::string& family) {
+OutlinedArchitecture timm_resnet(const Config& config, const std::string& family) {
   struct Size {
     const char* name;
     bool bottleneck;

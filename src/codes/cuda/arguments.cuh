@@ -1,6 +1,7 @@
 #pragma once
 
-// What the host hands to kernels. NVRTC compiles this text and a host's compiler as well, so it includes nothing.
+// The arguments that the host hands to kernels. NVRTC compiles this text and a host's compiler as well, so it includes
+// nothing.
 
 namespace accelerate::codes::cuda {
 

@@ -32,7 +32,7 @@ std::string_view type_of(at::ScalarType dtype) {
   return dtype == at::kFloat ? "Float" : dtype == at::kHalf ? "Half" : "BFloat16";
 }
 
-/// Where kernels read 16 bytes at a time. Views may begin anywhere.
+/// For kernels that read 16 bytes at a time: views may begin anywhere.
 at::Tensor aligned(const at::Tensor& tensor) {
   const at::Tensor whole = tensor.contiguous();
   return std::bit_cast<uintptr_t>(whole.const_data_ptr()) % 16 == 0 ? whole : whole.clone();
@@ -68,8 +68,8 @@ unsigned pieces(int64_t count, int64_t size) { return static_cast<unsigned>((cou
 /// @param indices  int64, or undefined: rows from `first` on
 bool decode(const Codes& codes, int64_t first, const at::Tensor& indices, const at::Tensor& values) {
   const int64_t columns = codes.columns(), rows = values.numel() / std::max<int64_t>(1, columns);
-  const bool in_units =
-      columns % kUnit == 0 && std::bit_cast<uintptr_t>(values.const_data_ptr()) % 16 == 0;  // else rows of any length
+  // Else rows of any length.
+  const bool in_units = columns % kUnit == 0 && std::bit_cast<uintptr_t>(values.const_data_ptr()) % 16 == 0;
   if (values.numel() == 0 || (!in_units && is_gguf(codes.encoding))) return values.numel() == 0;
   const AlignedCodes held(codes);
   Launch launch{.kernel = fmt::format("{}<{},{}>", in_units ? "decode" : "decode_any", type_of(codes.encoding),

@@ -7,8 +7,8 @@
 
 #include "accelerate/codes/codes.hpp"
 
-/// What is done with codes by kernels of our own (kernels.cuh), on NVIDIA's GPUs. Each function says by its result
-/// that it has done nothing, since there are no kernels for these codes or on this device: then operators do.
+/// Operations on codes by kernels of our own (kernels.cuh), on NVIDIA's GPUs. A function that has done nothing says so
+/// by its result, since there are no kernels for these codes or on this device: then operators do it.
 namespace accelerate::codes::cuda {
 
 /// Kernels compute for so many rows of x; with more, decoding and LibTorch's product are faster.

@@ -22,7 +22,7 @@ using Launcher = bool (*)(const Launch& launch, const c10::Device& device);
 
 /// Compiles kernels when they are first asked for. Null in builds without CUDA.
 extern const Launcher kNvrtc;
-/// What starts kernels instead of kNvrtc from now on. For tests. @return what did so before
+/// Makes `launcher` start kernels from now on, instead of kNvrtc. For tests. @return the one before
 Launcher exchange_launcher(Launcher launcher);
 
 /// The texts of arguments.cuh and kernels.cuh (kernel_texts.cpp.in).

@@ -125,7 +125,7 @@ struct Driver {
 };
 
 /// Kernels that have been compiled, by device. They stay until the process ends.
-class Kernels {
+class CompiledKernels {
  public:
   /// @throws std::exception: there is no compiler, or no driver, or a kernel does not compile
   CUfunction find(const std::string& kernel, const c10::Device& device) {
@@ -152,11 +152,12 @@ class Kernels {
 };
 
 /// Null once something has failed, which is said once.
-CUfunction find_or_warn(Kernels*& kernels, const std::string& kernel, const c10::Device& device) {
+CUfunction find_or_warn(CompiledKernels*& kernels, const std::string& kernel, const c10::Device& device) {
   static std::atomic<bool> failed = false;
   if (failed) return nullptr;
   try {
-    static Kernels& only = *new Kernels;  // for good: the driver may be gone before what is destroyed at exit
+    static CompiledKernels& only =
+        *new CompiledKernels;  // for good: the driver may be gone before what is destroyed at exit
     kernels = &only;
     return only.find(kernel, device);
   } catch (const std::exception& error) {
@@ -172,7 +173,7 @@ CUfunction find_or_warn(Kernels*& kernels, const std::string& kernel, const c10:
 
 bool start(const Launch& launch, const c10::Device& device) {
   const c10::DeviceGuard guard(device);
-  Kernels* kernels = nullptr;
+  CompiledKernels* kernels = nullptr;
   CUfunction const kernel = find_or_warn(kernels, launch.kernel, device);
   if (!kernel) return false;
   auto* const stream =

@@ -168,7 +168,7 @@ void table_product(const Product& p, int64_t group, int64_t first, int64_t last)
 }
 
 constexpr InstructionSet with_table_of_words(InstructionSet set) {
-  set.product[static_cast<int>(Form::table)] = table_product;
+  set.product[static_cast<int>(GroupForm::table)] = table_product;
   set.table_takes_words = true;
   return set;
 }

@@ -37,7 +37,7 @@ struct NoAutograd {
 
 int64_t up_to(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-/// A product with the weight [N, K] sums over its columns, or, on the way back, over its rows. A panel is a stretch of
+/// A product with the weight [N, K] sums over its columns, or, on the way back, over its rows. A panel is a slice of
 /// what is not summed over.
 struct Panels {
   bool back;
@@ -137,7 +137,7 @@ at::Tensor product(const at::Tensor& x, const Codes& w, const Bias& bias, bool b
     if (w.columns() % decoder.unit() == 0) return by_panels(x, w, decoder, bias, back);
   }
   if (!x.is_cpu() && is_decoded_to(dtype) && w.numel() > 0) return by_rows(x, w, bias, back);
-  // What codes can't be decoded to (fp64) is converted.
+  // A dtype that codes can't be decoded to (fp64) is converted to.
   const at::Tensor weight = decode(w, is_decoded_to(dtype) ? dtype : at::kFloat).to(dtype);
   return back ? at::matmul(x, weight) : at::linear(x, weight, bias);
 }

@@ -10,7 +10,7 @@ struct Float8Loops {
   /// codes[i] of from[i] * scale, and values[i], the number that the code stands for; either pointer may be null.
   /// @return the bits of the largest |from[i]|; of a NaN if there is one
   uint32_t (*encode[2])(const float* from, int64_t count, float scale, uint8_t* codes, float* values);
-  /// What codes stand for, times `factor`.
+  /// The values of codes, times `factor`.
   void (*decode[2])(const uint8_t* codes, int64_t count, float factor, float* values);
   /// The bits of the largest |from[i]|, of a NaN if there is one.
   uint32_t (*amax)(const float* from, int64_t count);

@@ -61,8 +61,7 @@ void check_arguments(const at::Tensor& x, const Codes& w, const Bias& bias, cons
   if (options.outlier_threshold != 0 && (w.encoding != Encoding::int8_rowwise || !(options.outlier_threshold > 0)))
     raise<ConfigError>(
         "codes::linear: outlier_threshold is {} for a weight in {}, expected 0, or a positive number with "
-        "int8_rowwise. "
-        "Other encodings round inputs in parts of 32, which an outlier does not leave.",
+        "int8_rowwise. Other encodings round inputs in parts of 32, which an outlier does not leave.",
         options.outlier_threshold, name(w.encoding));
 }
 

@@ -84,7 +84,7 @@ at::Tensor multiply(const InstructionSet& instructions, const at::Tensor& x, con
   const int64_t rows = y.numel() / packed.n, k = packed.k, parts = k / kPart;
   const auto form = static_cast<size_t>(packed.form);
   const int sums = instructions.sums[form];
-  const bool takes_words = packed.form == Form::table && instructions.table_takes_words;
+  const bool takes_words = packed.form == GroupForm::table && instructions.table_takes_words;
   if (k == 0) return y.zero_();
   const int64_t bytes = rows * k, numbers = rows * parts;
   // No tensors: making one takes longer than rounding a row.
@@ -119,7 +119,7 @@ RoundedRow::RoundedRow(const InstructionSet& instructions, const float* x, const
       unit_(weight.unit),
       factor_(instructions.factor[static_cast<size_t>(weight.form)]),
       sums_(instructions.sums[static_cast<size_t>(weight.form)]),
-      takes_words_(weight.form == Form::table && instructions.table_takes_words),
+      takes_words_(weight.form == GroupForm::table && instructions.table_takes_words),
       inputs_(static_cast<size_t>(k_)),
       scales_(static_cast<size_t>(k_ / kPart)),
       input_sums_(static_cast<size_t>(k_ / kPart * sums_)) {
@@ -132,7 +132,7 @@ bool RoundedRow::suits(const Packed& weight) const {
   const auto form = static_cast<size_t>(weight.form);
   return weight.k == k_ && weight.unit == unit_ && instructions_.factor[form] == factor_ &&
          instructions_.sums[form] == sums_ &&
-         takes_words_ == (weight.form == Form::table && instructions_.table_takes_words);
+         takes_words_ == (weight.form == GroupForm::table && instructions_.table_takes_words);
 }
 
 void RoundedRow::multiply(const Packed& weight, int64_t begin, int64_t end, float* y) const {
@@ -155,7 +155,7 @@ at::Tensor multiply_whole(const InstructionSet& instructions, const at::Tensor& 
   const at::Tensor padded = k == packed.columns ? x : at::constant_pad_nd(x, {0, k - packed.columns});
   const auto* const inputs = padded.const_data_ptr<int8_t>();
   std::vector<int32_t> sums(static_cast<size_t>(rows), 0);
-  if (const auto factor = static_cast<int32_t>(instructions.factor[static_cast<size_t>(Form::bytes)]); factor != 0)
+  if (const auto factor = static_cast<int32_t>(instructions.factor[static_cast<size_t>(GroupForm::bytes)]); factor != 0)
     for (int64_t r = 0; r < rows; ++r)
       sums[static_cast<size_t>(r)] = factor * std::accumulate(inputs + r * k, inputs + (r + 1) * k, 0);
   Product product = product_of(packed, y.mutable_data_ptr<float>());

@@ -8,7 +8,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "utils/huge_pages.hpp"
+#include "memory/huge_pages.hpp"
 #include "utils/parallel.hpp"
 
 namespace accelerate::codes::kernels {
@@ -17,7 +17,7 @@ namespace {
 using Byte = unsigned char;
 
 /// Part of a row's block: units of `unit` bytes of 16 rows take turns.
-struct Section {
+struct PackedSection {
   int64_t bytes, unit;
   bool are_fifth_bits = false;
 };
@@ -25,7 +25,7 @@ struct Section {
 /// Blocks of a row: its sections lie one after another.
 struct Blocks {
   int64_t columns, bytes;
-  std::array<Section, 5> sections;
+  std::array<PackedSection, 5> sections;
 };
 
 /// By Form. Numbers are interleaved one by one, codes four bytes by four: what one instruction multiplies and adds.
@@ -137,29 +137,29 @@ int64_t groups_of(int64_t rows) { return (rows + kGroup - 1) / kGroup; }
 
 }  // namespace
 
-std::optional<Form> form_of(Encoding encoding) {
+std::optional<GroupForm> form_of(Encoding encoding) {
   switch (encoding) {
     case Encoding::q4_0:
-      return Form::q4_0;
+      return GroupForm::q4_0;
     case Encoding::q4_1:
-      return Form::q4_1;
+      return GroupForm::q4_1;
     case Encoding::q5_0:
-      return Form::q5_0;
+      return GroupForm::q5_0;
     case Encoding::q5_1:
-      return Form::q5_1;
+      return GroupForm::q5_1;
     case Encoding::q8_0:
-      return Form::q8_0;
+      return GroupForm::q8_0;
     case Encoding::q4_k:
-      return Form::q4_k;
+      return GroupForm::q4_k;
     case Encoding::q5_k:
-      return Form::q5_k;
+      return GroupForm::q5_k;
     case Encoding::q6_k:
-      return Form::q6_k;
+      return GroupForm::q6_k;
     case Encoding::int8_rowwise:
-      return Form::bytes;
+      return GroupForm::bytes;
     case Encoding::nf4:
     case Encoding::fp4:
-      return Form::table;
+      return GroupForm::table;
     case Encoding::q2_k:
     case Encoding::q3_k:
       return std::nullopt;
@@ -181,16 +181,16 @@ struct RowForm {
       : blocks(kBlocks[static_cast<size_t>(packed.form)]),
         count(packed.k / blocks.columns),
         bytes(count * blocks.bytes),
-        stored(packed.form == Form::bytes ? packed.columns : bytes),
-        is_copied(packed.form == Form::table || stored != bytes) {}
+        stored(packed.form == GroupForm::bytes ? packed.columns : bytes),
+        is_copied(packed.form == GroupForm::table || stored != bytes) {}
 
-  void into_group(Form form, const Byte* from, Byte* to) const {
-    if (form == Form::table)
+  void into_group(GroupForm form, const Byte* from, Byte* to) const {
+    if (form == GroupForm::table)
       for (int64_t at = 0; at < bytes; at += 16) nibbles_from_neighbours(from + at, to + at);
     else std::fill(std::copy_n(from, stored, to), to + bytes, Byte{0});
   }
-  void from_group(Form form, const Byte* from, Byte* to) const {
-    if (form == Form::table)
+  void from_group(GroupForm form, const Byte* from, Byte* to) const {
+    if (form == GroupForm::table)
       for (int64_t at = 0; at < bytes; at += 16) neighbours_from_nibbles(from + at, to + at);
     else std::copy_n(from, stored, to);
   }
@@ -209,10 +209,10 @@ std::optional<Packed> pack(const Codes& codes) {
   Packed packed{.form = *form, .n = codes.rows(), .columns = columns, .k = (columns + kPart - 1) / kPart * kPart};
   const RowForm row(packed);
   packed.codes = empty_in_huge_pages({groups_of(packed.n), row.bytes * kGroup}, at::kByte);
-  if (*form == Form::table) {
+  if (*form == GroupForm::table) {
     packed.unit = fill_table(codes.encoding, packed.table);
     packed.period = codes.block_size / kPart;
-  } else if (*form == Form::bytes) {
+  } else if (*form == GroupForm::bytes) {
     packed.unit = 1.0F / 127;
     packed.period = packed.k / kPart;
   }

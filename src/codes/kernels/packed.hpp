@@ -13,7 +13,7 @@ namespace accelerate::codes::kernels {
 /// A matrix of codes in the order in which products read them: 16 rows interleaved, no bit more than before (but for
 /// rows up to a multiple of 16, and scales of nf4, fp4 and int8_rowwise as fp32).
 struct Packed {
-  Form form = Form::q4_0;
+  GroupForm form = GroupForm::q4_0;
   int64_t n = 0, columns = 0;
   int64_t k = 0;       ///< columns, up to a multiple of kPart
   at::Tensor codes;    ///< uint8 [groups, bytes of a group]
@@ -26,7 +26,7 @@ struct Packed {
 };
 
 /// The form in which products read this encoding; none where there are none.
-std::optional<Form> form_of(Encoding encoding);
+std::optional<GroupForm> form_of(Encoding encoding);
 
 /// Whether there is a form, and rows are whole numbers of blocks (those of nf4 and fp4 may go on from row to row).
 bool can_be_packed(const Codes& codes);

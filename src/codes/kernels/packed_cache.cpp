@@ -4,7 +4,7 @@
 
 #include "accelerate/codes/kernels.hpp"
 #include "codes/kernels/packed.hpp"
-#include "utils/huge_pages.hpp"
+#include "memory/huge_pages.hpp"
 #include "utils/raise.hpp"
 #include "utils/thread_annotations.hpp"
 
@@ -13,8 +13,8 @@ namespace accelerate::codes {
 struct PackedCache {
   Mutex mutex;
   std::shared_ptr<const kernels::Packed> packed ACCELERATE_GUARDED_BY(mutex);
-  /// What it was made of: copies of codes share a cache, and a copy may be given other data. Of codes that are kept
-  /// once it is the data itself, while there is no `packed`.
+  /// The data that it was made of: copies of codes share a cache, and a copy may be given other data. For codes that
+  /// are kept once it is the data itself, while there is no `packed`.
   at::Tensor data ACCELERATE_GUARDED_BY(mutex), scales ACCELERATE_GUARDED_BY(mutex);
   uint32_t version ACCELERATE_GUARDED_BY(mutex) = 0;
   // Set before others see the cache.

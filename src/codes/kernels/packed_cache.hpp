@@ -17,8 +17,8 @@ std::shared_ptr<const Packed> packed_of(const Codes& codes);
 bool is_kept_once(const Codes& codes);
 /// The same codes with data, where they are in their own order.
 std::optional<Codes> plain_of(const Codes& codes);
-/// What can be decoded: the same codes with data, as long as they are in their own order; else rows
-/// [first, first + count) of them, put back into it.
+/// The codes that can be decoded: the same ones with data, as long as they are in their own order; else rows [first,
+/// first + count) of them, put back into it.
 struct Rows {
   Codes codes;
   int64_t first;  ///< of them within `codes`

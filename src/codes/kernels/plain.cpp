@@ -5,7 +5,7 @@
 namespace accelerate::codes::kernels {
 namespace {
 
-struct Plain {
+struct PlainVectors {
   static constexpr int kRows = 1;
   static constexpr int kTile = 1;
   static constexpr float kWideOffset = 0;
@@ -99,7 +99,7 @@ struct Plain {
   }
 };
 
-constexpr InstructionSet kInstructions = instructions<Plain>("plain");
+constexpr InstructionSet kInstructions = instructions<PlainVectors>("plain");
 
 }  // namespace
 

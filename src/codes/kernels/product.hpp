@@ -2,9 +2,9 @@
 
 #include <cstdint>
 
-// What the files that are compiled for one instruction set share with the rest: plain structs, pointers and no
-// templates of the standard library, whose instances the linker might take from such a file for code that runs on any
-// processor.
+// Declarations that the files compiled for one instruction set share with the rest: plain structs, pointers and no
+// templates of the standard library, because the linker might take their instances from such a file for code that runs
+// on any processor.
 
 namespace accelerate::codes::kernels {
 
@@ -12,7 +12,7 @@ constexpr int64_t kGroup = 16;  ///< rows of a weight that are computed together
 constexpr int64_t kPart = 32;   ///< columns for which a row of inputs has one scale
 
 /// How codes lie in a group. The first eight are GGUF's blocks; the scales of the others lie apart.
-enum class Form : uint8_t {
+enum class GroupForm : uint8_t {
   q4_0,
   q4_1,
   q5_0,
@@ -43,7 +43,7 @@ struct Product {
   float* y = nullptr;                    ///< [rows of x][n]
 };
 
-/// What one instruction set offers. A weight is scale * code + least, or scale * (code - offset).
+/// The products that one instruction set offers. A weight is scale * code + least, or scale * (code - offset).
 struct InstructionSet {
   const char* name;
   /// x = scale * input for each part, rounded to the nearest. A NaN or an infinite number makes its scale NaN.

@@ -58,7 +58,7 @@ template <class V> void add_fifth_bits(const Byte* lines, int64_t row, typename 
 //   Head               what all parts of a block share, made for rows [row, row + V::kRows)
 //   unpack             codes of a part, its scales and least value
 
-template <class V, int kSums> struct Part {
+template <class V, int kSums> struct GroupPart {
   typename V::Bytes codes[8];
   typename V::Floats scale[kSums], least;
 };
@@ -85,7 +85,7 @@ template <class V> struct ScaleAndLeast : OneScale<V> {
 template <class V> struct Q4_0 : OneScale<V> {
   static constexpr int kBytes = 18 * 16;
   static constexpr float kOffset = 8;
-  static void unpack(const Byte* block, const typename OneScale<V>::Head& head, int64_t row, int, Part<V, 1>& to) {
+  static void unpack(const Byte* block, const typename OneScale<V>::Head& head, int64_t row, int, GroupPart<V, 1>& to) {
     nibbles<V>(block + 32, row, to.codes);
     to.scale[0] = head.scale;
   }
@@ -93,7 +93,8 @@ template <class V> struct Q4_0 : OneScale<V> {
 
 template <class V> struct Q4_1 : ScaleAndLeast<V> {
   static constexpr int kBytes = 20 * 16;
-  static void unpack(const Byte* block, const typename ScaleAndLeast<V>::Head& head, int64_t row, int, Part<V, 1>& to) {
+  static void unpack(const Byte* block, const typename ScaleAndLeast<V>::Head& head, int64_t row, int,
+                     GroupPart<V, 1>& to) {
     nibbles<V>(block + 64, row, to.codes);
     to.scale[0] = head.scale;
     to.least = head.least;
@@ -103,7 +104,7 @@ template <class V> struct Q4_1 : ScaleAndLeast<V> {
 template <class V> struct Q5_0 : OneScale<V> {
   static constexpr int kBytes = 22 * 16;
   static constexpr float kOffset = 16;
-  static void unpack(const Byte* block, const typename OneScale<V>::Head& head, int64_t row, int, Part<V, 1>& to) {
+  static void unpack(const Byte* block, const typename OneScale<V>::Head& head, int64_t row, int, GroupPart<V, 1>& to) {
     nibbles<V>(block + 96, row, to.codes);
     add_fifth_bits<V>(block + 32, row, to.codes);
     to.scale[0] = head.scale;
@@ -112,7 +113,8 @@ template <class V> struct Q5_0 : OneScale<V> {
 
 template <class V> struct Q5_1 : ScaleAndLeast<V> {
   static constexpr int kBytes = 24 * 16;
-  static void unpack(const Byte* block, const typename ScaleAndLeast<V>::Head& head, int64_t row, int, Part<V, 1>& to) {
+  static void unpack(const Byte* block, const typename ScaleAndLeast<V>::Head& head, int64_t row, int,
+                     GroupPart<V, 1>& to) {
     nibbles<V>(block + 128, row, to.codes);
     add_fifth_bits<V>(block + 64, row, to.codes);
     to.scale[0] = head.scale;
@@ -124,7 +126,7 @@ template <class V> struct Q8_0 : OneScale<V> {
   static constexpr int kBytes = 34 * 16;
   static constexpr bool kWide = true;
   static constexpr float kOffset = V::kWideOffset;
-  static void unpack(const Byte* block, const typename OneScale<V>::Head& head, int64_t row, int, Part<V, 1>& to) {
+  static void unpack(const Byte* block, const typename OneScale<V>::Head& head, int64_t row, int, GroupPart<V, 1>& to) {
     for (int i = 0; i < 8; ++i) to.codes[i] = V::wide(line<V>(block + 32, i, row));
     to.scale[0] = head.scale;
   }
@@ -140,7 +142,7 @@ template <class V> struct SixBits {
     Head(const Product&, const Byte* block, const float*, int64_t row)
         : scale(V::halves(block + 2 * row)), least(V::negative(V::halves(block + 32 + 2 * row))) {}
   };
-  static void scales(const Byte* block, const Head& head, int64_t row, int part, Part<V, 1>& to) {
+  static void scales(const Byte* block, const Head& head, int64_t row, int part, GroupPart<V, 1>& to) {
     const auto at = [&](int64_t i) { return V::load_small(block + 64 + 16 * i + row); };
     const bool plain = part < 4;  // otherwise the upper two bits lie with the plain ones
     const auto scale =
@@ -154,7 +156,8 @@ template <class V> struct SixBits {
 
 template <class V> struct Q4_K : SixBits<V> {
   static constexpr int kBytes = 144 * 16;
-  static void unpack(const Byte* block, const typename SixBits<V>::Head& head, int64_t row, int part, Part<V, 1>& to) {
+  static void unpack(const Byte* block, const typename SixBits<V>::Head& head, int64_t row, int part,
+                     GroupPart<V, 1>& to) {
     nibbles_of_pair<V>(block + 256, row, part, to.codes);
     SixBits<V>::scales(block, head, row, part, to);
   }
@@ -162,7 +165,8 @@ template <class V> struct Q4_K : SixBits<V> {
 
 template <class V> struct Q5_K : SixBits<V> {
   static constexpr int kBytes = 176 * 16;
-  static void unpack(const Byte* block, const typename SixBits<V>::Head& head, int64_t row, int part, Part<V, 1>& to) {
+  static void unpack(const Byte* block, const typename SixBits<V>::Head& head, int64_t row, int part,
+                     GroupPart<V, 1>& to) {
     nibbles_of_pair<V>(block + 768, row, part, to.codes);
     for (int i = 0; i < 8; ++i)
       to.codes[i] = V::either(to.codes[i], moved_bit<V>(line<V>(block + 256, i, row), part, 4));
@@ -178,7 +182,7 @@ template <class V> struct Q6_K {
     typename V::Floats scale;
     Head(const Product&, const Byte* block, const float*, int64_t row) : scale(V::halves(block + 3328 + 2 * row)) {}
   };
-  static void unpack(const Byte* block, const Head& head, int64_t row, int part, Part<V, 2>& to) {
+  static void unpack(const Byte* block, const Head& head, int64_t row, int part, GroupPart<V, 2>& to) {
     const Byte *low = block, *high = block + 2048;
     for (int i = 0; i < 8; ++i) {
       const auto lower =
@@ -202,10 +206,10 @@ template <class V> struct Apart {
   };
 };
 
-template <class V> struct Bytes : Apart<V> {
+template <class V> struct WholeBytes : Apart<V> {
   static constexpr int kBytes = 32 * 16;
   static constexpr float kOffset = V::kWideOffset;
-  static void unpack(const Byte* block, const typename Apart<V>::Head& head, int64_t row, int, Part<V, 1>& to) {
+  static void unpack(const Byte* block, const typename Apart<V>::Head& head, int64_t row, int, GroupPart<V, 1>& to) {
     for (int i = 0; i < 8; ++i) to.codes[i] = V::wide(line<V>(block, i, row));
     to.scale[0] = head.scale;
   }
@@ -216,7 +220,7 @@ template <class V> struct Table : Apart<V> {
   static constexpr int kBytes = 16 * 16;
   static constexpr bool kWide = false, kTable = true;
   static constexpr float kOffset = 8192;
-  static void unpack(const Byte* block, const typename Apart<V>::Head& head, int64_t row, int, Part<V, 1>& to) {
+  static void unpack(const Byte* block, const typename Apart<V>::Head& head, int64_t row, int, GroupPart<V, 1>& to) {
     nibbles<V>(block, row, to.codes);
     to.scale[0] = head.scale;
   }
@@ -260,14 +264,14 @@ template <class V, class F, int kTile> void tile(const Product& p, int64_t group
       const typename F::Head head(p, block, scale, row);
       if (scales && ++period == p.period) period = 0, scale += kGroup;
       for (int inner = 0; inner < F::kColumns / kPart; ++inner) {
-        // What comes next is asked for: processors don't foresee the turns that the parts of a large block take, and
+        // The next bytes are prefetched: processors don't foresee the turns that the parts of a large block take, and
         // with several rows of x they look ahead no further than those. One row with small blocks goes straight on,
         // which they foresee better.
         constexpr int kParts = F::kColumns / kPart, kAhead = kParts > 1 ? 1 : 4;
         if constexpr (kParts > 1 || kTile > 1)
           for (int i = 0; i < F::kBytes / kParts; i += 64)
             __builtin_prefetch(block + F::kBytes * kAhead + F::kBytes / kParts * inner + i);
-        Part<V, F::kSums> part;
+        GroupPart<V, F::kSums> part;
         F::unpack(block, head, row, inner, part);
         typename V::Bytes fine[8];
         if constexpr (F::kTable) {
@@ -343,7 +347,7 @@ template <class V, int kTile, int kGroups> void whole_tile(const Product& p, int
         ACCELERATE_UNROLL
         for (int r = 0; r < kTile; ++r)
           for (int g = 0; g < kGroups; ++g)
-            total[g * kTile + r] = dot<V, Bytes<V>>(total[g * kTile + r], codes[g], x + r * p.k + 4 * i);
+            total[g * kTile + r] = dot<V, WholeBytes<V>>(total[g * kTile + r], codes[g], x + r * p.k + 4 * i);
       }
     }
     for (int g = 0; g < kGroups; ++g)
@@ -395,16 +399,17 @@ template <class V> void four_bits(const Byte* from, int64_t bytes, const float* 
 }
 
 template <class V> constexpr InstructionSet instructions(const char* name) {
-  return {name,
-          quantize<V>,
-          {product<V, Q4_0<V>>, product<V, Q4_1<V>>, product<V, Q5_0<V>>, product<V, Q5_1<V>>, product<V, Q8_0<V>>,
-           product<V, Q4_K<V>>, product<V, Q5_K<V>>, product<V, Q6_K<V>>, product<V, Bytes<V>>, product<V, Table<V>>},
-          {-Q4_0<V>::kOffset, -Q4_1<V>::kOffset, -Q5_0<V>::kOffset, -Q5_1<V>::kOffset, -Q8_0<V>::kOffset,
-           -Q4_K<V>::kOffset, -Q5_K<V>::kOffset, -Q6_K<V>::kOffset, -Bytes<V>::kOffset, -Table<V>::kOffset},
-          {1, 1, 1, 1, 1, 1, 1, 2, 1, 1},
-          /*table_takes_words=*/false,
-          whole_product<V>,
-          four_bits<V>};
+  return {
+      name,
+      quantize<V>,
+      {product<V, Q4_0<V>>, product<V, Q4_1<V>>, product<V, Q5_0<V>>, product<V, Q5_1<V>>, product<V, Q8_0<V>>,
+       product<V, Q4_K<V>>, product<V, Q5_K<V>>, product<V, Q6_K<V>>, product<V, WholeBytes<V>>, product<V, Table<V>>},
+      {-Q4_0<V>::kOffset, -Q4_1<V>::kOffset, -Q5_0<V>::kOffset, -Q5_1<V>::kOffset, -Q8_0<V>::kOffset, -Q4_K<V>::kOffset,
+       -Q5_K<V>::kOffset, -Q6_K<V>::kOffset, -WholeBytes<V>::kOffset, -Table<V>::kOffset},
+      {1, 1, 1, 1, 1, 1, 1, 2, 1, 1},
+      /*table_takes_words=*/false,
+      whole_product<V>,
+      four_bits<V>};
 }
 
 }  // namespace

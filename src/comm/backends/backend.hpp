@@ -23,7 +23,7 @@ struct BackendOptions {
   std::vector<int> ranks;  ///< of a group within the job: their numbers in the job. Empty: all
 };
 
-/// What c10d needs to move bytes in one way. A back end that this build lacks is the file no_<name>.cpp, with
+/// A back end of c10d: one way to move bytes. A back end that this build lacks is the file no_<name>.cpp, with
 /// is_available() false.
 struct BackendFactory {
   const char* name;
@@ -33,7 +33,7 @@ struct BackendFactory {
                                               const BackendOptions& options);
   /// Whether it has thrown this because bytes did not arrive. Null when there is none.
   bool (*has_thrown)(const std::exception& error);
-  /// What to do to get it.
+  /// The steps to get it.
   const char* how_to_build;
   /// Whether nothing is under way any more, waiting for that `limit` at most: its destructor would wait on for what is.
   /// Null: that does not wait.

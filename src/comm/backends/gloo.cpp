@@ -13,8 +13,8 @@
 #include "comm/backends/backend.hpp"
 #include "comm/no_sigpipe.hpp"
 #include "comm/store.hpp"
+#include "network/local_address.hpp"
 #include "utils/environment.hpp"
-#include "utils/network/local_address.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::comm {

@@ -18,8 +18,8 @@ inline constexpr const char* kDcpVersion = "1.0.0";
 
 /// The bytes of one item: an archive as torch.save writes it, somewhere in a data file.
 struct DcpLocation {
-  std::string
-      file;  ///< relative to the folder; empty when nothing was stored, which only parts without elements may do
+  /// Relative to the folder; empty when nothing was stored, which only parts without elements may do.
+  std::string file;
   int64_t offset = 0;
   int64_t length = 0;
   ACCELERATE_FIELDS(file, offset, length)
@@ -34,8 +34,8 @@ struct DcpTensorInfo {
   at::ScalarType dtype = at::kFloat;
   bool requires_grad = false;
   std::vector<int64_t> sizes;  ///< of the whole tensor
-  std::vector<DcpChunk>
-      chunks;  ///< within the tensor, without overlap; whether they cover it is checked when it is read
+  /// Within the tensor, without overlap; whether they cover it is checked when it is read.
+  std::vector<DcpChunk> chunks;
 };
 
 /// Keys of dicts and indices of lists that lead from the saved object to a value.
@@ -48,7 +48,7 @@ struct DcpEntry {
   std::variant<DcpTensorInfo, DcpLocation> content;  ///< a tensor in parts, or the place of any other object
 };
 
-/// What the file `.metadata` says, in its order.
+/// The contents of the file `.metadata`, in its order.
 struct DcpMetadata {
   std::vector<DcpEntry> entries;
 };

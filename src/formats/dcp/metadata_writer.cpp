@@ -36,7 +36,7 @@ class MetadataWriter : PickleWriter {
               index(entry.name, &chunks[i].box.offsets, static_cast<int64_t>(i)), location(chunks[i].location);
         }
       });
-      // Where and when it was saved is left open, so that equal states give equal files.
+      // The place and time of saving are left open, so that equal states give equal files.
       field("storage_meta"), object(kModule, "StorageMeta", [&] {
         field("checkpoint_id"), none();
         field("save_id"), none();

@@ -3,7 +3,7 @@
 #include "formats/dcp.hpp"
 #include "formats/similar_names.hpp"
 #include "formats/torch_archive.hpp"
-#include "utils/read_file.hpp"
+#include "input/read_file.hpp"
 #include "utils/strings_of.hpp"
 
 namespace accelerate::formats {

@@ -6,11 +6,11 @@
 
 #include "formats/dcp.hpp"
 #include "formats/torch_archive.hpp"
+#include "input/read_file.hpp"
+#include "observe/trace.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
-#include "utils/read_file.hpp"
 #include "utils/strings_of.hpp"
-#include "utils/trace.hpp"
 
 namespace accelerate::formats {
 namespace {
@@ -90,7 +90,7 @@ std::vector<DcpRecord> write_dcp_items(const fs::path& folder, int64_t rank, con
   if (objects.empty() && tensors.empty()) return records;
 
   const auto name = data_file_name(rank);
-  trace::Span span(trace::Kind::checkpoint_write, name);
+  trace::Span span(trace::SpanKind::checkpoint_write, name);
   AtomicFile file("writing a distributed checkpoint", folder / name);
   int64_t position = 0;
   const auto write = [&](DcpRecord record, TorchPickle&& pickle) {

@@ -60,7 +60,7 @@ std::string deepspeed_fields(const Settings& settings) {
   if (settings.file().is_null()) return "";
   std::vector<std::string> fields;
   for (const auto& [key, value] : settings.file()["deepspeed_config"].items()) fields.push_back(key);
-  if (settings.source("mixed_precision") == Source::file) fields.emplace_back("mixed_precision");
+  if (settings.source("mixed_precision") == ValueSource::file) fields.emplace_back("mixed_precision");
   return changed(fmt::format("{}", fmt::join(fields, ",")), std::tolower);
 }
 
@@ -72,16 +72,16 @@ void add_deepspeed(Variables& env, const Settings& settings, const Host& host) {
   env["PYTHONPATH"] = (path ? *path + ":" : "") + std::filesystem::current_path().string();
 }
 
-/// Where a setting's value comes from, as receipts say it.
-std::string origin_of(const config::Option& option, Source source, const std::filesystem::path& file) {
+/// The source of a setting's value, in the words of receipts.
+std::string origin_of(const config::Option& option, ValueSource source, const std::filesystem::path& file) {
   switch (source) {
-    case Source::flag:
+    case ValueSource::flag:
       return "flag " + flag_of(option);
-    case Source::environment:
+    case ValueSource::environment:
       return fmt::format("variable {}", option.variable ? option.variable : "SLURM_*");
-    case Source::file:
+    case ValueSource::file:
       return "file " + file.string();
-    case Source::fallback:
+    case ValueSource::fallback:
       break;
   }
   return "default";
@@ -114,7 +114,7 @@ Variables tpu_protocol(const Settings& settings) {
   return env;
 }
 
-/// What a job on SageMaker finds. The reference asks for `debug` and forgets it.
+/// The environment of a job on SageMaker. The reference asks for `debug` and forgets it.
 Variables sagemaker_protocol(const Settings& settings) {
   Variables env{{"ACCELERATE_USE_SAGEMAKER", "true"},
                 {"ACCELERATE_MIXED_PRECISION", settings.text("mixed_precision")},
@@ -221,7 +221,7 @@ std::map<std::string, std::string> build_environment(const Job& job, const Host&
     for (const auto& [name, value] : places) env[name] = value;
   }
   // Ranks that find no such device say so, where they would else train on the CPU. Nobody asks for that with FSDP.
-  if (job.settings.on("multi_gpu") && job.settings.source("multi_gpu") > Source::fallback &&
+  if (job.settings.on("multi_gpu") && job.settings.source("multi_gpu") > ValueSource::fallback &&
       !job.settings.computes_on_cpu())
     env["ACCELERATE_LAUNCHED_FOR"] = job.settings.device_type().name;
   if (!host.environment.contains("TORCH_NCCL_ASYNC_ERROR_HANDLING"))

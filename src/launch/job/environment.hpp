@@ -11,8 +11,8 @@ struct Host;
 struct Job;
 class Settings;
 
-/// What the settings say to every process of the job: the reference's environment protocol (docs/settings.md names the
-/// variables).
+/// The settings as variables for every process of the job: the reference's environment protocol (docs/settings.md names
+/// them).
 std::map<std::string, std::string> protocol(const Settings& settings, const Host& host);
 
 /// The variables that a rank finds changed or added, compared with the launcher's own environment.

@@ -8,7 +8,7 @@
 
 namespace accelerate::launcher {
 
-/// What the launcher needs to know about the machine that it runs on; a value, so that tests can invent one.
+/// The facts about the launcher's machine that it needs; a value, so that tests can invent one.
 struct Host {
   int64_t physical_cores = 1;  ///< hyper-threads counted once, limited to those that this process may use
   std::map<std::string, std::string> environment;  ///< the caller's

@@ -38,7 +38,7 @@ const RemoteHost& host_called(const std::vector<RemoteHost>& hosts, const std::s
                      nearest ? fmt::format(". Did you mean '{}'?", *nearest) : "");
 }
 
-/// What a filter names: whole machines have no slots.
+/// The machines that a filter names; whole ones have no slots.
 std::vector<RemoteHost> parse_filter(const std::vector<RemoteHost>& hosts, const std::string& text,
                                      const std::string& flag) {
   std::vector<RemoteHost> named;

@@ -9,10 +9,10 @@
 #include <cstring>
 #include <ctime>
 
+#include "input/read_file.hpp"
 #include "launch/job/host.hpp"
 #include "launch/job/require.hpp"
 #include "launch/job/streams.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -32,7 +32,7 @@ std::chrono::milliseconds read_seconds(const Settings& s, const char* name) {
   return std::chrono::milliseconds(std::llround(seconds * 1000));
 }
 
-/// What holds for every kind of job.
+/// Checks that apply to every kind of job.
 void check_ranges(const Settings& s) {
   require(s.integer("num_cpu_threads_per_process").value_or(1) >= 1,
           "--num_cpu_threads_per_process must be at least 1");
@@ -61,7 +61,7 @@ void check_receipts(const Job& job) {
           "programs of this library, ACCELERATE_RECEIPTS=1 prints them at the end of training");
 }
 
-/// What follows the program is its own, and looks as if the launcher had taken it.
+/// Options after the program are the program's, and look as if the launcher had taken them.
 void remark_on_swapped_options(Job& job) {
   constexpr std::array kOurs = {"--num_processes", "--num_machines",    "--machine_rank",      "--multi_gpu",
                                 "--use_fsdp",      "--main_process_ip", "--main_process_port", "--use_deepspeed"};
@@ -113,7 +113,7 @@ void plan_hostfile(Job& job, const std::string& hostfile, bool c10d) {
   require(problem.empty(), "--hostfile {} can't be read: {}", hostfile, problem);
   job.remote = filter_hosts(parse_hostfile(text, hostfile), s.text("include"), s.text("exclude"));
   for (const char* name : {"num_machines", "num_processes", "machine_rank", "processes_per_machine"})
-    require(s.source(name) != Source::flag,
+    require(s.source(name) != ValueSource::flag,
             "--hostfile says how many machines and processes there are: leave out --num_machines, --num_processes, "
             "--processes_per_machine and --machine_rank, or choose with --include or --exclude");
   require(!c10d, "--hostfile starts a fixed set of machines: leave out --rdzv_backend c10d");
@@ -143,7 +143,7 @@ void check_several_machines(const Job& job, bool c10d) {
 }
 
 /// One process in a job of another launcher's, which knows where the others are.
-void plan_place(Job& job, const Place& place) {
+void plan_place(Job& job, const LaunchPlace& place) {
   job.place = place;
   job.world_size = place.world_size;
   job.local_world_size = 1;
@@ -155,7 +155,7 @@ void plan_place(Job& job, const Place& place) {
 /// Kinds of training of one process: there a number in a file, or of GPUs, is no wish for several.
 bool is_for_one_process(const Job& job) {
   const Settings& s = job.settings;
-  return s.launcher() == Launcher::simple && s.source("num_processes") != Source::flag &&
+  return s.launcher() == Launcher::simple && s.source("num_processes") != ValueSource::flag &&
          s.text("distributed_type") != "MULTI_CPU" && job.num_machines == 1 && !s.integer("processes_per_machine") &&
          s.text("mpirun_hostfile").empty() && s.text("hostfile").empty();
 }
@@ -179,7 +179,7 @@ void plan_ranks(Job& job) {
           "--main_process_port is {}, expected 1 to 65535, or 0 for any free one", job.main_port);
   job.world_size = std::max<int64_t>(1, s.num_processes());
   if (is_for_one_process(job) && job.world_size > 1) {
-    if (s.source("num_processes") == Source::file)
+    if (s.source("num_processes") == ValueSource::file)
       job.remarks.push_back(
           fmt::format("the config file {} says {} processes, and what it is for ({}) has one, which is started; "
                       "--num_processes {} starts them all",
@@ -192,12 +192,12 @@ void plan_ranks(Job& job) {
           "--num_processes is {} on {} machines, expected at most {} of each", s.num_processes(), job.num_machines,
           kMostRanks);
   if (job.num_machines > 1) job.machine_rank = job.rendezvous.rank.value_or(s.integer("machine_rank").value_or(0));
-  else if (s.source("machine_rank") == Source::flag && s.integer("machine_rank").value_or(0) != 0)
+  else if (s.source("machine_rank") == ValueSource::flag && s.integer("machine_rank").value_or(0) != 0)
     job.remarks.push_back("--machine_rank " + s.text("machine_rank") + " has no effect with one machine");
   if (job.num_machines == 1 && job.starter == Job::Starter::launcher && s.text("mpirun_hostfile").empty()) {
-    if (c10d && s.source("rdzv_backend") == Source::flag)
+    if (c10d && s.source("rdzv_backend") == ValueSource::flag)
       job.remarks.emplace_back("--rdzv_backend c10d has no effect with one machine, which meets nobody");
-    if (job.world_size == 1 && s.source("main_process_ip") == Source::flag)
+    if (job.world_size == 1 && s.source("main_process_ip") == ValueSource::flag)
       job.remarks.emplace_back("--main_process_ip has no effect with one process, which meets nobody");
   }
   if (const std::string hostfile = s.text("hostfile"); !hostfile.empty()) plan_hostfile(job, hostfile, c10d);

@@ -13,9 +13,10 @@
 
 namespace accelerate::launcher {
 
-/// What runs where: the settings, checked against each other and with every "unset" decided.
+/// The job: the settings, checked against each other and with every "unset" decided.
 ///
-/// What one setting says is read from `settings`; here is what follows from several of them or from the machine.
+/// The value of one setting is read from `settings`; members of this class follow from several settings or from the
+/// machine.
 struct Job {
   std::vector<std::string> command;   ///< the program and its arguments
   std::filesystem::path config_file;  ///< that was read, or empty
@@ -27,12 +28,13 @@ struct Job {
   int64_t min_machines = 1;  ///< less than num_machines: the job goes on with so few
   int64_t machine_rank = 0;
   std::string main_ip = "127.0.0.1";
-  int64_t main_port = 0;       ///< 0 until launch() has chosen one
-  RendezvousConf rendezvous;   ///< how several machines meet
-  std::optional<Round> round;  ///< with several machines: this one's place, once they have met
-  std::optional<Place> place;  ///< of the one process that is started, in another launcher's job
+  int64_t main_port = 0;             ///< 0 until launch() has chosen one
+  RendezvousConf rendezvous;         ///< how several machines meet
+  std::optional<Round> round;        ///< with several machines: this one's place, once they have met
+  std::optional<LaunchPlace> place;  ///< of the one process that is started, in another launcher's job
 
-  /// Who starts the ranks: this launcher, or one process of another program that it starts instead of them.
+  /// The program that starts the ranks: this launcher, or one process of another program that it starts instead of
+  /// them.
   enum class Starter { launcher, mpirun, deepspeed, hostfile, xla, pod } starter = Starter::launcher;
   std::filesystem::path xla_starter = "accelerate_xla.py";  ///< with xla: the file that Python runs, once it is written
   std::vector<RemoteHost> remote;        ///< with hostfile: the machines, each with a launcher in the place of a rank
@@ -40,7 +42,7 @@ struct Job {
 
   std::chrono::milliseconds monitor_interval{100};  ///< after a failure, for the others to end by themselves
   std::chrono::milliseconds grace{30000};           ///< from asking ranks to stop to killing them
-  /// Where the main process leaves its receipts; empty: nobody asked for them.
+  /// The file in which the main process leaves its receipts; empty: nobody asked for them.
   std::filesystem::path receipts_file;
   int64_t max_restarts = 0;
   int64_t attempt = 0;               ///< how often the ranks have been started before

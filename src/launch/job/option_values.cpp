@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "accelerate/config.hpp"
+#include "input/json.hpp"
 #include "launch/job/require.hpp"
-#include "utils/json.hpp"
 
 namespace accelerate::launcher {
 

@@ -28,7 +28,8 @@ std::string in_small_letters(std::string text);
 /// false)" for three. Null when it has none.
 config::Value from_file(const config::Option& option, const config::Value& value, const std::string& file);
 
-/// What a caller's environment variable means. The protocol writes names in capitals that flags take in small letters.
+/// The value of a caller's environment variable. The protocol writes names in capitals that flags take in small
+/// letters.
 config::Value from_environment(const config::Option& option, std::string text);
 
 }  // namespace accelerate::launcher

@@ -30,7 +30,7 @@ std::string describe(const End& end);
 int blame_kind(const End& end);
 inline constexpr int kOfAPeer = 2;  ///< the kind of 69
 
-/// What is known of a rank: that it runs, and afterwards how it ended.
+/// The record of a rank: that it runs, and afterwards how it ended.
 struct RankRecord {
   int64_t rank = 0;
   int64_t local_rank = 0;
@@ -47,7 +47,7 @@ struct RankRecord {
 /// them to stop. All have ended.
 std::optional<size_t> first_failure(const std::vector<RankRecord>& ranks);
 
-/// What became of this machine's part of the job.
+/// The outcome of this machine's part of the job.
 struct Outcome {
   std::vector<RankRecord> ranks;
   std::optional<size_t> first_failure;  ///< index into ranks

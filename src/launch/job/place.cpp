@@ -4,7 +4,7 @@
 
 namespace accelerate::launcher {
 
-std::optional<Place> place_in_mpi(const Host& host) {
+std::optional<LaunchPlace> place_in_mpi(const Host& host) {
   struct Names {
     const char *launcher, *rank, *world_size, *local_rank, *local_world_size;
   };
@@ -16,7 +16,7 @@ std::optional<Place> place_in_mpi(const Host& host) {
   for (const auto& names : kAll) {
     const auto rank = host.number(names.rank), world_size = host.number(names.world_size);
     if (!rank || !world_size || *world_size < 2 || *rank < 0 || *rank >= *world_size) continue;
-    Place place{.launcher = names.launcher, .rank = *rank, .world_size = *world_size, .local_rank = *rank};
+    LaunchPlace place{.launcher = names.launcher, .rank = *rank, .world_size = *world_size, .local_rank = *rank};
     place.local_rank = host.number(names.local_rank).value_or(*rank);
     place.local_world_size = host.number(names.local_world_size).value_or(*world_size);
     return place;

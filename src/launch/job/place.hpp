@@ -10,7 +10,7 @@ struct Host;
 
 /// The rank that another launcher (mpirun, srun) has given this one in a job of its own: whatever it starts is that
 /// rank.
-struct Place {
+struct LaunchPlace {
   std::string launcher;  ///< who did
   int64_t rank = 0;
   int64_t world_size = 1;
@@ -21,6 +21,6 @@ struct Place {
 };
 
 /// By the variables of Open MPI, MVAPICH, and Hydra (MPICH, Intel MPI), of which one speaks of more than one rank.
-std::optional<Place> place_in_mpi(const Host& host);
+std::optional<LaunchPlace> place_in_mpi(const Host& host);
 
 }  // namespace accelerate::launcher

@@ -16,7 +16,7 @@ void Settings::remark() {
   const auto unused = [&](const char* section, bool used, const std::string& needs) {
     if (used) return;
     for_each_option([&](const Option& option) {
-      if (option.section && option.section == std::string(section) && source(option.name) == Source::flag &&
+      if (option.section && option.section == std::string(section) && source(option.name) == ValueSource::flag &&
           option.kind != Kind::unset)
         remarks_.push_back(fmt::format("{} has no effect without {}", flag_of(option), needs));
     });
@@ -30,7 +30,7 @@ void Settings::remark() {
   if (text("mixed_precision") == "fp8") {
     const auto only = [&](const char* owner, std::initializer_list<const char*> names) {
       for (const char* name : names) {
-        if (backend == owner || source(name) != Source::flag) continue;
+        if (backend == owner || source(name) != ValueSource::flag) continue;
         const std::string flag = flag_of(option_called(name));
         remarks_.push_back(
             backend.empty()
@@ -49,16 +49,16 @@ void Settings::remark() {
           "offload_optimizer_nvme_path", "offload_param_nvme_path", "gradient_clipping", "zero3_init_flag",
           "zero3_save_16bit_model", "deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter",
           "deepspeed_multinode_launcher", "deepspeed_moe_layer_cls_names", "deepspeed_as_of_version"})
-      if (source(name) == Source::flag)
+      if (source(name) == ValueSource::flag)
         remarks_.push_back(fmt::format("--{} has no effect without --use_deepspeed", name));
   if (launcher_ != Launcher::tpu)
     for (const char* name : {"vm", "env", "main_training_function", "downcast_bf16", "tpu_use_sudo", "tpu_use_cluster"})
-      if (source(name) == Source::flag)
+      if (source(name) == ValueSource::flag)
         remarks_.push_back(flag_of(option_called(name)) + " has no effect without --tpu");
   if (launcher_ == Launcher::sagemaker)
     for_each_option([&](const Option& option) {
       const std::string name = option.name;
-      if (source(name) != Source::flag || name.starts_with("dynamo_") || name.starts_with("fp8_") ||
+      if (source(name) != ValueSource::flag || name.starts_with("dynamo_") || name.starts_with("fp8_") ||
           option.kind == Kind::unset)
         return;
       for (const char* known :
@@ -69,14 +69,14 @@ void Settings::remark() {
     });
   else
     for (const char* name : {"aws_access_key_id", "aws_secret_access_key"})
-      if (source(name) == Source::flag)
+      if (source(name) == ValueSource::flag)
         remarks_.push_back(fmt::format("--{} has no effect: the config file is not one for Amazon SageMaker", name));
   if (in_small_letters(text("dynamo_backend")) == "no")
     for (const char* name :
          {"dynamo_mode", "dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation"})
-      if (source(name) == Source::flag)
+      if (source(name) == ValueSource::flag)
         remarks_.push_back(fmt::format("--{} has no effect without --dynamo_backend", name));
-  if (launcher_ != Launcher::simple && source("mpirun_hostfile") == Source::flag)
+  if (launcher_ != Launcher::simple && source("mpirun_hostfile") == ValueSource::flag)
     remarks_.emplace_back(
         "--mpirun_hostfile has no effect here: mpirun starts processes that compute on the CPU, with --cpu");
   for (const auto& group : config::launch_table().groups)
@@ -84,7 +84,7 @@ void Settings::remark() {
       for (const auto& option : group.options)
         if (config::truthy((*this)[option.name]))
           remarks_.push_back(fmt::format("{} is retired and has no effect. {}",
-                                         source(option.name) == Source::flag
+                                         source(option.name) == ValueSource::flag
                                              ? flag_of(option)
                                              : fmt::format("'{}' in the config file {}", option.name, file_name_),
                                          option.help));
@@ -93,20 +93,20 @@ void Settings::remark() {
         fmt::format("{} communicate through {}, which C++ programs of this library have no back end for: "
                     "they stop at their start, unless they compute on the CPU (--cpu)",
                     device_type_->plural, device_type_->backend));
-  if (source("monitor_host") == Source::flag && !integer("monitor_port"))
+  if (source("monitor_host") == ValueSource::flag && !integer("monitor_port"))
     remarks_.emplace_back("--monitor_host has no effect without --monitor_port");
   for (const std::string name : {"monitor_seconds", "monitor_peak_flops"})
-    if (source(name) == Source::flag && !integer("monitor_port") && !on("monitor"))
+    if (source(name) == ValueSource::flag && !integer("monitor_port") && !on("monitor"))
       remarks_.push_back(fmt::format("--{} has no effect without --monitor or --monitor_port", name));
   const auto entries = rendezvous_entries(text("rdzv_conf"));
   const bool waits = std::any_of(entries.begin(), entries.end(), [](const auto& entry) {
     return entry.first.find("timeout") != std::string::npos || entry.first.find("keep_alive") != std::string::npos;
   });
-  if (waits && source("rdzv_conf") == Source::flag && num_machines() == 1)
+  if (waits && source("rdzv_conf") == ValueSource::flag && num_machines() == 1)
     remarks_.emplace_back(
         "--rdzv_conf has no effect on one machine, where nobody needs to be waited for; how long the ranks wait for "
         "each other is InitProcessGroupKwargs.timeout in the program");
-  if (source("same_network") == Source::flag)
+  if (source("same_network") == ValueSource::flag)
     remarks_.emplace_back(
         "--same_network has no effect: machines meet at --main_process_ip and --main_process_port, whether they are on "
         "one network or not");

@@ -9,8 +9,8 @@
 
 #include "accelerate/config.hpp"
 #include "config/value.hpp"
+#include "input/read_file.hpp"
 #include "launch/job/require.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate::launcher {
 namespace {

@@ -47,7 +47,7 @@ const Value& Settings::operator[](const std::string& name) const {
   return found->second.value;
 }
 
-Source Settings::source(const std::string& name) const {
+ValueSource Settings::source(const std::string& name) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) raise<InternalError>("no setting is called {}", name);
   return found->second.source;
@@ -66,12 +66,12 @@ std::optional<int64_t> Settings::integer(const std::string& name) const {
 int64_t Settings::num_processes() const { return integer("num_processes").value_or(0); }
 
 /// The strongest source wins; of one source the last word does.
-void Settings::set(const std::string& name, Value value, Source source) {
+void Settings::set(const std::string& name, Value value, ValueSource source) {
   Entry& entry = entries_[name];
   if (source >= entry.source) entry = {std::move(value), source, ""};
 }
 
-std::string Settings::without_minimum(const std::string& name, const std::string& text, Source source,
+std::string Settings::without_minimum(const std::string& name, const std::string& text, ValueSource source,
                                       const std::string& where) {
   if (name != "num_machines" || source < this->source(name)) return text;
   min_machines_.reset();
@@ -90,14 +90,15 @@ void Settings::take_flags(const GivenSettings& given) {
   for (const auto& [name, text] : given) {
     const Option& option = option_called(name);
     const std::string flag = flag_of(option);
-    Value value = config::parse_value(option, without_minimum(name, text, Source::flag, flag), flag);
+    Value value = config::parse_value(option, without_minimum(name, text, ValueSource::flag, flag), flag);
     if (option.kind == Kind::truth && (text == "False" || text == "false" || text == "0" || text == "no"))
       remarks_.push_back(fmt::format(
           "{} {} means True, as any text does in Hugging Face Accelerate; leave the option out, or write false in a "
           "config file",
           flag, text));
-    if (option.kind == Kind::append && entries_[name].source == Source::flag) entries_[name].value.push_back(value);
-    else set(name, option.kind == Kind::append ? Value::array({value}) : value, Source::flag);
+    if (option.kind == Kind::append && entries_[name].source == ValueSource::flag)
+      entries_[name].value.push_back(value);
+    else set(name, option.kind == Kind::append ? Value::array({value}) : value, ValueSource::flag);
   }
 }
 
@@ -121,7 +122,7 @@ void Settings::take_environment(const Host& host) {
     if (!option.variable || option.kind == Kind::unset || std::string_view(option.variable) == "OMP_NUM_THREADS")
       return;
     if (const auto given = host.variable(option.variable))
-      set(option.name, from_environment(option, *given), Source::environment);
+      set(option.name, from_environment(option, *given), ValueSource::environment);
   });
 }
 
@@ -130,13 +131,13 @@ void Settings::take_slurm(const Host& host) {
   if (host.environment.contains("WORLD_SIZE")) return;  // a rank of another launcher, whatever started that
   const auto task = slurm::this_task([&](const char* name) { return host.variable(name); });
   if (!task || task->world_size < 2 || !text("hostfile").empty()) return;
-  if (source("num_machines") > Source::file && num_machines() != task->world_size)
+  if (source("num_machines") > ValueSource::file && num_machines() != task->world_size)
     return;                                // somebody has another plan, such as jobs of one machine each
   if (task->local_world_size > 1) return;  // ranks, not machines: take_place()
-  set("num_machines", task->world_size, Source::environment);
-  set("machine_rank", task->rank, Source::environment);
-  set("main_process_ip", task->address, Source::environment);
-  set("main_process_port", task->port, Source::environment);
+  set("num_machines", task->world_size, ValueSource::environment);
+  set("machine_rank", task->rank, ValueSource::environment);
+  set("main_process_ip", task->address, ValueSource::environment);
+  set("main_process_port", task->port, ValueSource::environment);
   slurm_step_ = task->step;
 }
 
@@ -145,8 +146,8 @@ void Settings::take_rdzv_conf() {
   const auto take = [this](const std::string& key, const std::string& name, const std::string& text) {
     const std::string where = fmt::format("--rdzv_conf {}", key);
     const Value value = config::parse_value(option_called(name), text, where);
-    const bool open = source(name) == Source::fallback;
-    // Who has numbered the machines means a fixed set of them, as the reference starts it.
+    const bool open = source(name) == ValueSource::fallback;
+    // A user who has numbered the machines means a fixed set of them, as the reference starts it.
     if (name == "rdzv_backend" ? open && (*this)["machine_rank"].is_null() : open)
       entries_[name] = {value, source("rdzv_conf"), ""};
     else if ((*this)[name] != value)
@@ -167,7 +168,7 @@ void Settings::take_rdzv_conf() {
 void Settings::take_place(const Host& host) {
   if (host.environment.contains("WORLD_SIZE") || !text("hostfile").empty()) return;
   // Somebody has another plan: these are machines, or (by a flag) jobs of their own.
-  if (num_machines() > 1 || source("num_machines") > Source::file) return;
+  if (num_machines() > 1 || source("num_machines") > ValueSource::file) return;
   place_ = place_in_mpi(host);
   const auto task = slurm::this_task([&](const char* name) { return host.variable(name); });
   if (!place_ && task && task->world_size > 1)
@@ -193,10 +194,9 @@ void Settings::take_place(const Host& host) {
   const auto asked = integer("num_processes");
   remarks_.push_back(
       fmt::format("{} has started {} launchers: each starts one process, and these meet at {}:{}{}. Jobs of their own "
-                  "are they with "
-                  "--num_machines 1",
+                  "are they with --num_machines 1",
                   place_->launcher, place_->world_size, place_->address, place_->port,
-                  source("num_processes") > Source::fallback && asked && *asked != place_->world_size
+                  source("num_processes") > ValueSource::fallback && asked && *asked != place_->world_size
                       ? fmt::format("; num_processes, which is {}, has no effect", *asked)
                       : ""));
 }
@@ -206,14 +206,14 @@ void Settings::take_file(const std::filesystem::path& path) {
   file_ = config::load_config(path);
   if (config::is_sagemaker(file_)) {
     for (const char* name : {"mixed_precision", "debug", "num_machines", "gpu_ids", "distributed_type"})
-      if (!file_[name].is_null()) set(name, file_[name], Source::file);
+      if (!file_[name].is_null()) set(name, file_[name], ValueSource::file);
     if (file_["dynamo_config"].is_object()) take_section("dynamo_config", file_["dynamo_config"]);
     return;
   }
   for (const auto& [key, value] : file_.items())
     if (!value.is_object()) take_key(key, value);
   choose_paradigm();
-  // What is left over of an engine that the job does not use has no say, and may be nonsense.
+  // Settings of an engine that the job does not use have no say, and may be nonsense.
   for (const auto& [section, content] : file_.items()) {
     if (!content.is_object() || content.empty()) continue;
     if (uses_section(section)) take_section(section, content);
@@ -228,11 +228,11 @@ void Settings::take_key(const std::string& key, const Value& value) {
   try {
     Value converted =
         from_file(option_called(key),
-                  value.is_string() ? Value(without_minimum(key, value, Source::file, where)) : value, file_name_);
-    if (!converted.is_null()) set(key, std::move(converted), Source::file);
+                  value.is_string() ? Value(without_minimum(key, value, ValueSource::file, where)) : value, file_name_);
+    if (!converted.is_null()) set(key, std::move(converted), ValueSource::file);
   } catch (const ConfigError& error) {
-    if (Entry& entry = entries_[key]; entry.source <= Source::file)
-      entry.source = Source::file, entry.error = error.what();
+    if (Entry& entry = entries_[key]; entry.source <= ValueSource::file)
+      entry.source = ValueSource::file, entry.error = error.what();
   }
 }
 
@@ -240,7 +240,7 @@ void Settings::take_section(const std::string& section, const Value& content) {
   for (const auto& [key, value] : content.items()) {
     if (const auto* option = config::option_of(section, key)) {
       if (Value converted = from_file(*option, value, file_name_); !converted.is_null())
-        set(option->name, std::move(converted), Source::file);
+        set(option->name, std::move(converted), ValueSource::file);
       continue;
     }
     const auto nearest = config::nearest_key(section, key);
@@ -262,15 +262,15 @@ bool Settings::uses_section(const std::string& section) const {
 /// The file's kind of training, unless a flag or a variable says another.
 void Settings::choose_paradigm() {
   const bool chosen = std::any_of(std::begin(kParadigms), std::end(kParadigms),
-                                  [&](const char* name) { return source(name) > Source::file && on(name); });
+                                  [&](const char* name) { return source(name) > ValueSource::file && on(name); });
   const std::string type = text("distributed_type");
   if (chosen) return;
-  set("use_deepspeed", type == "DEEPSPEED", Source::file);
-  set("use_fsdp", type == "FSDP", Source::file);
-  set("use_megatron_lm", type == "MEGATRON_LM", Source::file);
-  set("tpu", type == "XLA", Source::file);
-  set("multi_gpu", type.starts_with("MULTI_") && type != "MULTI_CPU", Source::file);
-  set("use_parallelism_config", !file_["parallelism_config"].empty(), Source::file);
+  set("use_deepspeed", type == "DEEPSPEED", ValueSource::file);
+  set("use_fsdp", type == "FSDP", ValueSource::file);
+  set("use_megatron_lm", type == "MEGATRON_LM", ValueSource::file);
+  set("tpu", type == "XLA", ValueSource::file);
+  set("multi_gpu", type.starts_with("MULTI_") && type != "MULTI_CPU", ValueSource::file);
+  set("use_parallelism_config", !file_["parallelism_config"].empty(), ValueSource::file);
 }
 
 void Settings::fill_in(const Host& host) {
@@ -278,17 +278,17 @@ void Settings::fill_in(const Host& host) {
   if (!file_.is_null()) {
     require(num_processes() != -1 || place_,
             "the config file {} leaves the number of processes open: give --num_processes", file_name_);
-    if ((*this)["gpu_ids"].is_null()) set("gpu_ids", "all", Source::file);
+    if ((*this)["gpu_ids"].is_null()) set("gpu_ids", "all", ValueSource::file);
   } else {
     if ((*this)["num_processes"].is_null())
       set("num_processes",
           slurm_step_.empty() ? host.accelerators : std::max<int64_t>(1, host.accelerators) * num_machines(),
-          Source::fallback);
-    if (num_processes() > 1 && host.accelerators > 1) set("multi_gpu", true, Source::fallback);
-    set("use_cpu", (*this)["cpu"], Source::fallback);
+          ValueSource::fallback);
+    if (num_processes() > 1 && host.accelerators > 1) set("multi_gpu", true, ValueSource::fallback);
+    set("use_cpu", (*this)["cpu"], ValueSource::fallback);
   }
-  if ((*this)["mixed_precision"].is_null()) set("mixed_precision", "no", Source::fallback);
-  if ((*this)["dynamo_backend"].is_null()) set("dynamo_backend", "no", Source::fallback);
+  if ((*this)["mixed_precision"].is_null()) set("mixed_precision", "no", ValueSource::fallback);
+  if ((*this)["dynamo_backend"].is_null()) set("dynamo_backend", "no", ValueSource::fallback);
   // MULTI_GPU is what the reference's files say of any machine whose devices behave like CUDA's.
   const auto* named = devices::of_distributed_type(text("distributed_type"));
   const auto* here = devices::find(host.device_type);
@@ -303,7 +303,7 @@ void Settings::fill_in(const Host& host) {
     config::parse_value(dynamo, backend, "dynamo_backend");
   entries_["mixed_precision"].value = config::parse_value(option_called("mixed_precision"),
                                                           in_small_letters(text("mixed_precision")), "mixed_precision");
-  // What each rank would refuse.
+  // Each rank would refuse this.
   if (text("mixed_precision") == "fp8")
     for (const char* name : {"fp8_interval", "fp8_amax_history_len"})
       require(integer(name).value_or(1) >= 1, "{} is {}, expected at least 1: every process would refuse it",
@@ -324,12 +324,12 @@ void Settings::fill_in(const Host& host) {
 /// torchrun reads its options from PET_<NAME>, too (operators of clusters set them); flags and files are stronger.
 void Settings::take_torchrun_variables(const Host& host) {
   if (launcher_ != Launcher::torchrun && launcher_ != Launcher::deepspeed) return;
-  const auto take = [&](const char* variable, const std::string& name, Source weaker) {
+  const auto take = [&](const char* variable, const std::string& name, ValueSource weaker) {
     const auto text = host.variable(variable);
     if (!text || source(name) > weaker) return;
     const std::string where = fmt::format("the environment variable {}", variable);
-    const std::string plain = without_minimum(name, *text, Source::environment, where);
-    set(name, config::parse_value(option_called(name), plain, where), Source::environment);
+    const std::string plain = without_minimum(name, *text, ValueSource::environment, where);
+    set(name, config::parse_value(option_called(name), plain, where), ValueSource::environment);
   };
   for (const auto& [variable, name] : {std::pair("PET_MAX_RESTARTS", "max_restarts"),
                                        {"PET_MONITOR_INTERVAL", "monitor_interval"},
@@ -338,27 +338,27 @@ void Settings::take_torchrun_variables(const Host& host) {
                                        {"PET_LOG_DIR", "log_dir"},
                                        {"PET_ROLE", "role"},
                                        {"PET_RDZV_CONF", "rdzv_conf"}})
-    take(variable, name, Source::fallback);
+    take(variable, name, ValueSource::fallback);
   const auto here = host.number("PET_NPROC_PER_NODE");  // or a word: gpu, auto
-  if (here && source("num_processes") == Source::fallback) set("num_processes", *here, Source::environment);
+  if (here && source("num_processes") == ValueSource::fallback) set("num_processes", *here, ValueSource::environment);
   const auto machines = host.variable("PET_NNODES");
-  if (!machines || *machines == "1" || num_machines() > 1 || source("num_machines") > Source::file) return;
-  take("PET_NNODES", "num_machines", Source::file);
-  take("PET_NODE_RANK", "machine_rank", Source::file);  // which each file has
-  take("PET_RDZV_BACKEND", "rdzv_backend", Source::file);
-  take("PET_MASTER_ADDR", "main_process_ip", Source::fallback);
-  take("PET_MASTER_PORT", "main_process_port", Source::fallback);
+  if (!machines || *machines == "1" || num_machines() > 1 || source("num_machines") > ValueSource::file) return;
+  take("PET_NNODES", "num_machines", ValueSource::file);
+  take("PET_NODE_RANK", "machine_rank", ValueSource::file);  // which each file has
+  take("PET_RDZV_BACKEND", "rdzv_backend", ValueSource::file);
+  take("PET_MASTER_ADDR", "main_process_ip", ValueSource::fallback);
+  take("PET_MASTER_PORT", "main_process_port", ValueSource::fallback);
   if (const auto place = host.variable("PET_RDZV_ENDPOINT"); place && text("main_process_ip").empty()) {
     const size_t colon = place->rfind(':');
-    set("main_process_ip", place->substr(0, colon), Source::environment);
+    set("main_process_ip", place->substr(0, colon), ValueSource::environment);
     if (colon != std::string::npos)
       set("main_process_port",
           config::parse_value(option_called("main_process_port"), place->substr(colon + 1), "PET_RDZV_ENDPOINT"),
-          Source::environment);
+          ValueSource::environment);
   }
   // torchrun's numbers are those of a machine.
   const int64_t each = std::max<int64_t>(1, num_processes());
-  entries_["processes_per_machine"] = {each, Source::environment, ""};
+  entries_["processes_per_machine"] = {each, ValueSource::environment, ""};
   entries_["num_processes"].value = each * num_machines();
 }
 
@@ -368,10 +368,10 @@ void Settings::name_strategy() {
   if (!on("use_fsdp") || text("fsdp_version") != "1") return;
   const std::string given = in_small_letters(text("fsdp_reshard_after_forward"));
   if (std::find(std::begin(kStrategies), std::end(kStrategies), given) == std::end(kStrategies)) return;
-  const Source source = this->source("fsdp_reshard_after_forward"), other = this->source("fsdp_sharding_strategy");
-  const bool differs = other != Source::fallback && in_small_letters(text("fsdp_sharding_strategy")) != given;
+  const ValueSource source = this->source("fsdp_reshard_after_forward"), other = this->source("fsdp_sharding_strategy");
+  const bool differs = other != ValueSource::fallback && in_small_letters(text("fsdp_sharding_strategy")) != given;
   // Of two of one source the reference takes the one that it reads.
-  if (other == Source::fallback || source > other)
+  if (other == ValueSource::fallback || source > other)
     entries_["fsdp_sharding_strategy"] = {(*this)["fsdp_reshard_after_forward"], source, ""};
   if (differs)
     remarks_.push_back(

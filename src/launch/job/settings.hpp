@@ -20,18 +20,18 @@ struct Host;
 /// Names of settings and the texts that would follow their flags. Of two for one setting the last counts.
 using GivenSettings = std::vector<std::pair<std::string, std::string>>;
 
-/// What is asked for.
+/// A launch as it is asked for.
 struct LaunchRequest {
   std::vector<std::string> command;   ///< the program and its arguments
   GivenSettings settings;             ///< only what somebody gave, be it the default
   std::filesystem::path config_file;  ///< empty: none is read
 };
 
-/// Where a setting's value comes from, the weakest first.
-enum class Source { fallback, file, environment, flag };
+/// The sources of a setting's value, the weakest first.
+enum class ValueSource { fallback, file, environment, flag };
 
-/// Who starts the processes. The reference has a function for each, and what the processes find in their environment
-/// depends on it.
+/// The launcher that starts the processes. The reference has a function for each, and what the processes find in their
+/// environment depends on it.
 enum class Launcher { simple, torchrun, deepspeed, tpu, sagemaker };
 
 /// All settings of a launch, each with the value that wins: flag, else environment variable, else config file, else
@@ -43,7 +43,7 @@ class Settings {
 
   /// The value of a setting, null when it has none. @throws InternalError when there is no such setting.
   const config::Value& operator[](const std::string& name) const;
-  Source source(const std::string& name) const;
+  ValueSource source(const std::string& name) const;
   bool on(const std::string& name) const { return config::truthy((*this)[name]); }
   /// Python's text of the value; "" when it has none.
   std::string text(const std::string& name) const;
@@ -52,7 +52,7 @@ class Settings {
   Launcher launcher() const { return launcher_; }
   /// The config file with all its keys, null when none was read.
   const config::Value& file() const { return file_; }
-  /// What the user should know: flags that have no effect in this combination. A line each.
+  /// Remarks for the user: flags that have no effect in this combination. A line each.
   const std::vector<std::string>& remarks() const { return remarks_; }
 
   int64_t num_processes() const;  ///< 0: nobody said, and there is no accelerator
@@ -63,19 +63,20 @@ class Settings {
   const devices::DeviceType& device_type() const { return *device_type_; }
   bool computes_on_cpu() const { return on("cpu") || on("use_cpu"); }
   int64_t threads_per_process() const { return threads_; }
-  /// What another launcher has made of this one: a rank of its job. It starts this one process.
-  const std::optional<Place>& place() const { return place_; }
+  /// The place of this process in another launcher's job, of which it is a rank. Then this launcher starts that one
+  /// process.
+  const std::optional<LaunchPlace>& place() const { return place_; }
   bool threads_chosen() const { return threads_chosen_; }  ///< by us: neither a flag nor the environment said how many
 
  private:
   struct Entry {
     config::Value value;
-    Source source = Source::fallback;
+    ValueSource source = ValueSource::fallback;
     std::string error;  ///< why the value can't be, of a file whose job may not need it: for who reads it
   };
-  void set(const std::string& name, config::Value value, Source source);
+  void set(const std::string& name, config::Value value, ValueSource source);
   /// Writes MAX of "MIN:MAX" for num_machines in place of it, and remembers MIN.
-  std::string without_minimum(const std::string& name, const std::string& text, Source source,
+  std::string without_minimum(const std::string& name, const std::string& text, ValueSource source,
                               const std::string& where);
   void take_flags(const GivenSettings& given);
   void take_environment(const Host& host);
@@ -101,7 +102,7 @@ class Settings {
   const devices::DeviceType* device_type_ = nullptr;
   std::vector<std::string> remarks_;
   std::optional<int64_t> min_machines_;
-  std::optional<Place> place_;
+  std::optional<LaunchPlace> place_;
   std::string slurm_step_;  // the step whose tasks are this job's launchers
   int64_t threads_ = 1;
   bool threads_chosen_ = false;

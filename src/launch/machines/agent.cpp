@@ -86,7 +86,7 @@ bool Agent::read_some() {
   return true;
 }
 
-std::optional<Event> Agent::next() {
+std::optional<AgentEvent> Agent::next() {
   const size_t end = buffer_.find('\n');
   if (end == std::string::npos) return std::nullopt;
   const auto line = buffer_.substr(0, end);
@@ -94,20 +94,20 @@ std::optional<Event> Agent::next() {
   return parse_event(line);
 }
 
-Event Agent::wait() {
+AgentEvent Agent::wait() {
   for (;;) {
     if (auto event = next()) return *event;
     if (monitor_) monitor_->serve_until(socket_.get());
     if (!read_some())
-      return {.kind = Event::Kind::closed,
+      return {.kind = AgentEvent::Kind::closed,
               .round = {},
               .code = 71,
               .why = "the program accelerate-agent, which keeps the connection to the other machines, has died"};
   }
 }
 
-bool Agent::over(const Event& event) {
-  if (event.kind != Event::Kind::closed) return false;
+bool Agent::over(const AgentEvent& event) {
+  if (event.kind != AgentEvent::Kind::closed) return false;
   over_ = true;
   closed_ = {event.code, event.why};
   return true;
@@ -120,7 +120,7 @@ std::optional<Round> Agent::join() {
   for (;;) {
     const auto event = wait();
     if (over(event)) return std::nullopt;
-    if (event.kind == Event::Kind::round) return event.round;
+    if (event.kind == AgentEvent::Kind::round) return event.round;
   }
 }
 
@@ -129,11 +129,11 @@ void Agent::leave(const std::string& text) { tell({{"say", "leave"}, {"text", te
 
 std::optional<std::string> Agent::recalled() {
   pollfd ready{socket_.get(), POLLIN, 0};
-  std::optional<Event> event;
+  std::optional<AgentEvent> event;
   if (::poll(&ready, 1, 0) > 0 && !read_some()) event = wait();  // what is left of its words, then its death
   if (!event) event = next();
   for (; event; event = next())
-    if ((over(*event) || event->kind == Event::Kind::recall) && !recalled_) return recalled_ = true, event->why;
+    if ((over(*event) || event->kind == AgentEvent::Kind::recall) && !recalled_) return recalled_ = true, event->why;
   return std::nullopt;
 }
 
@@ -143,7 +143,7 @@ bool Agent::ended(const std::string& how, int64_t kind, int64_t code, const std:
   for (;;) {
     const auto event = wait();
     if (over(event)) return false;
-    if (event.kind == Event::Kind::again) return true;
+    if (event.kind == AgentEvent::Kind::again) return true;
   }
 }
 

@@ -49,10 +49,10 @@ class Agent : public Peers {
 
  private:
   void tell(const nlohmann::json& message);
-  bool read_some();               ///< false at the end
-  std::optional<Event> next();    ///< a whole line that was read
-  Event wait();                   ///< for a line; the agent's death is an event as well
-  bool over(const Event& event);  ///< the job has ended; remembers how
+  bool read_some();                    ///< false at the end
+  std::optional<AgentEvent> next();    ///< a whole line that was read
+  AgentEvent wait();                   ///< for a line; the agent's death is an event as well
+  bool over(const AgentEvent& event);  ///< the job has ended; remembers how
 
   Monitor* const monitor_;
   pid_t pid_ = -1;

@@ -133,7 +133,7 @@ void Coordinator::watch(const std::vector<Node>& nodes, Clock::time_point now) {
   for (const auto& node : nodes)
     if (lives(node, now) && node.state == "joining" &&
         std::none_of(decision_.members.begin(), decision_.members.end(),
-                     [&](const Member& member) { return member.id == node.id; }))
+                     [&](const MachineMember& member) { return member.id == node.id; }))
       return end_because(node.host + " (" + node.address + ") has joined");
 }
 

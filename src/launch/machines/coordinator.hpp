@@ -9,7 +9,7 @@
 
 namespace accelerate::launcher {
 
-/// What a machine says of itself; it alone writes this.
+/// A machine's message about itself; it alone writes this.
 struct Node {
   int64_t id = 0;             ///< from 1, in the order of arrival; a machine that comes back has a new one
   std::string host, address;  ///< its name, and how the others reach it
@@ -29,19 +29,19 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Node, id, host, address, local_world_size, ro
                                    kind, code, text)
 
 /// A machine's place in a round.
-struct Member {
+struct MachineMember {
   int64_t id = 0;
   int64_t first_rank = 0, local_world_size = 1;
   int64_t first_role_rank = 0, role_world_size = 1;  ///< among the machines of the same --role
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Member, id, first_rank, local_world_size, first_role_rank, role_world_size)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MachineMember, id, first_rank, local_world_size, first_role_rank, role_world_size)
 
-/// What holds for all machines; the coordinator alone writes this.
+/// The state that holds for all machines; the coordinator alone writes this.
 struct Decision {
-  std::string phase = "forming";  ///< forming -> running -> ending -> forming ...; closed is the end
-  int64_t round = 0;              ///< the one that runs or ends, or the last one
-  int64_t restarts = 0;           ///< how many failures were answered by starting again
-  std::vector<Member> members;    ///< of the round; the index is the group rank
+  std::string phase = "forming";       ///< forming -> running -> ending -> forming ...; closed is the end
+  int64_t round = 0;                   ///< the one that runs or ends, or the last one
+  int64_t restarts = 0;                ///< how many failures were answered by starting again
+  std::vector<MachineMember> members;  ///< of the round; the index is the group rank
   int64_t world_size = 0;
   std::string why;   ///< of ending and closed, for people
   int64_t code = 0;  ///< of closed: what all launchers return

@@ -57,7 +57,7 @@ int launch_on_machines(Job& job, const Host& host, const std::vector<std::string
     if (!outcome.recalled.empty() && !outcome.first_failure) say("ranks were stopped: " + outcome.recalled);
     if (!tell_end(agent, outcome, job.world_size)) break;
   }
-  // What failed here has been reported; what did not happen here is said in one line.
+  // A failure on this machine has been reported; one that was elsewhere is said in one line.
   if (agent.closed().code != 0) say_on_stderr("the job has ended: " + agent.closed().why);
   return static_cast<int>(agent.closed().code);
 }

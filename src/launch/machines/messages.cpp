@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "utils/json.hpp"
+#include "input/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::launcher {
@@ -51,14 +51,14 @@ Round round_of(const json& event) {
 
 }  // namespace
 
-Event parse_event(std::string_view line) {
-  return message_of("what accelerate-agent says", line, [&](const json& value) -> Event {
+AgentEvent parse_event(std::string_view line) {
+  return message_of("what accelerate-agent says", line, [&](const json& value) -> AgentEvent {
     const std::string name = value.at("event");
-    if (name == "round") return {.kind = Event::Kind::round, .round = round_of(value), .code = 0, .why = {}};
-    if (name == "recall") return {.kind = Event::Kind::recall, .round = {}, .code = 0, .why = value.at("why")};
+    if (name == "round") return {.kind = AgentEvent::Kind::round, .round = round_of(value), .code = 0, .why = {}};
+    if (name == "recall") return {.kind = AgentEvent::Kind::recall, .round = {}, .code = 0, .why = value.at("why")};
     if (name == "again") return {};
     if (name != "closed") refuse_message("what accelerate-agent says", line, "there is no such event");
-    return {.kind = Event::Kind::closed, .round = {}, .code = value.at("code"), .why = value.at("why")};
+    return {.kind = AgentEvent::Kind::closed, .round = {}, .code = value.at("code"), .why = value.at("why")};
   });
 }
 

@@ -8,21 +8,21 @@
 #include "launch/job/rendezvous.hpp"
 #include "launch/machines/coordinator.hpp"
 
-/// What the launcher, its agent and the other machines' agents tell each other, read: JSON, which the network may have
-/// brought. All throw LaunchError for what is no such message.
+/// Reads the messages of the launcher, its agent and the other machines' agents to each other: JSON, which the network
+/// may have brought. All functions throw LaunchError for anything else.
 namespace accelerate::launcher {
 
-/// What an agent tells its launcher, a line.
-struct Event {
+/// A line that an agent tells its launcher.
+struct AgentEvent {
   enum class Kind { round, recall, again, closed };
   Kind kind = Kind::again;
   Round round;       ///< of `round`: this machine takes part in it
   int64_t code = 0;  ///< of `closed`: the job's exit code
   std::string why;   ///< of `recall` and `closed`
 };
-Event parse_event(std::string_view line);
+AgentEvent parse_event(std::string_view line);
 
-/// What machine `id` has said of itself in the store.
+/// The message of machine `id` about itself in the store.
 Node parse_node(std::string_view text, int64_t id);
 Decision parse_decision(std::string_view text);
 /// Address and port of a store.

@@ -25,8 +25,8 @@ class Gpus {
   bool tried_ = false;
 };
 
-/// What the GPU could do at most, in floating-point operations a second, where its name is known: with bf16's matrix
-/// units, without sparsity. Nothing for parts of a GPU (MIG).
+/// The peak of the GPU, in floating-point operations a second, if its name is known: with bf16's matrix units, without
+/// sparsity. Nothing for parts of a GPU (MIG).
 std::optional<double> peak_flops_of(const GpuUse& gpu);
 
 /// The GPU of each local rank: the entries of CUDA_VISIBLE_DEVICES, else 0, 1, 2, ...

@@ -10,8 +10,8 @@
 
 namespace accelerate::launcher {
 
-/// What ranks did over time, for the page's plots: least, mean and most over the ranks, in so few points that a long
-/// run takes no more memory than a short one. When there are twice as many as wanted, each two become one.
+/// The figures of ranks over time, for the page's plots: least, mean and most over the ranks, in so few points that a
+/// long run takes no more memory than a short one. When there are twice as many points as wanted, each two become one.
 class History {
  public:
   explicit History(size_t points = 120) : points_(points) {}

@@ -22,7 +22,7 @@ class Keyboard {
   void take();
   /// Whether standard input may be polled, and read, now.
   bool listens() const;
-  /// What has been pressed.
+  /// The keys that have been pressed.
   std::string read();
   /// Gives the terminal its modes back.
   void leave();

@@ -8,10 +8,10 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
+#include "input/plain_text.hpp"
 #include "launch/job/job.hpp"
 #include "launch/job/outcome.hpp"
 #include "launch/system/process.hpp"
-#include "utils/plain_text.hpp"
 
 namespace accelerate::launcher {
 namespace {

@@ -46,10 +46,10 @@ class Monitor {
   bool divides(int fd) const { return table_ && TerminalView::possible(fd); }
   /// The ranks are about to be started, for the first time or again. The table goes to `sink`.
   void begin(const Job& job, Sink& sink, const Warden& warden);
-  /// Where a rank counts its steps, for its environment; "" for what is not a rank.
+  /// The file in which a rank counts its steps, for its environment; "" for a process that is not a rank.
   std::string step_file(int64_t local_rank) const;
 
-  /// What the supervisor knows of a rank.
+  /// The supervisor's knowledge of a rank.
   struct Status {
     const RankRecord* record;
     bool asked = false;     ///< to stop

@@ -115,7 +115,7 @@ const formats = {bytes: bytes, "%": n => n.toFixed(n < 9.95 ? 1 : 0) + " %", "/s
 function plot(seconds, figure) {
   const width = 260, top = 12, bottom = 68, from = seconds[0], long = Math.max(seconds[seconds.length - 1] - from, 1e-9);
   const format = formats[figure.unit] || prefixed;
-  // What a program logs may be below zero, or far from it; all else begins there.
+  // Values that a program logs may be below zero, or far from it; all other plots begin there.
   const logged = figure.unit === "value", low = logged ? Math.min(...figure.least.filter(value => value !== null)) : 0;
   const most = Math.max(low, ...figure.most.filter(value => value !== null)) || (logged ? 0 : 1), span = most - low || 1;
   const x = i => (width * (seconds[i] - from) / long).toFixed(1), y = value => (bottom - (bottom - top) * (value - low) / span).toFixed(1);

@@ -10,7 +10,7 @@
 
 namespace accelerate::launcher {
 
-/// What a process and everything that it started use, from /proc.
+/// The use of the machine by a process and everything that it started, from /proc.
 struct ProcessUse {
   std::optional<double> cpu_percent;  ///< of one core, since the look before; absent at the first
   int64_t resident_bytes = 0;

@@ -5,7 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "utils/plain_text.hpp"
+#include "input/plain_text.hpp"
 
 namespace accelerate::launcher {
 namespace {

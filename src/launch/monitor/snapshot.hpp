@@ -44,7 +44,7 @@ struct RankView {
 /// Model FLOPs utilisation: the share of what the device could do that the model's operations are.
 std::optional<double> utilisation(const RankView& rank);
 
-/// What the views show.
+/// The figures that the views show.
 struct Snapshot {
   std::string program;  ///< the name only; arguments may hold secrets
   std::string url;      ///< of the page, or ""

@@ -9,8 +9,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "input/plain_text.hpp"
 #include "launch/system/process.hpp"
-#include "utils/plain_text.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::launcher {

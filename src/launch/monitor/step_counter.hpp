@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "utils/step_file.hpp"
+#include "observe/step_file.hpp"
 
 namespace accelerate::launcher {
 
-/// How fast one rank steps and what it has logged, from the files in which it says so (utils/step_file.hpp).
+/// How fast one rank steps and what it has logged, from the files in which it says so (observe/step_file.hpp).
 class StepCounter {
  public:
   /// Makes the files, with zeros. @throws LaunchError when it can't be written.
@@ -24,11 +24,11 @@ class StepCounter {
   /// @param now_ns  CLOCK_MONOTONIC
   std::optional<double> per_second(uint64_t now_ns) const;
 
-  /// What look() does with what it reads.
+  /// Adds a record that look() has read.
   void add(const StepRecord& record);
 
-  /// What the program says beside its steps; nothing for what it doesn't say. Rates are of the same steps as
-  /// per_second(), and fall as that does; shares are of these steps' time, 0 to 1.
+  /// Figures that the program gives beside its steps; nothing for those that it doesn't give. Rates are of the same
+  /// steps as per_second(), and fall as that does; shares are of these steps' time, 0 to 1.
   std::optional<int64_t> tokens() const;
   std::optional<double> tokens_per_second(uint64_t now_ns) const;
   std::optional<double> flops_per_second(uint64_t now_ns) const;

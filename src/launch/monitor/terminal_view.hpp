@@ -32,7 +32,7 @@ class TerminalView {
   /// Gives the terminal back, the cursor below the last output. Draw again to come back.
   void leave();
 
-  /// What undoes the division, whatever has been drawn.
+  /// The sequence that undoes the division, whatever has been drawn.
   static const char* restore();
 
  private:

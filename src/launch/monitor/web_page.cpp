@@ -117,8 +117,8 @@ WebPage::WebPage(const std::string& host, int64_t port) : host_(host) {
     raise<ConfigError>("--monitor_host is '{}', expected an address of this machine: {}", host, ::gai_strerror(error));
   listener_ = Fd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int on = 1;
-  ::setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on,
-               sizeof(on));  // the page's last connections linger for a minute after a job
+  // The page's last connections linger for a minute after a job.
+  ::setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   const bool bound = listener_ && ::bind(listener_.get(), found->ai_addr, found->ai_addrlen) == 0 &&
                      ::listen(listener_.get(), 64) == 0;
   const int error = errno;

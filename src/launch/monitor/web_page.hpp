@@ -22,7 +22,7 @@ namespace accelerate::launcher {
 /// name (DNS rebinding).
 class WebPage {
  public:
-  /// What the page shows, as JSON: the ranks now, and over time.
+  /// The page's figures as JSON: the ranks now, and over time.
   struct Data {
     std::function<std::string()> state, history;
   };
@@ -53,8 +53,8 @@ class WebPage {
   std::string host_, url_;
   bool open_to_others_ = false;
   Fd listener_;
-  std::chrono::steady_clock::time_point
-      pause_until_{};  ///< no connection is taken until then: there are no descriptors left
+  /// No connection is taken until then: there are no descriptors left.
+  std::chrono::steady_clock::time_point pause_until_{};
   std::list<Connection> connections_;
 };
 

@@ -6,10 +6,10 @@
 #include <set>
 #include <sstream>
 
+#include "input/read_file.hpp"
 #include "launch/job/host.hpp"
 #include "launch/job/require.hpp"
 #include "launch/job/settings.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -30,7 +30,7 @@ std::set<std::string> machines_in(const std::string& file) {
   return names;
 }
 
-/// What a dry run shows may be for other machines than this one, which has the file.
+/// A dry run may show a job for other machines than this one, which has the file.
 bool names_several_machines(const std::string& file, const Settings& settings) {
   if (settings.on("dry_run") && !is_there(file)) return settings.num_machines() > 1;
   return machines_in(file).size() > 1;

@@ -42,7 +42,7 @@ std::string worker_command(const Job& job) {
   return shell_text(words);
 }
 
-/// What ended, in the words of workers.
+/// The report on the end, in the words of workers.
 std::string report_pod(const Job& job, const LogFiles&, const Outcome& outcome) {
   if (outcome.stop_signal && job.quiet()) return "";
   if (outcome.stop_signal)

@@ -9,7 +9,7 @@ struct Host;
 struct Job;
 class Monitor;
 
-/// What is run for a TPU pod: one command for all its workers, or one for each of those that --vm or the config file's
+/// The commands for a TPU pod: one command for all its workers, or one for each of those that --vm or the config file's
 /// tpu_vm names. Element 0 is "gcloud", found in PATH or not. @throws ConfigError when the pod has no name.
 std::vector<std::vector<std::string>> pod_commands(const Job& job);
 

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "accelerate/config.hpp"
+#include "input/read_file.hpp"
 #include "launch/job/environment.hpp"
 #include "launch/job/host.hpp"
 #include "launch/job/job.hpp"
@@ -14,7 +15,6 @@
 #include "launch/starters/mpirun.hpp"
 #include "launch/starters/xla.hpp"
 #include "utils/fd.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -67,7 +67,7 @@ std::string nearest_file(const fs::path& missing) {
   return nearest ? fmt::format(". Did you mean '{}'?", (missing.parent_path() / *nearest).string()) : "";
 }
 
-/// Where the program is. @throws ConfigError when it is nowhere.
+/// The path of the program. @throws ConfigError when it is nowhere.
 fs::path find_program(const std::vector<std::string>& command, const Host& host) {
   const std::string& name = command.front();
   std::error_code ignored;

@@ -57,10 +57,10 @@ bool is_passed_on(const std::string& name) {
   return false;
 }
 
-/// Where the machines of a hostfile meet on the first of them.
+/// The port on the first machine of a hostfile where all of them meet.
 int64_t meeting_port(const Job& job) { return job.main_port ? job.main_port : 29500; }
 
-/// What ended, in the words of machines.
+/// The report on the end, in the words of machines.
 std::string report_machines(const Job& job, const LogFiles&, const Outcome& outcome) {
   if (job.quiet() && !outcome.first_failure) return "";
   if (outcome.stop_signal)
@@ -92,7 +92,7 @@ std::vector<std::string> remote_command(const Job& job, const Host& host, size_t
   for (const auto& group : config::launch_table().groups)
     for (const auto& option : group.options) {
       const std::string name = option.name;
-      if (option.positional() || option.kind == config::Kind::unset || s.source(name) != Source::flag ||
+      if (option.positional() || option.kind == config::Kind::unset || s.source(name) != ValueSource::flag ||
           kOursAlone.contains(name) || (name == "gpu_ids" && machine.chosen_slots))
         continue;
       if (option.kind == config::Kind::flag) line += s.on(name) ? " --" + name : "";

@@ -30,7 +30,7 @@ void check_for_sagemaker(const Job& job) {
           "--aws_access_key_id and --aws_secret_access_key belong together: give both, or neither");
 }
 
-/// What accelerate-sagemaker reads. Through a pipe: nobody else can read secrets there.
+/// The text that accelerate-sagemaker reads through a pipe: nobody else can read secrets there.
 std::string sagemaker_plan(const Job& job, const Host& host) {
   const Settings& s = job.settings;
   config::Value text{{"config", s.file()},

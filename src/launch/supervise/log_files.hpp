@@ -11,7 +11,7 @@ namespace accelerate::launcher {
 
 struct Job;
 
-/// Where one rank writes; empty paths mean "no file".
+/// The files that one rank writes; empty paths mean "no file".
 struct RankLogs {
   std::filesystem::path stdout_file, stderr_file;
   bool stdout_on_terminal = true, stderr_on_terminal = true;

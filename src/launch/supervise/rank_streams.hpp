@@ -28,15 +28,15 @@ class RankStreams {
   /// @param watched  somebody wants to see the last lines of each rank
   RankStreams(const Job& job, const LogFiles& logs, bool watched);
 
-  /// What becomes a rank's streams; without a descriptor the launcher's own.
+  /// The descriptors that become a rank's streams; without one the launcher's own.
   struct Ends {
     Fd out, err;
   };
   /// @throws LaunchError when a log file can't be opened.
   Ends connect(int64_t local_rank);
 
-  /// Where the launcher's own messages go: standard error, or standard output if both are the same file, so that their
-  /// lines don't mix either.
+  /// The destination of the launcher's own messages: standard error, or standard output if both are the same file, so
+  /// that their lines don't mix either.
   Sink& errors() { return *errors_; }
 
   /// Adds what is to be polled, and deals with what came of it: the same entries, in the same order.
@@ -53,7 +53,7 @@ class RankStreams {
 
   /// Fills in what the rank wrote last to stderr, from what came through here, else from its log file.
   void describe_end(RankRecord& rank) const;
-  /// What it wrote last, on either stream: as it came through here, else the end of its log file.
+  /// Its last line on either stream: as it came through here, else the end of its log file.
   std::string last_line(int64_t local_rank) const;
 
  private:

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "accelerate/utils/receipts.hpp"
+#include "input/read_file.hpp"
 #include "launch/job/job.hpp"
 #include "launch/system/output.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate::launcher {
 namespace {

@@ -8,14 +8,14 @@
 #include <fstream>
 #include <vector>
 
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 #include "launch/job/host.hpp"
 #include "launch/job/job.hpp"
 #include "launch/job/outcome.hpp"
 #include "launch/supervise/log_files.hpp"
 #include "launch/system/output.hpp"
 #include "launch/system/process.hpp"
-#include "utils/json.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -120,7 +120,7 @@ std::string report(const Job& job, const LogFiles& logs, const Outcome& outcome)
 
 namespace {
 
-/// What a rank left there, which is the user's program; discarded where it is no JSON.
+/// The error file of a rank, which is the user's program; discarded where it is no JSON.
 nlohmann::json read_error_file(const std::filesystem::path& file) {
   std::string text;
   read_file(file, kMostSettingsBytes, text);

@@ -10,7 +10,7 @@ struct Job;
 struct Outcome;
 class LogFiles;
 
-/// What the launcher says on stderr at the end; empty when all went well.
+/// The launcher's text on stderr at the end; empty when all went well.
 std::string report(const Job& job, const LogFiles& logs, const Outcome& outcome);
 
 /// Hands the failed rank's error file on to whoever started the launcher: into the file that its own

@@ -39,7 +39,7 @@ class StopClock {
   bool has_asked() const { return kill_at_.has_value(); }
   Clock::duration since_asked(Clock::time_point now) const { return now - asked_at_; }
 
-  /// What is to be done now.
+  /// The action that is due now.
   enum class Due { nothing, ask, kill };
   Due due(Clock::time_point now) const {
     return kill_at_ && now >= *kill_at_ ? Due::kill : ask_at_ && now >= *ask_at_ ? Due::ask : Due::nothing;

@@ -26,8 +26,8 @@
 #include "launch/supervise/subreaper.hpp"
 #include "launch/system/process.hpp"
 #include "launch/system/warden.hpp"
+#include "observe/step_file.hpp"
 #include "utils/raise.hpp"
-#include "utils/step_file.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -216,8 +216,8 @@ class Supervisor {
   /// The first rank of this machine, where there is somebody to talk to it.
   bool shares_terminal(int64_t local_rank) const { return interactive_ && local_rank == 0; }
 
-  /// What kill(2) takes to reach a rank and all that it started. An interactive rank stays in our group, which is the
-  /// terminal's foreground.
+  /// The argument of kill(2) that reaches a rank and all that it started. An interactive rank stays in our group, which
+  /// is the terminal's foreground.
   pid_t target(const RankRecord& rank) const { return shares_terminal(rank.local_rank) ? rank.pid : -rank.pid; }
 
   /// @param told  the terminal has sent it to our group, and so to an interactive rank
@@ -299,7 +299,7 @@ class Supervisor {
     }
   }
 
-  /// SIGUSR2 makes ranks that use the library say what they do (utils/hang_report), and would end what has no handler
+  /// SIGUSR2 makes ranks that use the library say what they do (observe/hang_report), and would end what has no handler
   /// for it: shells and helpers among the ranks' processes, and ranks that are still loading.
   void ask_what_they_do() {
     std::vector<std::string> deaf;

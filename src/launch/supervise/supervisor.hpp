@@ -13,12 +13,12 @@ class LogFiles;
 class Monitor;
 class Peers;
 
-/// What supervise() starts, and who else has a say.
+/// The ranks that supervise() starts, and the others that have a say.
 struct Supervision {
   const Job& job;
   const Host& host;
   const LogFiles& logs;
-  /// What is run in the ranks' places: one command for all, or one for each. Element 0 is the path of a file.
+  /// The commands that are run in the ranks' places: one for all, or one for each. Element 0 is the path of a file.
   std::vector<std::vector<std::string>> commands;
   /// With a text: what each of them reads first from a pipe whose end asks it to stop. Empty: rank 0 has the launcher's
   /// standard input, unless that is a terminal that it does not have for itself.

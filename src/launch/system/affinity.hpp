@@ -12,8 +12,8 @@ struct Topology {
     std::vector<std::vector<int>> cores;  ///< that this process may use, by their logical processors
   };
   std::vector<Node> nodes;
-  std::vector<int64_t>
-      gpu_nodes;  ///< by GPU number (PCI order): the node that it hangs on, -1 if the system does not say
+  /// By GPU number (PCI order): the node that it hangs on, -1 if the system does not say.
+  std::vector<int64_t> gpu_nodes;
   static Topology current();
 };
 

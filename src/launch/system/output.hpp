@@ -12,9 +12,9 @@ namespace accelerate::launcher {
 
 /// One of the launcher's own output streams, written without ever waiting for its reader.
 ///
-/// What can't be written yet is queued up to a limit, beyond which the ranks' pipes are not read, so that a slow reader
-/// slows the ranks down. The descriptor stays in blocking mode (it is shared with other processes, e.g. the shell); a
-/// terminal is opened anew for a mode of our own, since it may take less than it promises.
+/// Bytes that can't be written yet are queued up to a limit, beyond which the ranks' pipes are not read, so that a slow
+/// reader slows the ranks down. The descriptor stays in blocking mode (it is shared with other processes, e.g. the
+/// shell); a terminal is opened anew for a mode of our own, since it may take less than it promises.
 class Sink {
  public:
   explicit Sink(int fd);

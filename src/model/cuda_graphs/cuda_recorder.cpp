@@ -16,7 +16,7 @@ namespace {
 /// make_graphed_callables takes as many.
 constexpr int kRunsBefore = 3;
 
-class CudaRecording : public Recording {
+class CudaRecording : public GraphRecording {
  public:
   /// On the current stream, which must not be the default one.
   explicit CudaRecording(const std::function<void()>& work) {
@@ -44,7 +44,7 @@ class CudaRecording : public Recording {
   at::cuda::CUDAGraph graph_;
 };
 
-std::unique_ptr<Recording> record(const c10::Device& device, const std::function<void()>& work) {
+std::unique_ptr<GraphRecording> record(const c10::Device& device, const std::function<void()>& work) {
   const c10::impl::VirtualGuardImpl cuda(device.type());
   cuda.synchronizeDevice(device.index());  // inputs and weights are what they will be
   const c10::StreamGuard side(cuda.getStreamFromGlobalPool(device, /*isHighPriority=*/false));

@@ -7,20 +7,20 @@
 
 namespace accelerate {
 
-/// What a device did once, to be done again.
-class Recording {
+/// The work of a device that was done once, to be done again.
+class GraphRecording {
  public:
-  Recording() = default;
-  Recording(const Recording&) = delete;
-  Recording& operator=(const Recording&) = delete;
-  virtual ~Recording() = default;
+  GraphRecording() = default;
+  GraphRecording(const GraphRecording&) = delete;
+  GraphRecording& operator=(const GraphRecording&) = delete;
+  virtual ~GraphRecording() = default;
   /// On the current stream of its device; does not wait for it.
   virtual void replay() = 0;
 };
 
 /// Calls `work` some times, and then once more while the device records it. What is thrown during the former is passed
 /// on; the latter's errors are a ConfigError. The device has done all that when it returns.
-using Recorder = std::unique_ptr<Recording> (*)(const c10::Device& device, const std::function<void()>& work);
+using Recorder = std::unique_ptr<GraphRecording> (*)(const c10::Device& device, const std::function<void()>& work);
 
 /// Null in builds without CUDA.
 extern const Recorder kCudaRecorder;

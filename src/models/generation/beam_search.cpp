@@ -47,7 +47,7 @@ Candidates best(const Tensor& scores, int64_t count, const Tensor& logits, int64
 
 }  // namespace
 
-Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& attention_mask, int64_t max_length,
+Tensor beam_search(BatchDecoder& decoder, const Tensor& input_ids, const Tensor& attention_mask, int64_t max_length,
                    const GenerationConfig& config, const StopStrings& stops,
                    const std::optional<at::Generator>& generator) {
   constexpr float kImpossible = -1e9F;

@@ -2,9 +2,9 @@
 
 #include <torch/torch.h>
 
+#include "memory/huge_pages.hpp"
 #include "models/generation/logits.hpp"
 #include "models/generation/stop_strings.hpp"
-#include "utils/huge_pages.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::models {
@@ -53,8 +53,8 @@ Tensor without_padding(const Tensor& input_ids, const Tensor& attention_mask) {
   return attention_mask.defined() ? input_ids.masked_fill(attention_mask.to(at::kBool).logical_not(), -1) : input_ids;
 }
 
-Decoder::Decoder(const CausalForward& forward, const Tensor& attention_mask, int64_t max_length,
-                 std::function<void(int64_t)> on_layer)
+BatchDecoder::BatchDecoder(const CausalForward& forward, const Tensor& attention_mask, int64_t max_length,
+                           std::function<void(int64_t)> on_layer)
     : forward_(forward) {
   cache_.on_update(std::move(on_layer));
   if (!attention_mask.defined()) return;
@@ -62,7 +62,7 @@ Decoder::Decoder(const CausalForward& forward, const Tensor& attention_mask, int
   mask_.narrow(1, 0, attention_mask.size(1)).copy_(attention_mask.to(at::kBool));
 }
 
-Tensor Decoder::step(const Tensor& tokens) {
+Tensor BatchDecoder::step(const Tensor& tokens) {
   length_ += tokens.size(1);
   Tensor mask, positions;
   if (mask_.defined()) {
@@ -88,7 +88,7 @@ Tensor Decoder::step(const Tensor& tokens) {
   return logits.select(1, -1).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
 }
 
-void Decoder::reorder(const Tensor& rows) {
+void BatchDecoder::reorder(const Tensor& rows) {
   cache_.reorder(rows);
   if (!mask_.defined()) return;
   mask_ = mask_.index_select(0, rows);
@@ -111,7 +111,7 @@ Tensor generate(const CausalForward& forward, const Tensor& input_ids, const Gen
   if (options.max_positions) check_context(prompt, max_length, *options.max_positions);
   const torch::NoGradGuard no_grad;
   const StopStrings stops(config, options.tokenizer);
-  Decoder decoder(forward, options.attention_mask, max_length, options.on_layer);
+  BatchDecoder decoder(forward, options.attention_mask, max_length, options.on_layer);
   if (config.num_beams > 1) {
     if (options.on_tokens)
       raise<ConfigError>(

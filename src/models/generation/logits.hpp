@@ -29,18 +29,18 @@ void expect_finite(const at::Tensor& found, const at::Tensor& logits, int64_t ne
 at::Tensor without_padding(const at::Tensor& input_ids, const at::Tensor& attention_mask);
 
 /// Beam search over B rows; `step` gives the scores of the next token. Used by generate().
-class Decoder;
+class BatchDecoder;
 class StopStrings;
-at::Tensor beam_search(Decoder& decoder, const at::Tensor& input_ids, const at::Tensor& attention_mask,
+at::Tensor beam_search(BatchDecoder& decoder, const at::Tensor& input_ids, const at::Tensor& attention_mask,
                        int64_t max_length, const GenerationConfig& config, const StopStrings& stops,
                        const std::optional<at::Generator>& generator);
 
 /// The model, its cache and the mask of a growing batch.
-class Decoder {
+class BatchDecoder {
  public:
   /// @param on_layer  as GenerateOptions'
-  Decoder(const CausalForward& forward, const at::Tensor& attention_mask, int64_t max_length,
-          std::function<void(int64_t)> on_layer = nullptr);
+  BatchDecoder(const CausalForward& forward, const at::Tensor& attention_mask, int64_t max_length,
+               std::function<void(int64_t)> on_layer = nullptr);
   /// @param tokens  [B, T]: the prompts at first, then one token a row @return logits of the last one, [B, V] fp32, the
   /// caller's own
   at::Tensor step(const at::Tensor& tokens);

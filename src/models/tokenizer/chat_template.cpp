@@ -2,9 +2,9 @@
 #include <utility>
 #include <vector>
 
+#include "models/replaced.hpp"
 #include "models/tokenizer/content.hpp"
 #include "utils/raise.hpp"
-#include "utils/replaced.hpp"
 
 namespace accelerate::models {
 namespace {

@@ -36,7 +36,7 @@ int format_of(at::ScalarType type) {
   throw InternalError("step: found a tensor of a type that has no kernel");
 }
 
-/// Numbers of a stretch as T: where they lie, or in a block of fp32 that goes back at the end.
+/// Numbers of a slice as T: where they lie, or in a block of fp32 that goes back at the end.
 template <class T> class Numbers {
  public:
   Numbers(void* all, at::ScalarType type, int64_t from, int64_t count, bool writes)
@@ -71,14 +71,14 @@ template <class T> class Numbers {
   T block_[kBlock];
 };
 
-bool is_converted(const Stretch& stretch) {
+bool is_converted(const StepSlice& slice) {
   const auto low = [](at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; };
-  return low(stretch.parameter_type) || low(stretch.gradient_type) || low(stretch.state_type);
+  return low(slice.parameter_type) || low(slice.gradient_type) || low(slice.state_type);
 }
 
-/// @param body  of elements `from` to `from + count` of a stretch: (parameter, gradient, first, second, largest, count)
+/// @param body  of elements `from` to `from + count` of a slice: (parameter, gradient, first, second, largest, count)
 template <class T, class Body>
-void step_on(const Stretch& s, int64_t from, int64_t count, double divisor, const Body& body) {
+void step_on(const StepSlice& s, int64_t from, int64_t count, double divisor, const Body& body) {
   const Numbers<T> parameter(s.parameter, s.parameter_type, from, count, true),
       gradient(s.gradient, s.gradient_type, from, count, divisor != 1), first(s.first, s.state_type, from, count, true),
       second(s.second, s.state_type, from, count, true), largest(s.largest, s.state_type, from, count, true);
@@ -86,23 +86,23 @@ void step_on(const Stretch& s, int64_t from, int64_t count, double divisor, cons
   body(parameter.data(), gradient.data(), first.data(), second.data(), largest.data(), count);
 }
 
-/// Element after element of all stretches, as if they were one.
+/// Element after element of all slices, as if they were one.
 template <class OfFloats, class OfDoubles>
-void step_on_all(const std::vector<Stretch>& stretches, double divisor, const OfFloats& of_floats,
+void step_on_all(const std::vector<StepSlice>& slices, double divisor, const OfFloats& of_floats,
                  const OfDoubles& of_doubles) {
   int64_t all = 0;
-  for (const auto& stretch : stretches) all += stretch.count;
+  for (const auto& slice : slices) all += slice.count;
   parallel_ranges(all, kGrain, [&](int64_t begin, int64_t end) {
     int64_t before = 0;
-    for (const auto& stretch : stretches) {
-      const int64_t last = std::min(end - before, stretch.count);
-      const int64_t at_once = is_converted(stretch) ? kBlock : stretch.count;
+    for (const auto& slice : slices) {
+      const int64_t last = std::min(end - before, slice.count);
+      const int64_t at_once = is_converted(slice) ? kBlock : slice.count;
       for (int64_t from = std::max<int64_t>(begin - before, 0); from < last; from += at_once) {
         const int64_t count = std::min(at_once, last - from);
-        if (stretch.parameter_type == at::kDouble) step_on<double>(stretch, from, count, divisor, of_doubles);
-        else step_on<float>(stretch, from, count, divisor, of_floats);
+        if (slice.parameter_type == at::kDouble) step_on<double>(slice, from, count, divisor, of_doubles);
+        else step_on<float>(slice, from, count, divisor, of_floats);
       }
-      before += stretch.count;
+      before += slice.count;
       if (before >= end) break;
     }
   });
@@ -164,17 +164,17 @@ template <class T> auto body_of(const LionStep& rule) {
 
 }  // namespace
 
-void step(const AdamStep& rule, const std::vector<Stretch>& stretches, double divisor) {
-  step_on_all(stretches, divisor, body_of<float>(rule), body_of<double>(rule));
+void step(const AdamStep& rule, const std::vector<StepSlice>& slices, double divisor) {
+  step_on_all(slices, divisor, body_of<float>(rule), body_of<double>(rule));
 }
-void step(const SgdStep& rule, const std::vector<Stretch>& stretches, double divisor) {
-  step_on_all(stretches, divisor, body_of<float>(rule), body_of<double>(rule));
+void step(const SgdStep& rule, const std::vector<StepSlice>& slices, double divisor) {
+  step_on_all(slices, divisor, body_of<float>(rule), body_of<double>(rule));
 }
-void step(const AdagradStep& rule, const std::vector<Stretch>& stretches, double divisor) {
-  step_on_all(stretches, divisor, body_of<float>(rule), body_of<double>(rule));
+void step(const AdagradStep& rule, const std::vector<StepSlice>& slices, double divisor) {
+  step_on_all(slices, divisor, body_of<float>(rule), body_of<double>(rule));
 }
-void step(const LionStep& rule, const std::vector<Stretch>& stretches, double divisor) {
-  step_on_all(stretches, divisor, body_of<float>(rule), body_of<double>(rule));
+void step(const LionStep& rule, const std::vector<StepSlice>& slices, double divisor) {
+  step_on_all(slices, divisor, body_of<float>(rule), body_of<double>(rule));
 }
 
 }  // namespace accelerate::optim::kernels

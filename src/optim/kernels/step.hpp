@@ -9,7 +9,7 @@ namespace accelerate::optim::kernels {
 
 /// A part of a parameter, in the order of its bytes, with all that a step on it reads and writes. On the host; parts
 /// don't overlap. Types are fp32, bf16 or fp16, which are computed with in fp32, or all three are fp64.
-struct Stretch {
+struct StepSlice {
   int64_t count = 0;  ///< elements
   at::ScalarType parameter_type = at::kFloat, gradient_type = at::kFloat, state_type = at::kFloat;
   void* parameter = nullptr;
@@ -40,11 +40,11 @@ struct LionStep {
 };
 
 /// Steps on all of them, on LibTorch's threads. Blocks. An element's new bits depend on its old ones and the rule only:
-/// not on how a tensor is cut into stretches, on threads, or on the processor's instructions.
+/// not on how a tensor is cut into slices, on threads, or on the processor's instructions.
 /// @param divisor  of gradients: a loss's scale. They are left divided.
-void step(const AdamStep& rule, const std::vector<Stretch>& stretches, double divisor = 1);
-void step(const SgdStep& rule, const std::vector<Stretch>& stretches, double divisor = 1);
-void step(const AdagradStep& rule, const std::vector<Stretch>& stretches, double divisor = 1);
-void step(const LionStep& rule, const std::vector<Stretch>& stretches, double divisor = 1);
+void step(const AdamStep& rule, const std::vector<StepSlice>& slices, double divisor = 1);
+void step(const SgdStep& rule, const std::vector<StepSlice>& slices, double divisor = 1);
+void step(const AdagradStep& rule, const std::vector<StepSlice>& slices, double divisor = 1);
+void step(const LionStep& rule, const std::vector<StepSlice>& slices, double divisor = 1);
 
 }  // namespace accelerate::optim::kernels

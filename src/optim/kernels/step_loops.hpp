@@ -23,7 +23,7 @@ template <class T> struct LionRates {
 };
 
 /// Loops over elements, compiled once per instruction set, with additions and multiplications that are rounded one by
-/// one: an element's bits depend neither on the set nor on where a stretch begins or ends. Pointers don't overlap.
+/// one: an element's bits depend neither on the set nor on where a slice begins or ends. Pointers don't overlap.
 template <class T> struct StepLoops {
   /// @param largest  null: not AMSGrad
   void (*adam)(T* parameter, const T* gradient, T* first, T* second, T* largest, int64_t count,

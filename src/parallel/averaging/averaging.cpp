@@ -24,6 +24,10 @@
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
 #include "comm/mesh.hpp"
+#include "memory/held_bytes.hpp"
+#include "memory/meta_memory.hpp"
+#include "observe/wait_clock.hpp"
+#include "parallel/averaging/counts.hpp"
 #include "parallel/backward_watch.hpp"
 #include "parallel/captured_gradient.hpp"
 #include "parallel/drift.hpp"
@@ -33,16 +37,11 @@
 #include "parallel/replica_average.hpp"
 #include "parallel/verify_parameters.hpp"
 #include "residency/homes/encoded.hpp"
-#include "utils/counts.hpp"
-#include "utils/held_bytes.hpp"
-#include "utils/meta_memory.hpp"
 #include "utils/raise.hpp"
-#include "utils/wait_clock.hpp"
+#include "utils/run_counts.hpp"
 
 namespace accelerate::parallel {
 namespace {
-
-using counts::Count;
 
 constexpr int64_t kMiB = 1 << 20;
 constexpr size_t kBroadcastBytes = 250 * kMiB;
@@ -273,7 +272,7 @@ struct Averaging::Impl {
     const int64_t cap = kwargs.bucket_cap_mb * kMiB;
     int64_t gradient_bytes = 0;
     for (const auto& tensor : trained) gradient_bytes += static_cast<int64_t>(tensor.nbytes());
-    counts::most(Count::gradients_most, gradient_bytes);
+    counts::most(AveragingCount::gradients_most, gradient_bytes);
     if (!kwargs.gradient_as_bucket_view) bucket_bytes.add(gradient_bytes);
     const std::vector<bool> sparse(trained.size(), false);
     // A static graph or unknown order: the Reducer regroups after the first backward, so the first grouping need not be
@@ -386,7 +385,7 @@ struct Averaging::Impl {
     // learns in the first one with it.
     if (kwargs.static_graph && !std::exchange(graph_is_static, true)) {
       reducer->set_static_graph();
-      counts::add(Count::static_graphs);
+      counts::add(AveragingCount::static_graphs);
     }
     reducer->prepare_for_forward();
   }
@@ -397,8 +396,8 @@ struct Averaging::Impl {
     expected_after_suspended |= std::exchange(suspended, false);
     reducer->prepare_for_backward(roots);
     if (searches_unused()) {
-      counts::add(Count::unused_searches);
-      counts::add(Count::unused_parameters, reducer->found_unused());
+      counts::add(AveragingCount::unused_searches);
+      counts::add(AveragingCount::unused_parameters, reducer->found_unused());
     }
   }
 
@@ -506,14 +505,14 @@ struct Averaging::Impl {
   }
 
   void sync_buffers(int64_t from) {
-    const WaitClock waiting(Count::comm_wait_ns, on_host());
+    const WaitClock waiting(RunCount::comm_wait_ns, on_host());
     auto tensors = tensors_of(buffers);
     // No news to graphs of earlier forwards: batch norms hand their statistics to backward, which does not use them,
     // and who changes other buffers in a forward tells the graphs by that.
     for (at::Tensor& buffer : tensors) buffer = buffer.variable_data();
     broadcast_in_place(*group, tensors, from);
-    counts::add(Count::buffer_broadcasts);
-    for (const auto& buffer : tensors) counts::add(Count::buffer_bytes, static_cast<int64_t>(buffer.nbytes()));
+    counts::add(AveragingCount::buffer_broadcasts);
+    for (const auto& buffer : tensors) counts::add(AveragingCount::buffer_bytes, static_cast<int64_t>(buffer.nbytes()));
   }
 
   /// Sums {ranks that still train, ranks of those that will average} over all ranks; a joined rank adds nothing.
@@ -539,7 +538,7 @@ struct Averaging::Impl {
 
   /// What a rank without data does while others take a step, which `averaging` of them will average.
   void shadow(int64_t averaging) {
-    const WaitClock waiting(Count::comm_wait_ns, on_host());
+    const WaitClock waiting(RunCount::comm_wait_ns, on_host());
     // What a forward before has announced does not come, and would be in the way of new buckets.
     if (reducer && reducer->expects_gradients()) reducer->expect_nothing();
     rebuild_buckets();
@@ -606,7 +605,7 @@ void Averaging::before_forward() {
     // one model.
     if (!ddp.forward_sync || ddp.buffers.empty() || (!training && ddp.joining)) return;
     if (ddp.kwargs.broadcast_buffers) ddp.sync_buffers(ddp.joining ? last_candidate(*impl_->group, true) : 0);
-    else counts::add(Count::buffers_left_alone);
+    else counts::add(AveragingCount::buffers_left_alone);
   });
 }
 

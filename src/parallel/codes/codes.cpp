@@ -72,14 +72,14 @@ void agree_on_codes(const NamedTensors& parameters) {
 namespace {
 
 /// Of one model.
-struct Weights {
+struct AgreedWeights {
   NamedTensors parameters;
   bool agreed = false;
 };
 
 class CodesOfOne final : public StandIn {
  public:
-  CodesOfOne(std::shared_ptr<Weights> all, EncodedWeight& weight) : all_(std::move(all)), weight_(weight) {}
+  CodesOfOne(std::shared_ptr<AgreedWeights> all, EncodedWeight& weight) : all_(std::move(all)), weight_(weight) {}
   void agree() override {
     if (!std::exchange(all_->agreed, true)) agree_on_codes(all_->parameters);
   }
@@ -87,7 +87,7 @@ class CodesOfOne final : public StandIn {
   void placed(const at::Tensor& bytes, int64_t sharers) override { residency::lay_codes_in(weight_, bytes, sharers); }
 
  private:
-  std::shared_ptr<Weights> all_;
+  std::shared_ptr<AgreedWeights> all_;
   EncodedWeight& weight_;
 };
 
@@ -95,10 +95,10 @@ class CodesOfOne final : public StandIn {
 class ChosenCodes final : public ChosenLayer {
  public:
   void hand_on(std::vector<Held>& given) const override {
-    std::shared_ptr<Weights> all;
+    std::shared_ptr<AgreedWeights> all;
     for (Held& held : given)
       if (auto* const weight = residency::encoded_weight(held.tensor)) {
-        if (!all) all = std::make_shared<Weights>();
+        if (!all) all = std::make_shared<AgreedWeights>();
         all->parameters.emplace_back(held.names.front(), held.tensor);
         held.stand_in = std::make_shared<CodesOfOne>(all, *weight);
       }

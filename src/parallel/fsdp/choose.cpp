@@ -85,7 +85,7 @@ class ChosenFsdp final : public ChosenLayer {
   }
 
  private:
-  /// With the other types the settings are about pieces, and a whole state goes to rank 0.
+  /// With the other types the settings are about shards, and a whole state goes to rank 0.
   StateDictConfig of_whole_state(const std::optional<StateDictConfig>& config) const {
     return plugin_.state_dict_type == StateDictType::full_state_dict ? *config : StateDictConfig{.rank0_only = true};
   }

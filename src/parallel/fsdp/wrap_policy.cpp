@@ -48,9 +48,9 @@ bool has_class(const Submodule& module, const std::string& name) {
 bool is_no_split(const Submodule& module) { return dynamic_cast<const NoSplit*>(module.module) != nullptr; }
 
 /// The tree with what the policies ask about it.
-class Tree {
+class WrapTree {
  public:
-  Tree(const ModelRef& model, const FullyShardedDataParallelPlugin& plugin)
+  WrapTree(const ModelRef& model, const FullyShardedDataParallelPlugin& plugin)
       : plugin_(plugin), modules_(model.submodules()), children_(modules_.size()) {
     for (size_t i = 1; i < modules_.size(); ++i) children_[static_cast<size_t>(modules_[i].parent)].push_back(i);
     find_ignored();
@@ -271,11 +271,11 @@ class Tree {
 }  // namespace
 
 std::vector<std::string> wrapped_modules(const ModelRef& model, const FullyShardedDataParallelPlugin& plugin) {
-  return Tree(model, plugin).wrapped();
+  return WrapTree(model, plugin).wrapped();
 }
 
 std::vector<ShardedUnit> wrap_units(const ModelRef& model, const FullyShardedDataParallelPlugin& plugin) {
-  return Tree(model, plugin).units();
+  return WrapTree(model, plugin).units();
 }
 
 }  // namespace accelerate::parallel

@@ -26,8 +26,8 @@
 #include "residency/deferred/tape.hpp"
 #include "residency/homes/encoded.hpp"
 #include "residency/member.hpp"
+#include "residency/meta_kernels.hpp"
 #include "utils/error_text.hpp"
-#include "utils/meta_kernels.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::parallel {
@@ -71,7 +71,7 @@ std::vector<size_t> order_of_use(const NamedTensors& parameters, const std::func
   return touched;
 }
 
-void measure(std::vector<pipeline::Layer>& layers, const NamedTensors& parameters,
+void measure(std::vector<pipeline::StageLayer>& layers, const NamedTensors& parameters,
              const std::function<void()>& example) {
   for (const auto& [name, tensor] : parameters)
     if (deferred::owner_of(tensor) || tensor.is_meta())
@@ -85,12 +85,12 @@ void measure(std::vector<pipeline::Layer>& layers, const NamedTensors& parameter
     const residency::HandlerScope scope(residency::Link::place, watch);
     example();
   }
-  for (pipeline::Layer& layer : layers)
+  for (pipeline::StageLayer& layer : layers)
     for (const size_t i : layer.parameters) layer.milliseconds += watch.milliseconds[i];
 }
 
 /// What rank 0 decides.
-struct Decision {
+struct StageDecision {
   std::vector<int64_t> stage_of;                  ///< by parameter
   std::vector<std::vector<int64_t>> holders;      ///< by parameter
   std::vector<std::vector<std::string>> modules;  ///< by stage
@@ -99,9 +99,9 @@ struct Decision {
   ACCELERATE_FIELDS(stage_of, holders, modules, milliseconds, split_points)
 };
 
-Decision decide(const ModelRef& model, const PippyOptions& options, const NamedTensors& parameters, int64_t stages,
-                const std::function<void()>& example, bool may_measure) {
-  std::vector<pipeline::Layer> layers = pipeline::layers_of(model, options, stages);
+StageDecision decide(const ModelRef& model, const PippyOptions& options, const NamedTensors& parameters, int64_t stages,
+                     const std::function<void()>& example, bool may_measure) {
+  std::vector<pipeline::StageLayer> layers = pipeline::layers_of(model, options, stages);
   if (example) pipeline::sort_by_use(layers, order_of_use(parameters, example));
   const bool automatic = options.split_points == std::vector<std::string>{"auto"};
   PipelineBalance balance = options.balance;
@@ -115,11 +115,11 @@ Decision decide(const ModelRef& model, const PippyOptions& options, const NamedT
   }
   const auto begins = automatic ? pipeline::balanced(layers, balance, stages)
                                 : pipeline::begins_at(layers, options.split_points, stages);
-  Decision decision{.stage_of = std::vector<int64_t>(parameters.size()),
-                    .holders = std::vector<std::vector<int64_t>>(parameters.size()),
-                    .modules = std::vector<std::vector<std::string>>(static_cast<size_t>(stages)),
-                    .milliseconds = std::vector<double>(static_cast<size_t>(stages)),
-                    .split_points = {}};
+  StageDecision decision{.stage_of = std::vector<int64_t>(parameters.size()),
+                         .holders = std::vector<std::vector<int64_t>>(parameters.size()),
+                         .modules = std::vector<std::vector<std::string>>(static_cast<size_t>(stages)),
+                         .milliseconds = std::vector<double>(static_cast<size_t>(stages)),
+                         .split_points = {}};
   for (const size_t at : begins) decision.split_points.push_back(layers[at].path);
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto stage = static_cast<size_t>(std::upper_bound(begins.begin(), begins.end(), i) - begins.begin());
@@ -192,12 +192,12 @@ struct Pipeline::Impl {
     agreed = true;
     verify_parameters(named);
     agree_on_codes(named);
-    Decision decision;
+    StageDecision decision;
     const auto failed = comm::failed_elsewhere(
         group.get(), [&] { decision = decide(model, options, named, stages, example, /*may_measure=*/own == 0); });
     if (failed) raise<ConfigError>("prepare_pippy: rank {} can't go on: {}", failed->rank, failed->reason);
     agreed = false;
-    decision = from_bytes<Decision>(comm::broadcast_bytes(*group, to_bytes(decision), 0));
+    decision = from_bytes<StageDecision>(comm::broadcast_bytes(*group, to_bytes(decision), 0));
     for (size_t i = 0; i < named.size(); ++i) {
       const auto& holders = decision.holders[i];
       keep_or_empty(named[i].second, std::find(holders.begin(), holders.end(), own) != holders.end(), device);

@@ -25,12 +25,12 @@ bool is_list_member(const std::vector<Submodule>& modules, size_t i) {
                      [&](const Submodule& other) { return other.parent == static_cast<int64_t>(i); });
 }
 
-std::vector<Layer> collect(const ModelRef& model, const std::vector<Submodule>& modules,
-                           const std::vector<bool>& whole) {
+std::vector<StageLayer> collect(const ModelRef& model, const std::vector<Submodule>& modules,
+                                const std::vector<bool>& whole) {
   std::map<const at::TensorImpl*, size_t> index;
   const auto parameters = model.parameters();
   for (size_t i = 0; i < parameters.size(); ++i) index[parameters[i].second.unsafeGetTensorImpl()] = i;
-  std::vector<Layer> layers;
+  std::vector<StageLayer> layers;
   std::map<size_t, size_t> layer_of_module;
   std::set<size_t> seen;
   for (size_t i = 0; i < modules.size(); ++i) {
@@ -42,7 +42,7 @@ std::vector<Layer> collect(const ModelRef& model, const std::vector<Submodule>& 
       if (!seen.insert(parameter).second) continue;  // tied: it belongs to its first place
       const auto [entry, is_new] = layer_of_module.try_emplace(owner, layers.size());
       if (is_new) layers.push_back({.path = modules[owner].path, .parameters = {}, .bytes = 0, .milliseconds = 0});
-      Layer& layer = layers[entry->second];
+      StageLayer& layer = layers[entry->second];
       layer.parameters.push_back(parameter);
       layer.bytes += tensor.numel() * static_cast<int64_t>(tensor.element_size());
     }
@@ -50,20 +50,20 @@ std::vector<Layer> collect(const ModelRef& model, const std::vector<Submodule>& 
   return layers;
 }
 
-std::string list_of(const std::vector<Layer>& layers) {
+std::string list_of(const std::vector<StageLayer>& layers) {
   constexpr size_t kMost = 24;
   std::string text;
   for (size_t i = 0; i < layers.size() && i < kMost; ++i) text += (i ? ", " : "") + layers[i].path;
   return layers.size() > kMost ? text + ", … (" + std::to_string(layers.size()) + " in all)" : text;
 }
 
-double cost_of(const Layer& layer, PipelineBalance balance) {
+double cost_of(const StageLayer& layer, PipelineBalance balance) {
   return balance == PipelineBalance::time ? layer.milliseconds : static_cast<double>(layer.bytes);
 }
 
 }  // namespace
 
-std::vector<Layer> layers_of(const ModelRef& model, const PippyOptions& options, int64_t stages) {
+std::vector<StageLayer> layers_of(const ModelRef& model, const PippyOptions& options, int64_t stages) {
   const auto modules = model.submodules();
   std::vector<bool> whole(modules.size());
   const std::vector<bool> single = whole;
@@ -86,11 +86,11 @@ std::vector<Layer> layers_of(const ModelRef& model, const PippyOptions& options,
   return classes.empty() && static_cast<int64_t>(layers.size()) < stages ? collect(model, modules, single) : layers;
 }
 
-void sort_by_use(std::vector<Layer>& layers, const std::vector<size_t>& touched) {
+void sort_by_use(std::vector<StageLayer>& layers, const std::vector<size_t>& touched) {
   if (touched.empty()) return;
-  std::vector<std::pair<size_t, Layer>> keyed;
+  std::vector<std::pair<size_t, StageLayer>> keyed;
   size_t before = 0;
-  for (Layer& layer : layers) {
+  for (StageLayer& layer : layers) {
     size_t first = touched.size();
     for (const size_t parameter : layer.parameters)
       first =
@@ -103,7 +103,7 @@ void sort_by_use(std::vector<Layer>& layers, const std::vector<size_t>& touched)
   for (size_t i = 0; i < layers.size(); ++i) layers[i] = std::move(keyed[i].second);
 }
 
-std::vector<size_t> begins_at(const std::vector<Layer>& layers, const std::vector<std::string>& split_points,
+std::vector<size_t> begins_at(const std::vector<StageLayer>& layers, const std::vector<std::string>& split_points,
                               int64_t stages) {
   if (static_cast<int64_t>(split_points.size()) != stages - 1)
     raise<ConfigError>(
@@ -112,7 +112,7 @@ std::vector<size_t> begins_at(const std::vector<Layer>& layers, const std::vecto
         split_points.size(), stages - 1, stages);
   std::vector<size_t> begins;
   for (const std::string& name : split_points) {
-    const auto found = std::find_if(layers.begin(), layers.end(), [&](const Layer& layer) {
+    const auto found = std::find_if(layers.begin(), layers.end(), [&](const StageLayer& layer) {
       return layer.path == name || layer.path.starts_with(name + ".");
     });
     if (found == layers.end())
@@ -131,7 +131,7 @@ std::vector<size_t> begins_at(const std::vector<Layer>& layers, const std::vecto
   return begins;
 }
 
-std::vector<size_t> balanced(const std::vector<Layer>& layers, PipelineBalance balance, int64_t stages) {
+std::vector<size_t> balanced(const std::vector<StageLayer>& layers, PipelineBalance balance, int64_t stages) {
   const size_t n = layers.size(), k = static_cast<size_t>(stages);
   if (n < k)
     raise<ConfigError>(

@@ -188,8 +188,12 @@ void Stages::move(const at::Tensor& tensor, Value& value, int64_t to, const std:
 }
 
 bool Stages::handle(OperatorCall& call, residency::Next next) {
-  const c10::impl::ExcludeDispatchKeyGuard below(residency::kKey);  // what is done here is nobody's operator
-  if (is_view(call)) return false;                                  // the value goes on, wherever its bytes are
+  if (is_view(call)) return false;  // the value goes on, wherever its bytes are
+  // The call itself, too: what later handlers run for it is no other stage's business.
+  return next.compute(residency::TorchLayers::program, residency::OwnLinks::none, [&] { return place(call, next); });
+}
+
+bool Stages::place(OperatorCall& call, residency::Next next) {
   // A tensor that is made like another one looks at that one's sizes only.
   bool first = true;
   int64_t stage = -1;

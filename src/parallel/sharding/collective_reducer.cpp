@@ -8,13 +8,13 @@
 #include <utility>
 
 #include "comm/group.hpp"
+#include "memory/meta_memory.hpp"
+#include "observe/trace.hpp"
+#include "parallel/sharding/counts.hpp"
 #include "parallel/sharding/gradient_reducer.hpp"
 #include "parallel/sharding/replicas.hpp"
 #include "parallel/sharding/used_units.hpp"
 #include "residency/buffers.hpp"
-#include "utils/counts.hpp"
-#include "utils/meta_memory.hpp"
-#include "utils/trace.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -35,7 +35,7 @@ class LocalReducer final : public GradientReducer {
       flat = flat.to(part.reduce_dtype.value_or(gradient.scalar_type())).div(options_.before).mul_(options_.before);
     flat = flat.to(shard.device(), type).variable_data();
     if (options_.keeps_low_precision() && type != shard.scalar_type())
-      counts::add(counts::Count::low_precision_gradients);
+      counts::add(ShardingCount::low_precision_gradients);
     add_to_gradient(shard, flat, options_.widens());
     auto& arrived = arrived_[part.index];
     arrived.resize(part.members.size());
@@ -139,7 +139,7 @@ class CollectiveReducer final : public GradientReducer {
   static constexpr int kDigestWords = 4;  ///< each half of a digest, and its complement
   struct State {
     FlatGradient gradient;  ///< whole
-    at::Tensor result;      ///< this rank's stretch of the average
+    at::Tensor result;      ///< this rank's slice of the average
     c10::intrusive_ptr<c10::ivalue::Future> reduced;
   };
 
@@ -147,7 +147,7 @@ class CollectiveReducer final : public GradientReducer {
   static at::Device device_of(const ShardedPart& part) { return part.members.front().tensor.device(); }
 
   void begin(const ShardedPart& part, at::ScalarType dtype) {
-    // What nobody else has a piece of is the result.
+    // What nobody else has a shard of is the result.
     const meta_memory::Purpose whole(group_->world_size() == 1 ? MemoryUse::gradients : MemoryUse::staging);
     states_[part.index].gradient.begin(part, buffers_.take(part.numel(), dtype, device_of(part)));
   }
@@ -180,7 +180,7 @@ class CollectiveReducer final : public GradientReducer {
       const meta_memory::Purpose shard(MemoryUse::gradients);
       state.result = at::empty({length}, flat.options());
       count_reduced(flat);
-      const trace::Topic topic(trace::Kind::gradient_reduce, parts_[index].unit_name(),
+      const trace::Topic topic(trace::SpanKind::gradient_reduce, parts_[index].unit_name(),
                                static_cast<int64_t>(flat.nbytes()));
       state.reduced = group_->reduce_scatter_async(state.result, flat, division.within);
       running_.push_back(index);
@@ -232,7 +232,7 @@ class CollectiveReducer final : public GradientReducer {
     const meta_memory::Purpose shards(MemoryUse::gradients);
     const bool keeps = options_.keeps_low_precision();
     if (options_.times != 1) result.mul_(options_.times);
-    if (keeps && result.scalar_type() != part.master_dtype) counts::add(counts::Count::low_precision_gradients);
+    if (keeps && result.scalar_type() != part.master_dtype) counts::add(ShardingCount::low_precision_gradients);
     // Offloaded masters take their gradients on the host.
     result = result.to(part.master.device(), keeps ? result.scalar_type() : part.master_dtype);
     part.add_to_gradients(result, used, options_.widens());

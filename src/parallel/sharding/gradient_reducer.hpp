@@ -7,16 +7,16 @@
 #include <optional>
 #include <vector>
 
+#include "parallel/sharding/counts.hpp"
 #include "parallel/sharding/settings.hpp"
 #include "parallel/sharding/shard_groups.hpp"
 #include "parallel/sharding/sharded_part.hpp"
-#include "utils/counts.hpp"
 
 namespace accelerate::parallel {
 
 class UsedUnits;
 
-/// Averages gradients over ranks, each rank getting its stretch. One backward at a time: take() as gradients come, each
+/// Averages gradients over ranks, each rank getting its slice. One backward at a time: take() as gradients come, each
 /// once, then finish(). Parts that are not trained (ShardedPart::trained, the same on all ranks) are left out.
 class GradientReducer {
  public:
@@ -50,9 +50,9 @@ struct ReducerOptions {
 
 /// A part's gradients on their way to other ranks.
 inline void count_reduced(const at::Tensor& flat) {
-  counts::add(counts::Count::gradients_reduced);
-  counts::add(counts::Count::gradient_elements, flat.numel());
-  counts::add(counts::Count::gradient_wire_bytes, static_cast<int64_t>(flat.nbytes()));
+  counts::add(ShardingCount::gradients_reduced);
+  counts::add(ShardingCount::gradient_elements, flat.numel());
+  counts::add(ShardingCount::gradient_wire_bytes, static_cast<int64_t>(flat.nbytes()));
 }
 
 /// Alone: gradients are the shards' gradients.

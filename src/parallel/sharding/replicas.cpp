@@ -7,7 +7,7 @@
 
 #include "comm/group.hpp"
 #include "comm/shared_memory.hpp"
-#include "utils/counts.hpp"
+#include "parallel/sharding/counts.hpp"
 
 namespace accelerate::parallel {
 
@@ -20,7 +20,7 @@ Replicas::Replicas(const std::vector<ShardedPart>& parts, std::shared_ptr<comm::
 
 void Replicas::add(size_t part, at::Tensor gradient) {
   gradients_[part] = std::move(gradient);
-  counts::add(counts::Count::replica_gradients);
+  counts::add(ShardingCount::replica_gradients);
   // Adding up in shared memory blocks: not while other ranks of the shard group may wait for this one.
   if (!shared_) advance();
 }

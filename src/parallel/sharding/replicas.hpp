@@ -16,7 +16,7 @@ class Group;
 
 namespace accelerate::parallel {
 
-/// The second half of hybrid sharding's averages: ranks that hold the same pieces of a model average their pieces of
+/// The second half of hybrid sharding's averages: ranks that hold the same shards of a model average their shards of
 /// the gradients, which the ranks of each replica have averaged. Parts go out as backward completes them, in an order
 /// that does not depend on when that is.
 class Replicas {
@@ -24,7 +24,7 @@ class Replicas {
   /// Collective over `group`. @param before  see ShardingSettings::divides_before
   Replicas(const std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, double before = 1);
 
-  /// This rank's piece of a trained part's gradient, zeros where the replica has none. Averaged in place at some time
+  /// This rank's shard of a trained part's gradient, zeros where the replica has none. Averaged in place at some time
   /// until finish() returns.
   void add(size_t part, at::Tensor gradient);
   /// After all trained parts were added, once per backward. Blocks. `used`: per part and member, whether any replica

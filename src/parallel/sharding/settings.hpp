@@ -93,7 +93,7 @@ struct ShardingSettings {
   bool ignored_from_rank0 = false;  ///< also of parameters in no unit
   /// Gives parameters of a module that has none yet memory and values; null: memory without values.
   std::function<void(torch::nn::Module&)> initialise = {};
-  /// Replicas compare the pieces that they hold alike, and all ranks what they have written to parameters, so often. 0:
+  /// Replicas compare the shards that they hold alike, and all ranks what they have written to parameters, so often. 0:
   /// never. See DistributedDataParallelKwargs.
   int64_t compare_parameters_every = 0;
 };

@@ -8,12 +8,12 @@
 
 namespace accelerate::parallel {
 
-/// Which ranks hold which pieces of a model. With the hybrid strategies rank r is number r % S among the S ranks that
+/// Which ranks hold which shards of a model. With the hybrid strategies rank r is number r % S among the S ranks that
 /// hold one replica, the (r / S)-th.
 struct ShardGroups {
   comm::Mesh mesh;                         ///< their axes
   std::shared_ptr<comm::Group> shard;      ///< who holds one replica together; null alone
-  std::shared_ptr<comm::Group> replicate;  ///< who holds the same pieces; null where there is one replica
+  std::shared_ptr<comm::Group> replicate;  ///< who holds the same shards; null where there is one replica
   std::shared_ptr<comm::Group> near;       ///< who keeps parameters together between forward and backward; null: as
                                            ///< `shard`
 

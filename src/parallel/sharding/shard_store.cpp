@@ -13,12 +13,12 @@
 
 #include "accelerate/codes/float8.hpp"
 #include "comm/group.hpp"
+#include "memory/meta_memory.hpp"
+#include "parallel/sharding/counts.hpp"
 #include "parallel/sharding/used_units.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/homes/shard.hpp"
 #include "residency/residency.hpp"
-#include "utils/counts.hpp"
-#include "utils/meta_memory.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -73,20 +73,20 @@ class GatheredStore final : public ShardStore {
       part.fp8_scales =
           at::ones({static_cast<int64_t>(part.members.size())}, at::TensorOptions().dtype(at::kFloat).device(device_));
     if (!on_host) return;
-    counts::add(counts::Count::parts_offloaded);
+    counts::add(ShardingCount::parts_offloaded);
     if (host_.pinned) {
       part.master = part.master.pin_memory();
-      counts::add(counts::Count::parts_pinned);
+      counts::add(ShardingCount::parts_pinned);
     }
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string& name) override {
     std::unique_ptr<residency::Wire> wire;
     if (part.fp8) {
-      std::vector<residency::WireStretch> stretches;
+      std::vector<residency::WireSlice> slices;
       for (const auto& member : part.members)
-        stretches.push_back({.begin = member.offset, .length = member.tensor.numel()});
-      wire = residency::float8_wire(std::move(stretches), part.fp8_scales);
-      counts::add(counts::Count::parts_as_fp8);
+        slices.push_back({.begin = member.offset, .length = member.tensor.numel()});
+      wire = residency::float8_wire(std::move(slices), part.fp8_scales);
+      counts::add(ShardingCount::parts_as_fp8);
     }
     return residency::shard_home(residency::in_memory(part.master), groups_.shard, groups_.near, name, std::move(wire));
   }
@@ -192,10 +192,10 @@ class LocalStore final : public ShardStore {
                             at::TensorOptions().dtype(part.master_dtype).device(goes ? at::Device(at::kCPU) : device_));
     computed_.resize(parts_.size());
     if (goes) {
-      counts::add(counts::Count::parts_offloaded);
+      counts::add(ShardingCount::parts_offloaded);
       if (host_.pinned) {
         part.master = part.master.pin_memory();
-        counts::add(counts::Count::parts_pinned);
+        counts::add(ShardingCount::parts_pinned);
       }
       return;
     }

@@ -47,7 +47,7 @@ class ShardStore {
   virtual void reshard(bool kept) { static_cast<void>(kept); }
   /// Before ranks gather something together that is no forward: names those that do something else. Collective.
   virtual void meet(const char* operation) { static_cast<void>(operation); }
-  /// What was written to parameters or pieces since the last step: everybody computes with it from here on. Collective.
+  /// What was written to parameters or shards since the last step: everybody computes with it from here on. Collective.
   virtual void refresh(residency::Residency& units) { static_cast<void>(units); }
   /// Before the shards change: nobody reads them any more. Collective.
   virtual void before_step(residency::Residency& units) { static_cast<void>(units); }

@@ -34,11 +34,11 @@ void add_to_gradient(const at::Tensor& parameter, const at::Tensor& term, bool w
   gradient.add_(term);
 }
 
-void ShardedPart::add_to_gradients(const at::Tensor& stretch, const std::vector<char>& used, bool widens) {
+void ShardedPart::add_to_gradients(const at::Tensor& slice, const std::vector<char>& used, bool widens) {
   for (auto& member : members) {
     if (!used[member.index]) continue;
     // Not a view for autograd: LibTorch's zero_grad() detaches gradients in place.
-    const at::Tensor mine = member.piece_in(stretch).variable_data();
+    const at::Tensor mine = member.piece_in(slice).variable_data();
     add_to_gradient(member.shard, mine, widens);
   }
 }

@@ -21,17 +21,17 @@ struct ShardedMember {
   size_t index = 0;    ///< among the part's members
   int64_t offset = 0;  ///< where it begins in the part's flat storage
 
-  at::Tensor shard;   ///< this rank's piece: a view of the part's master, 1-D, possibly empty
-  int64_t begin = 0;  ///< where the piece begins in the parameter, in the order of its memory
-  int64_t at = 0;     ///< where it begins in this rank's stretch of the flat storage
+  at::Tensor shard;   ///< this rank's shard: a view of the part's master, 1-D, possibly empty
+  int64_t begin = 0;  ///< where the shard begins in the parameter, in the order of its memory
+  int64_t at = 0;     ///< where it begins in this rank's slice of the flat storage
 
   /// The parameter in a flat storage of its part.
   at::Tensor view_in(const at::Tensor& flat) const { return flat.as_strided(tensor.sizes(), tensor.strides(), offset); }
-  /// Its piece in a stretch that is this rank's.
-  at::Tensor piece_in(const at::Tensor& stretch) const { return stretch.narrow(0, at, shard.numel()); }
+  /// Its shard in a slice that is this rank's.
+  at::Tensor piece_in(const at::Tensor& slice) const { return slice.narrow(0, at, shard.numel()); }
 };
 
-/// How one part of a unit (one flat storage) is split: rank r of `world` owns the r-th of `world` equal stretches of
+/// How one part of a unit (one flat storage) is split: rank r of `world` owns the r-th of `world` equal slices of
 /// it.
 struct ShardedPart {
   size_t index = 0;  ///< among all parts of the model
@@ -49,7 +49,7 @@ struct ShardedPart {
   at::ScalarType master_dtype = at::kFloat;    ///< of the shards, of what the optimizer sees
   at::ScalarType compute_dtype = at::kFloat;   ///< of the flat storage
   std::optional<at::ScalarType> reduce_dtype;  ///< of gradients on the wire; unset: their own
-  at::Tensor master;                           ///< [numel / world]: this rank's stretch
+  at::Tensor master;                           ///< [numel / world]: this rank's slice
   bool fp8 = false;                            ///< travels as fp8, where it travels
   at::Tensor fp8_scales;                       ///< [members], fp32: what travels is members' values times these
 
@@ -58,10 +58,10 @@ struct ShardedPart {
   std::string_view unit_name() const { return unit ? std::string_view(unit->name()) : std::string_view(); }
   NamedTensors named_tensors() const;
 
-  /// Cuts `master` into the members' pieces.
+  /// Cuts `master` into the members' shards.
   void cut(int64_t rank, int64_t world);
-  /// Adds an averaged gradient's stretch to the shards' gradients. `used`: per member, whether any rank has one.
-  void add_to_gradients(const at::Tensor& stretch, const std::vector<char>& used, bool widens);
+  /// Adds an averaged gradient's slice to the shards' gradients. `used`: per member, whether any rank has one.
+  void add_to_gradients(const at::Tensor& slice, const std::vector<char>& used, bool widens);
 };
 
 /// @param widens  a sum has the parameter's dtype, whatever its terms have

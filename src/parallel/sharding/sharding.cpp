@@ -24,26 +24,24 @@
 #include "parallel/captured_gradient.hpp"
 #include "parallel/drift.hpp"
 #include "parallel/replica_average.hpp"
+#include "parallel/sharding/counts.hpp"
 #include "parallel/sharding/gradient_reducer.hpp"
 #include "parallel/sharding/gradient_taker.hpp"
 #include "parallel/sharding/shard_groups.hpp"
 #include "parallel/sharding/shard_store.hpp"
 #include "parallel/sharding/sharded_part.hpp"
 #include "parallel/sharding/whole_gradients.hpp"
-#include "parallel/stretch.hpp"
+#include "parallel/slice_of.hpp"
 #include "parallel/verify_parameters.hpp"
 #include "residency/deferred/materialize.hpp"
 #include "residency/member.hpp"
 #include "residency/put_away.hpp"
 #include "residency/residency.hpp"
-#include "utils/counts.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::parallel {
 namespace {
-
-using counts::Count;
 
 bool is_low_precision(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 /// What ranks can average, however they are connected.
@@ -111,7 +109,7 @@ struct Sharding::Impl {
   BackwardWatch averaging;
   bool ends_itself = false;  ///< nobody does: the backward that runs has been told to do what that does
   bool gradients_are_open =
-      false;  ///< outside of forward and backward: pieces have some, and no prepared optimizer has stepped on them
+      false;  ///< outside of forward and backward: shards have some, and no prepared optimizer has stepped on them
   bool gradients_were_left = false;          ///< the same, from before a forward whose backward has not come yet
   std::set<OffloadStateTypeEnum> offloaded;  ///< the same on all ranks
   residency::PutAway away;                   ///< what of them has left the device
@@ -182,11 +180,11 @@ struct Sharding::Impl {
     return planned;
   }
 
-  /// Keeps this rank's piece of a whole value, which has the parameter's sizes.
+  /// Keeps this rank's shard of a whole value, which has the parameter's sizes.
   void place(const ShardedMember& member, const at::Tensor& value) {
     at::Tensor shard = member.shard.detach();
     if (shard.numel() == 0) return;
-    const at::Tensor piece = stretch_of(member.tensor, value, member.begin, shard.numel());
+    const at::Tensor piece = slice_of(member.tensor, value, member.begin, shard.numel());
     shard.copy_(settings.first_values_in_param_dtype ? piece.to(parts[member.part].compute_dtype) : piece);
   }
 
@@ -201,8 +199,8 @@ struct Sharding::Impl {
 
   /// One tensor of rank 0's, for all; the others bring one like it. Collective.
   at::Tensor of_rank0(const at::Tensor& value) const {
-    counts::add(Count::tensors_from_rank0);
-    counts::add(Count::bytes_from_rank0, static_cast<int64_t>(value.nbytes()));
+    counts::add(ShardingCount::tensors_from_rank0);
+    counts::add(ShardingCount::bytes_from_rank0, static_cast<int64_t>(value.nbytes()));
     return group->broadcast(value, 0);
   }
 
@@ -273,7 +271,7 @@ struct Sharding::Impl {
         if (store->pieces_in_unit(part)) {
           spec.members.emplace_back("(this rank's stretch)", part.master);
           spec.layout.offsets.push_back(groups.rank() * part.master.numel());
-          spec.stretch_is_last = true;
+          spec.slice_is_last = true;
         }
         specs.push_back(std::move(spec));
       }
@@ -286,16 +284,16 @@ struct Sharding::Impl {
         parts[index].beside_stand_ins = has_stand_ins;
         if (store->pieces_in_unit(parts[index])) parts[index].cut(groups.rank(), groups.ranks());
       }
-      counts::add(Count::units);
-      if (unit.full_precision) counts::add(Count::full_precision_units);
+      counts::add(ShardingCount::units);
+      if (unit.full_precision) counts::add(ShardingCount::full_precision_units);
     }
     for (const auto& [stand_in, bytes] : placed) {
       stand_in->placed(bytes, groups.ranks());
     }
     for (const auto& part : parts) {
-      counts::add(Count::elements_sharded, part.numel());
-      counts::add(Count::elements_held, part.numel() / groups.ranks());
-      if (part.compute_dtype != part.master_dtype) counts::add(Count::elements_converted, part.numel());
+      counts::add(ShardingCount::elements_sharded, part.numel());
+      counts::add(ShardingCount::elements_held, part.numel() / groups.ranks());
+      if (part.compute_dtype != part.master_dtype) counts::add(ShardingCount::elements_converted, part.numel());
     }
     // Ranks of one replica may bring different values and make one model of them; replicas must be equal.
     if (groups.replicate && !from_rank0)
@@ -308,7 +306,7 @@ struct Sharding::Impl {
         const auto found = member_of.find(member.tensor().unsafeGetTensorImpl());
         if (apart || found == member_of.end()) return;
         // Before the first backward weights may be drawn anew, which each rank may do with numbers of its own. Of what
-        // is kept more exactly than it is computed with, a rank knows small writes to its own piece only.
+        // is kept more exactly than it is computed with, a rank knows small writes to its own shard only.
         const ShardedPart& part = parts[found->second->part];
         if (in_forward || (has_averaged && part.compute_dtype == part.master_dtype))
           drift.note_write(member.name(), values);
@@ -356,7 +354,7 @@ struct Sharding::Impl {
     const bool only_rank0_has_values = group && settings.ignored_from_rank0;
     for (const auto& [name, parameter] : model.parameters()) {
       if (find(parameter) || has_stand_in(parameter)) continue;
-      counts::add(Count::parameters_ignored);
+      counts::add(ShardingCount::parameters_ignored);
       const at::Tensor value = parameter.to(device);
       keep(parameter, only_rank0_has_values ? of_rank0(value) : value);
     }
@@ -369,7 +367,7 @@ struct Sharding::Impl {
       const auto dtype = settings.fp32_buffers.contains(name) ? at::kFloat : buffer_dtype;
       if (dtype && value.is_floating_point() && !stays && value.scalar_type() != *dtype) {
         value = value.to(*dtype);
-        counts::add(Count::buffers_converted);
+        counts::add(ShardingCount::buffers_converted);
       }
       keep(buffer, value);
     }
@@ -380,7 +378,7 @@ struct Sharding::Impl {
               .tensor = member.tensor,
               .whole = member.tensor,
               .value = member.shard,
-              .slice = Slice::stretch(member.tensor.sizes(), member.begin, member.shard.numel()),
+              .slice = Slice::range(member.tensor.sizes(), member.begin, member.shard.numel()),
               .cut = {comm::Axis::dp_shard},
               .mesh = &groups.mesh,
               .part = static_cast<int64_t>(member.part)};
@@ -407,7 +405,7 @@ struct Sharding::Impl {
     const auto found = member_of.find(parameter.unsafeGetTensorImpl());
     return found == member_of.end() ? nullptr : found->second;
   }
-  /// Of a parameter, or of a piece.
+  /// Of a parameter, or of a shard.
   ShardedMember* find_either(const at::Tensor& tensor) const {
     if (auto* const member = find(tensor)) return member;
     const auto found = member_of_piece.find(tensor.unsafeGetTensorImpl());
@@ -571,11 +569,15 @@ struct Sharding::Impl {
                        [](const auto& member) { return member.shard.grad().defined(); });
   }
   /// The same on all ranks: a member that any rank has used has one everywhere.
-  void check_all_have_gradients() const {
+  void check_all_have_gradients(const std::vector<at::Tensor>& stepped_on) const {
+    std::unordered_set<const at::TensorImpl*> stepped;
+    for (const auto& tensor : stepped_on) stepped.insert(tensor.unsafeGetTensorImpl());
     std::string names;
     for (const auto& part : parts)
       for (const auto& member : part.members)
-        if (member.tensor.requires_grad() && !member.shard.grad().defined())
+        if (member.tensor.requires_grad() && !member.shard.grad().defined() &&
+            (stepped.contains(member.shard.unsafeGetTensorImpl()) ||
+             stepped.contains(member.tensor.unsafeGetTensorImpl())))
           names += (names.empty() ? "" : ", ") + member.name;
     if (!names.empty())
       raise<ConfigError>(
@@ -630,7 +632,7 @@ struct Sharding::Impl {
     });
   }
 
-  /// All that is to be averaged is, and what the program did to grad() is done to the pieces.
+  /// All that is to be averaged is, and what the program did to grad() is done to the shards.
   void settle() {
     recover();
     const bool synced = std::exchange(sync, true);  // a step within no_sync is a step of all ranks, too
@@ -666,7 +668,7 @@ Sharding::Sharding(const ModelRef& model, const at::Device& device, ShardingSett
     for (const auto& submodule : model.submodules())
       if (submodule.module && std::any_of(submodule.parameters.begin(), submodule.parameters.end(),
                                           [](const auto& item) { return is_deferred(item.second); }))
-        counts::add(Count::modules_initialised), self.settings.initialise(*submodule.module);
+        counts::add(ShardingCount::modules_initialised), self.settings.initialise(*submodule.module);
   const auto build = [&] {
     for (const auto& [tensor, held] : self.others) {
       if (held.stand_in) held.stand_in->agree();
@@ -713,7 +715,7 @@ void Sharding::before_forward() {
   self.units->set_policy(policy);
   if (policy.evict_after_use) self.store->reshard(/*kept=*/false);
   self.in_forward = true;
-  counts::add(Count::forwards_sharded);
+  counts::add(ShardingCount::forwards_sharded);
 }
 
 void Sharding::after_forward(const std::vector<at::Tensor>&) {
@@ -764,9 +766,14 @@ at::Tensor Sharding::local_shard(const at::Tensor& parameter) const {
 std::optional<Held> Sharding::gradient(const at::Tensor& parameter) const {
   auto* const member = impl_->find_either(parameter);
   if (!member) return std::nullopt;
-  if (impl_->parts[member->part].trainable &&
-      impl_->gradients->settle(*member, /*left=*/impl_->backward_is_due || !impl_->sync))
+  const bool left = impl_->backward_is_due || !impl_->sync;
+  if (impl_->parts[member->part].trainable && impl_->gradients->settle(*member, left)) {
+    // Others may have been replaced, too, and what is shown anew would take their place.
+    for (auto& part : impl_->parts)
+      for (auto& other : part.members)
+        if (part.trainable) impl_->gradients->settle(other, left);
     impl_->show_gradients();
+  }
   Held gradient = impl_->held(*member);
   gradient.value = member->shard.grad();
   return gradient;
@@ -802,13 +809,18 @@ void Sharding::settle_gradients() {
 void Sharding::before_step() {
   expect_all_states_here("step");
   settle_gradients();
-  if (impl_->settings.all_have_gradients) impl_->check_all_have_gradients();
   impl_->store->before_step(*impl_->units);
+}
+
+void Sharding::expect_gradients(const std::function<std::vector<at::Tensor>()>& stepped_on) {
+  if (!impl_->settings.all_have_gradients) return;
+  settle_gradients();
+  impl_->check_all_have_gradients(stepped_on());
 }
 
 void Sharding::after_step() { impl_->publish(); }
 
-void Sharding::gather_each(const Engine::PieceOf& piece_of, const std::function<void(const Engine::Whole&)>& take,
+void Sharding::gather_each(const Engine::ShardOf& piece_of, const std::function<void(const Engine::Whole&)>& take,
                            bool everywhere) const {
   const Impl& self = *impl_;
   if (!everywhere && replica() != 0) return;
@@ -816,20 +828,20 @@ void Sharding::gather_each(const Engine::PieceOf& piece_of, const std::function<
   at::NoGradGuard no_grad;
   for (const auto& part : self.parts) {
     if (part.stands_in) continue;
-    at::Tensor stretch;
+    at::Tensor range;
     std::vector<bool> defined;
     const int64_t length = part.numel() / self.groups.ranks();
     for (const auto& member : part.members) {
       const at::Tensor piece = piece_of(member.tensor, member.shard);
       defined.push_back(piece.defined());
       if (!piece.defined()) continue;
-      if (!stretch.defined()) stretch = at::zeros({length}, piece.options().requires_grad(false));
-      if (member.shard.numel() > 0) member.piece_in(stretch).copy_(piece);
+      if (!range.defined()) range = at::zeros({length}, piece.options().requires_grad(false));
+      if (member.shard.numel() > 0) member.piece_in(range).copy_(piece);
     }
-    at::Tensor flat = stretch;
-    // Offloaded pieces travel on the device that computes.
-    if (self.groups.shard && stretch.defined())
-      flat = self.groups.shard->all_gather(stretch.to(part.members.front().tensor.device()));
+    at::Tensor flat = range;
+    // Offloaded shards travel on the device that computes.
+    if (self.groups.shard && range.defined())
+      flat = self.groups.shard->all_gather(range.to(part.members.front().tensor.device()));
     if (!everywhere && self.groups.rank() != 0) continue;
     for (const auto& member : part.members)
       take({.name = member.name,
@@ -860,7 +872,7 @@ void Sharding::offload_states(const StatesToOffload& states) {
   if (is_new(OffloadStateTypeEnum::lp_grads))
     for (auto& part : self.parts)
       for (auto& member : part.members)
-        if (part.trainable) self.gradients->make_way(member);  // alone what is shown is the piece itself
+        if (part.trainable) self.gradients->make_way(member);  // alone what is shown is the shard itself
   if (is_new(OffloadStateTypeEnum::lp_params)) {
     self.release();
     self.units->trim();

@@ -22,7 +22,7 @@ namespace accelerate::parallel {
 /// Knows a model only by its tensors. The constructor is collective: all ranks bring the same parameters in the same
 /// order (rank 0's values with from_rank0); it takes them over. Afterwards parameters, and
 /// their gradients after a backward that averaged, are whole to every operator: reading them is collective, what is
-/// written acts once, on this rank's piece at once. Optimizers step on the pieces.
+/// written acts once, on this rank's shard at once. Optimizers step on the shards.
 /// @throws ShapeError naming the first parameter whose name, shape or dtype differs between ranks, CommError,
 /// ResourceError. Source: arXiv:2304.11277 (FSDP), arXiv:1910.02054 (ZeRO).
 class ACCELERATE_API Sharding final : public Layer {
@@ -42,6 +42,7 @@ class ACCELERATE_API Sharding final : public Layer {
   bool took_part() const override;
   void after_backward() override;
   void before_step() override;
+  void expect_gradients(const std::function<std::vector<at::Tensor>()>& stepped_on) override;
   void after_step() override;
   std::optional<at::ScalarType> input_dtype() const override;
   std::optional<at::ScalarType> output_dtype() const override;
@@ -65,7 +66,7 @@ class ACCELERATE_API Sharding final : public Layer {
   std::optional<Held> gradient(const at::Tensor& parameter) const override;
   void clear_gradient(const at::Tensor& held) override;
   /// Only the first replica gathers, unless `everywhere`.
-  void gather_each(const Engine::PieceOf& piece_of, const std::function<void(const Engine::Whole&)>& take,
+  void gather_each(const Engine::ShardOf& piece_of, const std::function<void(const Engine::Whole&)>& take,
                    bool everywhere) const override;
 
   void offload_states(const StatesToOffload& states) override;
@@ -74,10 +75,10 @@ class ACCELERATE_API Sharding final : public Layer {
 
   void begin_join() override;
 
-  /// With the hybrid strategies: which replica of the model this rank's pieces belong to. What is written or counted
+  /// With the hybrid strategies: which replica of the model this rank's shards belong to. What is written or counted
   /// once per model is done by replica 0. Not collective.
   int64_t replica() const;
-  /// This rank's piece of a parameter: 1-D, possibly empty, with the averaged gradient after backward. Undefined for
+  /// This rank's shard of a parameter: 1-D, possibly empty, with the averaged gradient after backward. Undefined for
   /// tensors that are not sharded here. Not collective.
   at::Tensor local_shard(const at::Tensor& parameter) const;
 

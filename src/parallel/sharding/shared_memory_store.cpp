@@ -17,14 +17,14 @@
 #include "comm/comms_log.hpp"
 #include "comm/group.hpp"
 #include "comm/shared_memory.hpp"
+#include "observe/trace.hpp"
+#include "parallel/sharding/counts.hpp"
 #include "parallel/sharding/replicas.hpp"
 #include "parallel/sharding/shard_store.hpp"
 #include "parallel/sharding/used_units.hpp"
 #include "residency/homes/kept.hpp"
 #include "residency/residency.hpp"
-#include "utils/counts.hpp"
 #include "utils/raise.hpp"
-#include "utils/trace.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -46,8 +46,8 @@ struct alignas(kLine) Waiting {
 };
 
 /// Where everything lies in the mapping. The same on all ranks.
-struct Plan {
-  Plan(const std::vector<ShardedPart>& parts, int64_t world) : world(world), parts(parts.size()) {
+struct StorePlan {
+  StorePlan(const std::vector<ShardedPart>& parts, int64_t world) : world(world), parts(parts.size()) {
     const auto reserve = [this](size_t bytes) {
       const size_t at = size;
       size = whole_lines(size + bytes);
@@ -97,9 +97,10 @@ struct Plan {
 };
 
 struct Mapping {
-  Mapping(std::shared_ptr<comm::SharedMemory> memory, Plan plan) : memory(std::move(memory)), plan(std::move(plan)) {}
+  Mapping(std::shared_ptr<comm::SharedMemory> memory, StorePlan plan)
+      : memory(std::move(memory)), plan(std::move(plan)) {}
   std::shared_ptr<comm::SharedMemory> memory;
-  Plan plan;
+  StorePlan plan;
 
   char* at(size_t offset) const { return memory->data() + offset; }
   Announcement& announcement(uint64_t generation, int64_t rank, size_t part) const {
@@ -184,8 +185,8 @@ class SharedReducer final : public GradientReducer {
     FlatGradient whole;  ///< in this rank's room
     int64_t offset = kNothing;
     bool joined = false, announced = false;
-    comm::LoggedCollective under_way;  ///< from the announcement until all ranks' pieces are added up here
-    at::Tensor gradient;  ///< this rank's stretch of the average; its memory is used again when nobody else holds it
+    comm::LoggedCollective under_way;  ///< from the announcement until all ranks' shards are added up here
+    at::Tensor gradient;  ///< this rank's slice of the average; its memory is used again when nobody else holds it
   };
   struct Slot {
     size_t part, begin, end;  ///< of the room
@@ -195,10 +196,10 @@ class SharedReducer final : public GradientReducer {
 
   static at::ScalarType wire(const ShardedPart& part) { return part.reduce_dtype.value_or(part.compute_dtype); }
 
-  /// A stretch of this rank's room.
+  /// A slice of this rank's room.
   at::Tensor allocate(size_t p) {
     const auto type = wire(parts_[p]);
-    const size_t bytes = Plan::whole_lines(static_cast<size_t>(parts_[p].numel()) * c10::elementSize(type));
+    const size_t bytes = StorePlan::whole_lines(static_cast<size_t>(parts_[p].numel()) * c10::elementSize(type));
     const size_t begin = find_room(p, bytes);
     const auto later = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) { return slot.begin > begin; });
     slots_.insert(
@@ -207,7 +208,7 @@ class SharedReducer final : public GradientReducer {
     return at::from_blob(mapping_->room(group_->rank()) + begin, {parts_[p].numel()}, at::TensorOptions().dtype(type));
   }
 
-  /// The lowest free stretch of what is used again. If there is none, waits until the peers have read something, but
+  /// The lowest free slice of what is used again. If there is none, waits until the peers have read something, but
   /// only as long as that can help: parts that still lack gradients (tied embeddings are open from the first gradient
   /// to the last) free nothing, and ranks that complete parts in different orders would wait for each other. Then it is
   /// the part's own place.
@@ -241,7 +242,7 @@ class SharedReducer final : public GradientReducer {
     return mapping_->plan.dedicated[p];
   }
 
-  /// The lowest stretch of @p bytes between slots, or, with Counted::open, between those that are still being filled.
+  /// The lowest slice of @p bytes between slots, or, with Counted::open, between those that are still being filled.
   std::optional<size_t> gap(size_t bytes, Counted counted) {
     forget_what_was_read();
     size_t at = 0;
@@ -286,7 +287,7 @@ class SharedReducer final : public GradientReducer {
     announcement.generation.store(generation_, std::memory_order_release);
   }
 
-  /// Adds up this rank's stretch of every part that all ranks have announced. @return whether none is left.
+  /// Adds up this rank's slice of every part that all ranks have announced. @return whether none is left.
   bool progress() {
     waiting_.erase(
         std::remove_if(
@@ -308,7 +309,7 @@ class SharedReducer final : public GradientReducer {
     ShardedPart& part = parts_[p];
     const int64_t world = group_->world_size(), length = part.numel() / world, first = group_->rank() * length;
     const auto type = wire(part);
-    const trace::Span span(trace::Kind::gradient_reduce, part.unit_name(),
+    const trace::Span span(trace::SpanKind::gradient_reduce, part.unit_name(),
                            part.numel() * static_cast<int64_t>(c10::elementSize(type)));
     std::vector<const void*> inputs;
     auto& used = used_[p];
@@ -334,13 +335,13 @@ class SharedReducer final : public GradientReducer {
     states_[p].under_way.end();
   }
 
-  /// The shards get their pieces of a part's average.
+  /// The shards get their shards of a part's average.
   void give(size_t p) {
     ShardedPart& part = parts_[p];
     const at::Tensor& gradient = states_[p].gradient;
     if (options_.times != 1) at::Tensor(gradient).mul_(options_.times);
     if (options_.keeps_low_precision() && gradient.scalar_type() != part.master_dtype)
-      counts::add(counts::Count::low_precision_gradients);
+      counts::add(ShardingCount::low_precision_gradients);
     part.add_to_gradients(options_.keeps_low_precision() ? gradient : gradient.to(part.master_dtype), used_[p],
                           options_.widens());
   }
@@ -363,7 +364,7 @@ class SharedHome final : public residency::Home {
  public:
   /// @param own     what this rank decides of it; empty where nothing ever changes
   /// @param master  own(), if it is kept elsewhere and in another dtype; else undefined
-  SharedHome(at::Tensor flat, int64_t sharers, const Stretch& own, const at::Tensor& master)
+  SharedHome(at::Tensor flat, int64_t sharers, const OwnSlice& own, const at::Tensor& master)
       : flat_(std::move(flat)), sharers_(sharers), own_(own) {
     if (master.defined()) kept_.emplace(master, own.begin);
   }
@@ -372,9 +373,9 @@ class SharedHome final : public residency::Home {
     if (kept_) kept_->take_back(flat);
   }
   std::optional<at::Tensor> mapped() override { return flat_; }
-  residency::Place place() const override { return residency::Place::shards; }
+  residency::BytesPlace place() const override { return residency::BytesPlace::shards; }
   int64_t sharers() const override { return sharers_; }
-  Stretch own() const override { return own_; }
+  OwnSlice own() const override { return own_; }
   std::optional<at::ScalarType> keeps() const override { return kept_ ? std::optional(kept_->dtype()) : std::nullopt; }
   void refine(int64_t begin, const at::Tensor& values) const override { kept_->refine(begin, values); }
   void take(int64_t begin, const at::Tensor& values) override { kept_->take(begin, values); }
@@ -383,7 +384,7 @@ class SharedHome final : public residency::Home {
  private:
   at::Tensor flat_;
   int64_t sharers_;
-  Stretch own_;
+  OwnSlice own_;
   std::optional<residency::Kept> kept_;
 };
 
@@ -405,18 +406,18 @@ class SharedMemoryStore final : public ShardStore {
   }
 
   void allocate(ShardedPart& part) override {
-    const at::Tensor stretch = own(part);
-    part.master = is_image(part) ? at::zeros(stretch.sizes(), stretch.options().dtype(part.master_dtype))
-                                 : stretch.variable_data();
+    const at::Tensor slice = own(part);
+    part.master =
+        is_image(part) ? at::zeros(slice.sizes(), slice.options().dtype(part.master_dtype)) : slice.variable_data();
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
-    counts::add(counts::Count::units_shared);
-    const auto [begin, length] = stretch_of(part);
-    const auto own = part.stands_in ? residency::Home::Stretch{} : residency::Home::Stretch{begin, length};
+    counts::add(ShardingCount::units_shared);
+    const auto [begin, length] = slice_of(part);
+    const auto own = part.stands_in ? residency::Home::OwnSlice{} : residency::Home::OwnSlice{begin, length};
     return std::make_unique<SharedHome>(computed_[part.index], group_->world_size(), own,
                                         is_image(part) ? part.master : at::Tensor());
   }
-  /// Pieces lie in what all see, so writes to them are as those to the parameters.
+  /// Shards lie in what all see, so writes to them are as those to the parameters.
   bool pieces_in_unit(const ShardedPart& part) const override { return !part.stands_in && !is_image(part); }
   bool may_have_changed(const ShardedPart& part) const override {
     const at::NoGradGuard no_grad;
@@ -457,13 +458,13 @@ class SharedMemoryStore final : public ShardStore {
     return heard.any;
   }
   static bool is_image(const ShardedPart& part) { return part.compute_dtype != part.master_dtype; }
-  residency::Home::Stretch stretch_of(const ShardedPart& part) const {
+  residency::Home::OwnSlice slice_of(const ShardedPart& part) const {
     const int64_t length = part.numel() / group_->world_size();
     return {.begin = group_->rank() * length, .length = length};
   }
-  /// This rank's stretch of the flat storage.
+  /// This rank's slice of the flat storage.
   at::Tensor own(const ShardedPart& part) const {
-    const auto [begin, length] = stretch_of(part);
+    const auto [begin, length] = slice_of(part);
     return computed_[part.index].narrow(0, begin, length);
   }
   /// @param only_changed  as tensors tell
@@ -492,7 +493,7 @@ std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts,
                                                 const ReducerOptions& options) {
   for (const auto& part : parts)
     if (part.trainable && !comm::can_average(part.reduce_dtype.value_or(part.compute_dtype))) return nullptr;
-  Plan plan(parts, groups.ranks());
+  StorePlan plan(parts, groups.ranks());
   auto memory = comm::SharedMemory::create(groups.shard, plan.size, plan.likely);
   if (!memory) return nullptr;
   return std::make_unique<SharedMemoryStore>(parts, groups,

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "comm/group.hpp"
-#include "parallel/stretch.hpp"
+#include "parallel/slice_of.hpp"
 #include "residency/home.hpp"
 #include "residency/residency.hpp"
 
@@ -34,7 +34,7 @@ std::string absent_text(const std::string& name) {
          "clone() of it while it is there, on all ranks";
 }
 
-/// The gradients of one part's pieces.
+/// The gradients of one part's shards.
 class GradientHome final : public residency::Home {
  public:
   GradientHome(ShardedPart& part, std::shared_ptr<comm::Group> group, std::function<void()> meet, at::ScalarType dtype,
@@ -43,18 +43,18 @@ class GradientHome final : public residency::Home {
 
   std::unique_ptr<residency::Transfer> fetch(const at::Tensor& flat) override {
     meet_();
-    at::Tensor stretch = at::zeros({part_.numel() / group_->world_size()}, flat.options());
+    at::Tensor slice = at::zeros({part_.numel() / group_->world_size()}, flat.options());
     for (const auto& member : part_.members)
       if (const at::Tensor& piece = member.shard.grad(); piece.defined() && piece.numel() > 0)
-        member.piece_in(stretch).copy_(piece);
-    at::Tensor(flat).copy_(group_->all_gather(stretch, "all_gather of gradients"));
+        member.piece_in(slice).copy_(piece);
+    at::Tensor(flat).copy_(group_->all_gather(slice, "all_gather of gradients"));
     return nullptr;
   }
   void store(const at::Tensor& flat) override {
     for (const auto& member : part_.members) take(member.offset, flat.narrow(0, member.offset, member.tensor.numel()));
   }
   bool collective() const override { return true; }
-  residency::Place place() const override { return residency::Place::shards; }
+  residency::BytesPlace place() const override { return residency::BytesPlace::shards; }
   std::optional<at::ScalarType> keeps() const override { return dtype_; }
   void take(int64_t begin, const at::Tensor& values) override {
     for (auto& member : part_.members) {
@@ -63,7 +63,7 @@ class GradientHome final : public residency::Home {
       member.shard.mutable_grad().copy_(values.narrow(0, member.begin, member.shard.numel()));
     }
   }
-  /// Clipping and unscaling change the pieces' gradients by themselves; other tensors, which may lie where old ones
+  /// Clipping and unscaling change the shards' gradients by themselves; other tensors, which may lie where old ones
   /// lay, are shown first.
   int64_t version() const override {
     size_t all = c10::hash_combine(0, static_cast<size_t>(shown_));
@@ -149,7 +149,7 @@ void WholeGradients::show() {
       const at::Tensor& piece = member.shard.grad();
       State& now = state(member);
       if (!piece.defined() || (member.tensor.grad().defined() && now.shows != Shows::whole)) continue;
-      // Alone the piece is the whole, in the order of the parameter's bytes.
+      // Alone the shard is the whole, in the order of the parameter's bytes.
       if (groups_.ranks() == 1)
         now.whole = piece.detach()
                         .as_strided(member.tensor.sizes(), member.tensor.strides(), piece.storage_offset())
@@ -180,7 +180,7 @@ bool WholeGradients::settle(ShardedMember& member, bool left) {
     show_nothing(was);
     const int64_t length = member.shard.numel();
     const at::Tensor mine =
-        stretch_of(member.tensor, given.to(member.tensor.device()), length > 0 ? member.begin : 0, length);
+        slice_of(member.tensor, given.to(member.tensor.device()), length > 0 ? member.begin : 0, length);
     member.shard.mutable_grad() = mine.to(member.shard.device(), member.shard.scalar_type(), false, /*copy=*/true);
     return true;
   }
@@ -229,7 +229,7 @@ void WholeGradients::clear(ShardedMember& member, bool by_whole) {
   at::Tensor& now = member.tensor.mutable_grad();
   if (!now.defined()) member.shard.mutable_grad().reset();
   if (member.shard.grad().defined() && shows(member)) return;  // it was filled with zeros
-  // So was what the program has put in its place, and the piece learns of it before the step.
+  // So was what the program has put in its place, and the shard learns of it before the step.
   if (by_whole && now.defined() && was.shows == Shows::whole) return;
   now.reset();
   show_nothing(was);

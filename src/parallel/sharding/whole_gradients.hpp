@@ -17,26 +17,26 @@ class Residency;
 namespace accelerate::parallel {
 
 /// What `grad()` of a sharded model's parameters is: after a backward that averaged, a tensor of the parameter's sizes
-/// that is whole to every operator, as the parameter is. Reading it gathers the part's pieces, which all ranks do
-/// together; what is written to it reaches this rank's piece at once; clearing or replacing it clears or replaces the
-/// piece's gradient, which is what optimizers step on.
+/// that is whole to every operator, as the parameter is. Reading it gathers the part's shards, which all ranks do
+/// together; what is written to it reaches this rank's shard at once; clearing or replacing it clears or replaces the
+/// shard's gradient, which is what optimizers step on.
 class WholeGradients {
  public:
-  /// @param meet  before pieces are gathered, by all ranks
+  /// @param meet  before shards are gathered, by all ranks
   WholeGradients(std::vector<ShardedPart>& parts, const ShardGroups& groups, std::function<void()> meet);
   ~WholeGradients();
 
-  /// Every piece's gradient shows as its parameter's. Not collective.
+  /// Every shard's gradient shows as its parameter's. Not collective.
   void show();
-  /// Takes what the program has made of grad() since then to the piece: it was cleared, or replaced by another tensor.
+  /// Takes what the program has made of grad() since then to the shard: it was cleared, or replaced by another tensor.
   /// @param left  what stands there without having been shown waits to be averaged: it stays
   /// @return whether it was replaced, and does not show now
   bool settle(ShardedMember& member, bool left);
   /// Whether grad() is what was shown.
   bool shows(const ShardedMember& member) const;
-  /// Right before backward adds to grad(): what is shown goes, and the piece keeps it.
+  /// Right before backward adds to grad(): what is shown goes, and the shard keeps it.
   void make_way(ShardedMember& member);
-  /// grad() and the pieces' gradients were set from outside: what stands in grad() has not been averaged.
+  /// grad() and the shards' gradients were set from outside: what stands in grad() has not been averaged.
   void start_anew();
   /// Backward has added to grad() without averaging.
   void note_local(const ShardedMember& member);
@@ -44,8 +44,8 @@ class WholeGradients {
   at::Tensor take(ShardedMember& member);
   /// What was gathered for readers is given back.
   void release();
-  /// Nothing is shown any more of a member whose piece's gradient somebody has cleared, nor what waits to be averaged.
-  /// @param by_whole  what was cleared is the module's grad(), not the piece's
+  /// Nothing is shown any more of a member whose shard's gradient somebody has cleared, nor what waits to be averaged.
+  /// @param by_whole  what was cleared is the module's grad(), not the shard's
   void clear(ShardedMember& member, bool by_whole);
 
  private:
@@ -57,7 +57,7 @@ class WholeGradients {
   State& state(const ShardedMember& member) { return states_[member.part][member.index]; }
   const State& state(const ShardedMember& member) const { return states_[member.part][member.index]; }
   void show_nothing(State& state);
-  /// An optimizer that was not prepared clears pieces, and knows nothing of what shows them.
+  /// An optimizer that was not prepared clears shards, and knows nothing of what shows them.
   void drop_cleared(ShardedMember& member);
   /// The tensors to show of a part, made when they are first needed.
   void make(ShardedPart& part);

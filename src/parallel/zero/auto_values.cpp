@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
+#include "input/json.hpp"
 #include "parallel/zero/document.hpp"
 #include "parallel/zero/setting_values.hpp"
 #include "parallel/zero/settings_table.hpp"
-#include "utils/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::zero {

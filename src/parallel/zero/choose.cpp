@@ -1,18 +1,23 @@
 #include <c10/util/Type.h>
 #include <torch/nn/module.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <typeinfo>
+#include <utility>
 
 #include "accelerate/model/hidden_size.hpp"
 #include "accelerate/optim/deepspeed_adam.hpp"
 #include "accelerate/optim/grad_scaler.hpp"
 #include "accelerate/parallel/deepspeed_plugin.hpp"
 #include "accelerate/parallel/prepare_facts.hpp"
+#include "accelerate/residency/deferred.hpp"
 #include "comm/group.hpp"
 #include "comm/mesh.hpp"
+#include "optim/fp32_moments.hpp"
 #include "parallel/deepspeed_files.hpp"
 #include "parallel/engines.hpp"
 #include "parallel/sharding/ddp_settings.hpp"
@@ -56,6 +61,12 @@ std::string class_name_of(const torch::optim::Optimizer& optimizer) {
   const std::string whole = c10::demangle(typeid(optimizer).name());
   const size_t at = whole.rfind(':');
   return at == std::string::npos ? whole : whole.substr(at + 1);
+}
+
+bool has_amsgrad(const torch::optim::OptimizerOptions& options) {
+  if (const auto* decoupled = dynamic_cast<const torch::optim::AdamWOptions*>(&options)) return decoupled->amsgrad();
+  const auto* plain = dynamic_cast<const torch::optim::AdamOptions*>(&options);
+  return plain && plain->amsgrad();
 }
 
 /// What is left open, before prepare() is given anything, has its default or any value that is fine.
@@ -142,6 +153,7 @@ class ChosenZero final : public ChosenLayer {
         logs::warn("accelerate.parallel", "DeepSpeed configuration: {}", warning);
     settings_ = read(/*filled=*/true);
     for (const auto& optimizer : facts.optimizers) check_moments(*optimizer);
+    look_for_deferred(facts.models);
     checkpointed_before_ = residency::checkpointed_calls();
     recomputed_ = nullptr;  // before the next one: the last that comes holds
     recomputed_ = zero::checkpoint_rules_of(settings_);
@@ -153,6 +165,17 @@ class ChosenZero final : public ChosenLayer {
   Observed observed() const override { return zero::observed_of(settings_); }
   std::shared_ptr<const DeepSpeedFiles> deepspeed_files() const override {
     return zero::make_files(settings_, plugins_->get(std::nullopt).deepspeed_config());
+  }
+  /// DeepSpeed's users have theirs exchanged for DeepSpeed's (accelerate's map_pytorch_optim_to_deepspeed). Here the
+  /// program's stays the object that steps, and what it keeps and how it rounds are exchanged.
+  void adopt(torch::optim::Optimizer& optimizer) override {
+    if (!has_moments_on_host() || !optim::can_have_fp32_moments(optimizer)) return;
+    check_moments(optimizer);
+    if (optim::give_fp32_moments(optimizer) && !std::exchange(told_of_moments_, true) && is_rank0())
+      logs::warn("accelerate.parallel",
+                 "DeepSpeed configuration: masters have 16 bits and lie on the host, so that the program's {} keeps "
+                 "fp32 moments and rounds once in a step, as DeepSpeed's Adam for the host would in its place",
+                 class_name_of(optimizer));
   }
   std::shared_ptr<torch::optim::Optimizer> make_optimizer(const DummyOptim& dummy) const override {
     return zero::make_optimizer(settings_, dummy, names_);
@@ -213,20 +236,53 @@ class ChosenZero final : public ChosenLayer {
     return rules;
   }
 
-  /// Of an optimizer of the program's, where DeepSpeed would have its own Adam for the host keep them.
+  /// In Python zero3_init_flag acts on models that Transformers makes. Here a program makes its own.
+  void look_for_deferred(const std::vector<ModelRef>& models) {
+    if (!plugin().deepspeed_config().document().asked_for_init || !is_rank0()) return;
+    for (const auto& model : models) {
+      const auto parameters = model.parameters();
+      if (std::any_of(parameters.begin(), parameters.end(), [](const auto& item) { return is_deferred(item.second); }))
+        continue;
+      if (!std::exchange(told_of_init_, true))
+        logs::warn(
+            "accelerate.parallel",
+            "DeepSpeed configuration: zero3_init_flag is true, and a model was made with memory for all of it on "
+            "each rank: make it within accelerate::init_empty_weights(), so that a rank never has more than its "
+            "pieces");
+    }
+  }
+
+  /// Which DeepSpeed would have its own Adam for the host keep.
+  bool has_moments_on_host() const { return settings_.has_low_masters() && settings_.offloads_states(); }
+
+  /// Of an optimizer of the program's.
   void check_moments(const torch::optim::Optimizer& optimizer) const {
-    if (!settings_.has_low_masters() || !settings_.offloads_states()) return;
+    if (!has_moments_on_host()) return;
     const bool exact = !settings_.bf16.bf16_optimizer_states;
+    if (exact && settings_.zero_force_ds_cpu_optimizer && optim::can_have_fp32_moments(optimizer)) {
+      const auto& groups = optimizer.param_groups();
+      if (std::none_of(groups.begin(), groups.end(), [](const auto& group) { return has_amsgrad(group.options()); }))
+        return;
+      raise<ConfigError>(
+          "prepare: masters have 16 bits and lie on the host, and the program's {} has amsgrad, which DeepSpeed's Adam "
+          "for the host refuses, too, expected it without; or leave out offload_optimizer",
+          class_name_of(optimizer));
+    }
     const auto* const own = dynamic_cast<const optim::DeepSpeedAdam*>(&optimizer);
     if (own && static_cast<const optim::DeepSpeedAdamOptions&>(own->defaults()).fp32_optimizer_states() == exact)
       return;
     raise<ConfigError>(
         "prepare: masters have 16 bits ({}_master_weights_and_grads) and lie on the host, and the program's optimizer "
         "is "
-        "{}{}, expected optim::DeepSpeedAdam with fp32_optimizer_states({}), or a DummyOptim for the file's Adam or "
+        "{}{}, expected {}optim::DeepSpeedAdam with fp32_optimizer_states({}), or a DummyOptim for the file's Adam or "
         "AdamW: others would keep moments of other precision",
         settings_.fp16.enabled ? "fp16.fp16" : "bf16.bf16", class_name_of(optimizer),
-        own ? exact ? " with fp32_optimizer_states(false)" : " with fp32_optimizer_states(true)" : "", exact);
+        own ? exact ? " with fp32_optimizer_states(false)" : " with fp32_optimizer_states(true)" : "",
+        !exact                                  ? ""
+        : settings_.zero_force_ds_cpu_optimizer ? "torch::optim::Adam or AdamW, "
+                                                : "zero_force_ds_cpu_optimizer true with torch::optim::Adam or "
+                                                  "AdamW, ",
+        exact);
   }
 
   zero::AutoFacts facts_of(const PrepareFacts& facts, int64_t num_steps) const {
@@ -299,7 +355,7 @@ class ChosenZero final : public ChosenLayer {
   zero::ParameterNames names_;
   std::unique_ptr<residency::CheckpointRulesScope> recomputed_;
   int64_t checkpointed_before_ = 0;  ///< calls of the process
-  bool spoke_ = false;
+  bool spoke_ = false, told_of_moments_ = false, told_of_init_ = false;
 };
 
 }  // namespace

@@ -1,10 +1,10 @@
 #include <cmath>
 #include <limits>
 
+#include "input/json.hpp"
+#include "input/read_file.hpp"
 #include "parallel/zero/document.hpp"
 #include "parallel/zero/hjson.hpp"
-#include "utils/json.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate {
 namespace {

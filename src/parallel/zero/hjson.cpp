@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "utils/json.hpp"
+#include "input/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::zero {

@@ -129,7 +129,7 @@ optim::PerGroup rates(const std::vector<double>& values) {
   return values.size() == 1 ? optim::PerGroup(values.front()) : optim::PerGroup(values);
 }
 
-optim::Scheduler scheduler_of_file(const Scheduler& scheduler, const std::string& as_of_version,
+optim::Scheduler scheduler_of_file(const SchedulerSettings& scheduler, const std::string& as_of_version,
                                    torch::optim::Optimizer& optimizer) {
   const auto& [type, p] = std::tie(scheduler.type, scheduler.params);
   if (type == "WarmupLR")

@@ -3,10 +3,10 @@
 #include <cmath>
 
 #include "accelerate/config.hpp"
+#include "input/json.hpp"
 #include "parallel/zero/document.hpp"
 #include "parallel/zero/settings_table.hpp"
 #include "utils/environment.hpp"
-#include "utils/json.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
@@ -300,8 +300,10 @@ DeepSpeedPlugin resolve(DeepSpeedPlugin plugin) {
   if (steps_per_print && *steps_per_print != never) config.document().gave_steps_per_print = true;
   config.set_value("steps_per_print", never);
 
-  if (!plugin.zero3_init_flag)
-    plugin.zero3_init_flag = environment::flag("ACCELERATE_DEEPSPEED_ZERO3_INIT").value_or(config.is_zero3());
+  const auto init =
+      plugin.zero3_init_flag ? plugin.zero3_init_flag : environment::flag("ACCELERATE_DEEPSPEED_ZERO3_INIT");
+  config.document().asked_for_init = init.value_or(false) && config.is_zero3();
+  plugin.zero3_init_flag = init.value_or(config.is_zero3());
   if (*plugin.zero3_init_flag && !config.is_zero3()) {
     // All ranks find the same; once is enough.
     if (environment::integer({"RANK"}).value_or(0) == 0)

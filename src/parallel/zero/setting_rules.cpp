@@ -27,7 +27,8 @@ void derive_batch(ZeroSettings& s, const GivenKeys& given, const ReadOptions& op
   s.gradient_accumulation_steps = *batch.gradient_accumulation_steps;
 }
 
-void derive_scheduler(Scheduler& scheduler, const GivenKeys& given, const ReadOptions& options, Findings& findings) {
+void derive_scheduler(SchedulerSettings& scheduler, const GivenKeys& given, const ReadOptions& options,
+                      Findings& findings) {
   auto& params = scheduler.params;
   const bool warms_up = scheduler.type.starts_with("Warmup");
   if (warms_up && params.warmup_num_steps <= 0) {

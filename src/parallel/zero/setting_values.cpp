@@ -6,7 +6,7 @@
 #include <set>
 #include <type_traits>
 
-#include "utils/json.hpp"
+#include "input/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::zero {
@@ -14,20 +14,20 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-enum class Form { truth, whole, real, text, texts, reals, pair, any };
+enum class ValueForm { truth, whole, real, text, texts, reals, pair, any };
 
-template <class T> constexpr Form form_of() {
-  if constexpr (std::is_same_v<T, bool>) return Form::truth;
-  else if constexpr (std::is_same_v<T, int64_t>) return Form::whole;
-  else if constexpr (std::is_same_v<T, double>) return Form::real;
-  else if constexpr (std::is_same_v<T, std::string>) return Form::text;
-  else if constexpr (std::is_same_v<T, std::vector<std::string>>) return Form::texts;
-  else if constexpr (std::is_same_v<T, std::vector<double>>) return Form::reals;
-  else return Form::pair;
+template <class T> constexpr ValueForm form_of() {
+  if constexpr (std::is_same_v<T, bool>) return ValueForm::truth;
+  else if constexpr (std::is_same_v<T, int64_t>) return ValueForm::whole;
+  else if constexpr (std::is_same_v<T, double>) return ValueForm::real;
+  else if constexpr (std::is_same_v<T, std::string>) return ValueForm::text;
+  else if constexpr (std::is_same_v<T, std::vector<std::string>>) return ValueForm::texts;
+  else if constexpr (std::is_same_v<T, std::vector<double>>) return ValueForm::reals;
+  else return ValueForm::pair;
 }
 
 struct Shape {
-  Form form;
+  ValueForm form;
   bool nullable;
 };
 
@@ -55,14 +55,14 @@ Shape shape_of(const Row& row) {
         row.place(somewhere));
   }
   const Json fallback = json_of(row.fallback);
-  const Form form = fallback.is_boolean()          ? Form::truth
-                    : fallback.is_number_integer() ? Form::whole
-                    : fallback.is_number()         ? Form::real
-                    : fallback == "auto"           ? Form::any
-                    : fallback.is_string()         ? Form::text
-                    : fallback.is_array()          ? Form::texts
-                                                   : Form::any;
-  return {form, row.nullable || form == Form::any};
+  const ValueForm form = fallback.is_boolean()          ? ValueForm::truth
+                         : fallback.is_number_integer() ? ValueForm::whole
+                         : fallback.is_number()         ? ValueForm::real
+                         : fallback == "auto"           ? ValueForm::any
+                         : fallback.is_string()         ? ValueForm::text
+                         : fallback.is_array()          ? ValueForm::texts
+                                                        : ValueForm::any;
+  return {form, row.nullable || form == ValueForm::any};
 }
 
 std::vector<std::string> choices_of(const Row& row) {
@@ -140,28 +140,28 @@ std::string expectation(const Row& row, const Shape& shape) {
   std::string text;
   const auto words = choices_of(row);
   switch (shape.form) {
-    case Form::truth:
+    case ValueForm::truth:
       text = "true or false";
       break;
-    case Form::whole:
+    case ValueForm::whole:
       text = "a whole number" + range_text(row);
       break;
-    case Form::real:
+    case ValueForm::real:
       text = (row.infinite ? "a number" : "a finite number") + range_text(row);
       break;
-    case Form::text:
+    case ValueForm::text:
       text = words.empty() ? "a text" : fmt::format("one of {}", fmt::join(words, ", "));
       break;
-    case Form::texts:
+    case ValueForm::texts:
       text = "a list of texts" + (words.empty() ? "" : fmt::format(" or {}", fmt::join(words, ", ")));
       break;
-    case Form::reals:
+    case ValueForm::reals:
       text = "a number" + range_text(row) + ", or a list of one for each group";
       break;
-    case Form::pair:
+    case ValueForm::pair:
       text = "a list of two numbers" + range_text(row);
       break;
-    case Form::any:
+    case ValueForm::any:
       break;
   }
   return text + (shape.nullable ? ", or null" : "");
@@ -202,7 +202,7 @@ std::optional<ReadValue> read_value(const Row& row, const Section& section, cons
   if (given.is_null()) return shape.nullable ? std::optional(ReadValue{}) : std::nullopt;
   const bool coerces = section.classed && !(row.no_truth && given.is_boolean());
   switch (shape.form) {
-    case Form::truth: {
+    case ValueForm::truth: {
       if (given.is_boolean()) return ReadValue{given, ""};
       const bool by_word = section.lenient && (given == "true" || given == "false");
       const auto value = section.classed || by_word ? truth_of(given) : std::nullopt;
@@ -210,17 +210,17 @@ std::optional<ReadValue> read_value(const Row& row, const Section& section, cons
       return ReadValue{
           *value, by_word ? fmt::format("{} is the text {}; it is read as {}", row.key, show_json(given), *value) : ""};
     }
-    case Form::whole: {
+    case ValueForm::whole: {
       const auto value = whole_of(given, coerces);
       if (!value || !in_range(row, static_cast<double>(*value))) return std::nullopt;
       return ReadValue{*value, ""};
     }
-    case Form::real: {
+    case ValueForm::real: {
       const auto value = real_of(given, coerces);
       if (!value || !in_range(row, *value)) return std::nullopt;
       return ReadValue{*value, ""};
     }
-    case Form::text: {
+    case ValueForm::text: {
       if (!given.is_string()) return std::nullopt;
       const auto words = choices_of(row);
       if (words.empty()) return ReadValue{given, ""};
@@ -230,7 +230,7 @@ std::optional<ReadValue> read_value(const Row& row, const Section& section, cons
       }
       return std::nullopt;
     }
-    case Form::texts: {
+    case ValueForm::texts: {
       Json list = Json::array();
       if (given.is_string()) {
         if (!section.classed && !(takes_auto(row) && given == "auto")) return std::nullopt;
@@ -246,13 +246,13 @@ std::optional<ReadValue> read_value(const Row& row, const Section& section, cons
       }
       return ReadValue{std::move(list), ""};
     }
-    case Form::reals:
-    case Form::pair: {
+    case ValueForm::reals:
+    case ValueForm::pair: {
       auto list = numbers_of(row, given, coerces);
-      if (!list || (shape.form == Form::pair && (list->size() != 2 || !given.is_array()))) return std::nullopt;
+      if (!list || (shape.form == ValueForm::pair && (list->size() != 2 || !given.is_array()))) return std::nullopt;
       return ReadValue{*std::move(list), ""};
     }
-    case Form::any:
+    case ValueForm::any:
       break;
   }
   return ReadValue{given, ""};

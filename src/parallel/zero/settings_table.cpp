@@ -9,7 +9,7 @@
 namespace accelerate::zero {
 namespace {
 
-using enum State;
+using enum SettingState;
 
 // ---- Why a key changes nothing with other settings as they are.
 

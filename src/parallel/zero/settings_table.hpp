@@ -16,7 +16,7 @@ using Place = std::variant<bool*, int64_t*, double*, std::string*, std::optional
                            std::optional<double>*, std::optional<std::string>*, std::vector<std::string>*,
                            std::vector<double>*, std::array<double, 2>*>;
 
-enum class State {
+enum class SettingState {
   acts,
   no_meaning,  ///< whatever the value: `reason` says why
   later,       ///< not in this version: only the default and `fine` are taken, `reason` says what comes nearest
@@ -34,7 +34,7 @@ struct Row {
   const char* fallback = nullptr;           ///< the default of a row without a place, as JSON; null there: any value
   const char* types = nullptr;              ///< of a parameter: "Adam AdamW", the types that have it
   bool needed = false;                      ///< a parameter that its types can't do without
-  State state = State::acts;
+  SettingState state = SettingState::acts;
   const char* reason = nullptr;  ///< null: that of the section
   const char* fine = nullptr;    ///< values beside the default that `later` and `refused` take, a JSON list
   Idle idle = nullptr;
@@ -63,7 +63,7 @@ struct Section {
 /// Types of optimizers and schedules.
 struct Type {
   const char* name;
-  State state = State::acts;
+  SettingState state = SettingState::acts;
   const char* reason = nullptr;
   bool any_case = false;           ///< DeepSpeed's own nine optimizers
   bool tested = false;             ///< ZeRO takes it without zero_allow_untested_optimizer

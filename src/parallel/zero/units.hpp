@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "accelerate/model/model_ref.hpp"
+#include "input/regular_expression.hpp"
 #include "parallel/sharding/settings.hpp"
-#include "utils/regular_expression.hpp"
 
 namespace accelerate::parallel {
 

@@ -4,11 +4,11 @@
 #include <map>
 
 #include "accelerate/config.hpp"
+#include "input/json.hpp"
 #include "parallel/zero/document.hpp"
 #include "parallel/zero/setting_rules.hpp"
 #include "parallel/zero/setting_values.hpp"
 #include "parallel/zero/settings_table.hpp"
-#include "utils/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::zero {
@@ -116,8 +116,8 @@ class SettingsReader {
     const auto& name = given->get_ref<const std::string&>();
     for (const auto& type : types) {
       if (!(type.any_case ? small_letters_of(name) == small_letters_of(type.name) : name == type.name)) continue;
-      if (type.state == State::acts) return &type;
-      if (type.state == State::refused) {
+      if (type.state == SettingState::acts) return &type;
+      if (type.state == SettingState::refused) {
         problem("'{}' is \"{}\", which is not here: {}", key, type.name, type.reason);
         return nullptr;
       }
@@ -134,7 +134,7 @@ class SettingsReader {
   static std::vector<std::string> names_of(const std::vector<Type>& types) {
     std::vector<std::string> names;
     for (const auto& type : types)
-      if (type.state != State::refused) names.emplace_back(type.name);
+      if (type.state != SettingState::refused) names.emplace_back(type.name);
     return names;
   }
 
@@ -324,7 +324,7 @@ class SettingsReader {
 
   /// Refuses what is not here, unless it would change nothing.
   void check_state(const Row& row, const Found& found) {
-    if (row.state != State::later && row.state != State::refused) return;
+    if (row.state != SettingState::later && row.state != SettingState::refused) return;
     const Json value = row.place ? value_at(row.place(settings_)) : found.value;
     if (value.is_null() || value == default_of(row)) return;
     const Json fine = row.fine ? json_of(row.fine) : Json::array();
@@ -332,7 +332,7 @@ class SettingsReader {
     if (row.idle && row.idle(settings_, options_)) return;
     const char* reason = reason_of(row);
     const std::string text = shown(row, value, 60);
-    if (row.state == State::refused) problem("'{}' is {}, which is not here: {}", found.written, text, reason);
+    if (row.state == SettingState::refused) problem("'{}' is {}, which is not here: {}", found.written, text, reason);
     else
       findings_.later.push_back(
           fmt::format("'{}' is {}, which is not in this version: {}", found.written, text, reason));
@@ -378,9 +378,9 @@ class SettingsReader {
       if (std::string_view(row.key) == "steps_per_print" && entry.value == "Infinity")
         entry.given = document_.gave_steps_per_print;
       const char* idle = row.idle ? row.idle(settings_, options_) : nullptr;
-      if (idle || row.state == State::no_meaning || row.state == State::refused) {
+      if (idle || row.state == SettingState::no_meaning || row.state == SettingState::refused) {
         entry.verdict = Verdict::no_meaning;
-        entry.reason = idle ? idle : row.state == State::refused ? "it is off" : reason_of(row);
+        entry.reason = idle ? idle : row.state == SettingState::refused ? "it is off" : reason_of(row);
       }
       settings_.effective.push_back(std::move(entry));
     }

@@ -139,7 +139,7 @@ struct SchedulerParams {
   bool lr_range_test_staircase = false;
 };
 
-struct Scheduler {
+struct SchedulerSettings {
   std::string type;  ///< WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest
   SchedulerParams params;
   /// Not a key: without warmup_max_lr all groups take the first one's, as before 0.19.4.
@@ -164,7 +164,7 @@ struct ParallelWrite {
 struct CheckpointWriter {
   bool decoupled = false, show_statistics = false;
 };
-struct Checkpoint {
+struct CheckpointSettings {
   std::string tag_validation = "Warn";  ///< Ignore, Warn, Fail
   bool load_universal = false, use_node_local_storage = false;
   ParallelWrite parallel_write;
@@ -192,7 +192,7 @@ struct Timers {
   Throughput throughput;
 };
 
-struct Monitor {
+struct MonitorSettings {
   bool enabled = false;
   std::string output_path, job_name = "DeepSpeedJobName";
 };
@@ -239,14 +239,14 @@ struct ACCELERATE_API ZeroSettings {
   Fp16 fp16;
   Bf16 bf16;
   std::optional<Optimizer> optimizer;
-  std::optional<Scheduler> scheduler;
+  std::optional<SchedulerSettings> scheduler;
   ActivationCheckpointing activation_checkpointing;
   Aio aio;
-  Checkpoint checkpoint;
+  CheckpointSettings checkpoint;
   DataTypes data_types;
   TorchAutocast torch_autocast;
   Timers timers;
-  Monitor tensorboard, csv_monitor;
+  MonitorSettings tensorboard, csv_monitor;
   Wandb wandb;
   Comet comet;
   FlopsProfiler flops_profiler;

@@ -1,5 +1,7 @@
 #include "precision/fp8/core.hpp"
 
+#include "residency/products.hpp"
+
 namespace accelerate::fp8 {
 namespace {
 
@@ -14,19 +16,15 @@ void Core::index() {
   for (size_t i = 0; i < weights.size(); ++i) by_storage_.emplace(storage_address(weights[i].tensor), i);
 }
 
-std::optional<Found> Core::find(const at::Tensor& operand) {
+std::optional<FoundWeight> Core::find(const at::Tensor& operand) {
   if (operand.dim() != 2 || !operand.has_storage()) return {};
   const auto [begin, end] = by_storage_.equal_range(storage_address(operand));
   for (auto entry = begin; entry != end; ++entry) {
-    Weight& weight = weights[entry->second];
+    Fp8Weight& weight = weights[entry->second];
     const at::Tensor& whole = weight.tensor;
-    if (storage_address(whole) != entry->first || operand.storage_offset() != whole.storage_offset()) continue;
-    const auto same = [&](int64_t first, int64_t second) {
-      return operand.size(0) == whole.size(first) && operand.size(1) == whole.size(second) &&
-             operand.stride(0) == whole.stride(first) && operand.stride(1) == whole.stride(second);
-    };
-    if (same(0, 1)) return Found{&weight, false};
-    if (same(1, 0)) return Found{&weight, true};
+    if (storage_address(whole) != entry->first) continue;
+    if (const auto extent = residency::weight_view(operand, whole); extent != residency::WeightView::part)
+      return FoundWeight{&weight, extent == residency::WeightView::turned};
   }
   return {};
 }

@@ -15,7 +15,7 @@
 namespace accelerate::fp8 {
 
 /// A parameter of two dimensions.
-struct Weight {
+struct Fp8Weight {
   std::string name;
   at::Tensor tensor;
   int64_t slot = -1;  ///< in the histories; -1: it takes no part
@@ -30,8 +30,8 @@ struct Weight {
 };
 
 /// What products know of the weight that they meet.
-struct Found {
-  Weight* weight;
+struct FoundWeight {
+  Fp8Weight* weight;
   bool turned;  ///< the operand is the parameter's transpose
 };
 
@@ -44,15 +44,15 @@ struct Core {
   explicit Core(FP8Recipe settings) : recipe(std::move(settings)), plan(plan_of(recipe)) {}
 
   const FP8Recipe recipe;
-  const Plan plan;
-  std::vector<Weight> weights;
+  const ProductPlan plan;
+  std::vector<Fp8Weight> weights;
   std::vector<std::string> taking_part;
   std::optional<Histories> forward, backward;  ///< of delayed scaling
   AmaxReduction reduction;
   FP8Training::Counts counts;
 
   /// The parameter that a tensor is, whole, or its transpose.
-  std::optional<Found> find(const at::Tensor& operand);
+  std::optional<FoundWeight> find(const at::Tensor& operand);
   /// Parameters may have got other storages.
   void index();
   void settle();

@@ -2,7 +2,6 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "residency/member.hpp"
 #include "residency/products.hpp"
@@ -11,10 +10,9 @@
 namespace accelerate::fp8 {
 namespace {
 
-using residency::kKey;
-using residency::Link;
 using residency::Member;
 using residency::OperatorCall;
+using residency::TorchLayers;
 
 bool computes_with(const at::Tensor& x, const at::Tensor& w) {
   const auto type = x.scalar_type();
@@ -25,23 +23,19 @@ bool computes_with(const at::Tensor& x, const at::Tensor& w) {
 }  // namespace
 
 std::shared_ptr<residency::Handler> Products::for_replay() {
-  Pass again = pass_;
+  ProductPass again = pass_;
   again.records = false;
   again.replays = true;
   return std::make_shared<Products>(std::move(again));
 }
 
 bool Products::handle(OperatorCall& call, residency::Next next) {
-  const auto others = [&] {
-    auto* handler = residency::process_handler(Link::codes);
-    return handler && handler->handle(call, next);
-  };
   const auto* const places = residency::product_places(call.name());
-  if (!places || call.facts.writes != 0) return others();  // those with out= have these names, too
+  if (!places || call.facts.writes != 0) return false;  // those with out= have these names, too
   const at::Tensor operand = call.arguments()[places->weight].toTensor();
   const auto found = pass_.core->find(operand);
-  if (!found || residency::within_backward()) return others();
-  at::Tensor x = call.arguments()[places->x].toTensor();
+  if (!found || residency::within_backward()) return false;
+  const at::Tensor x = call.arguments()[places->x].toTensor();
   const at::Tensor bias = places->bias == residency::kNoArgument
                               ? at::Tensor()
                               : call.arguments()[places->bias].toOptional<at::Tensor>().value_or(at::Tensor());
@@ -49,10 +43,10 @@ bool Products::handle(OperatorCall& call, residency::Next next) {
   if (found->weight->slot < 0 || !computes_with(x, operand) || (bias.defined() && bias.dim() != 1) ||
       residency::has_other_factors(call) || (member && member->encoded())) {
     ++pass_.core->counts.high_products;
-    return others();
+    return false;
   }
   const int64_t rows = x.numel() / x.size(-1);
-  const Plan& plan = pass_.core->plan;
+  const ProductPlan& plan = pass_.core->plan;
   if (!plan.pads && plan.x_for_w.scaling != Scaling::none && rows % 16 != 0 && at::GradMode::is_enabled() &&
       operand.requires_grad())
     raise<ConfigError>(
@@ -63,12 +57,13 @@ bool Products::handle(OperatorCall& call, residency::Next next) {
   if (member) call.pins.add(member->unit(), /*writes=*/false);
   if (bias.defined())
     if (Member* other = Member::of(bias)) call.pins.add(other->unit(), /*writes=*/false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  const auto device = x.device().type();
-  if (at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device))
-    x = x.to(at::autocast::get_autocast_dtype(device));
-  const at::Tensor w = places->rows ? operand : operand.t();
-  call.finish({linear(pass_, x, w, bias, Found{found->weight, places->rows == found->turned})});
+  call.finish({next.compute(TorchLayers::program, residency::OwnLinks::none, [&] {
+    const auto device = x.device().type();
+    const bool casts = at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device);
+    const at::Tensor w = places->rows ? operand : operand.t();
+    return linear(pass_, casts ? x.to(at::autocast::get_autocast_dtype(device)) : x, w, bias,
+                  FoundWeight{found->weight, places->rows == found->turned});
+  })});
   return true;
 }
 

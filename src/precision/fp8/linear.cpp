@@ -1,9 +1,7 @@
 #include "precision/fp8/linear.hpp"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "residency/member.hpp"
+#include "residency/own_operators.hpp"
 #include "residency/pins.hpp"
 #include "utils/raise.hpp"
 
@@ -18,24 +17,21 @@ namespace accelerate::fp8 {
 namespace {
 
 using residency::Member;
+using residency::OwnOperators;
+using residency::TorchLayers;
 
 /// What a node of the graph needs to know besides tensors.
-struct Job final : torch::CustomClassHolder {
-  Job(Pass pass, Weight* weight, bool turned) : pass(std::move(pass)), weight(weight), turned(turned) {}
-  const Pass pass;
-  Weight* const weight;
+struct ProductJob final : torch::CustomClassHolder {
+  ProductJob(ProductPass pass, Fp8Weight* weight, bool turned)
+      : pass(std::move(pass)), weight(weight), turned(turned) {}
+  const ProductPass pass;
+  Fp8Weight* const weight;
   const bool turned;  ///< the parameter is [inputs, outputs]
 
   Core& core() const { return *pass.core; }
   at::Tensor forward_scale(Forward tensor) const {
     return core().forward ? core().forward->column(pass.scales, weight->slot, tensor) : at::Tensor();
   }
-};
-
-/// Operators of ours are neither autograd's nor autocast's, nor anybody's on the chain.
-struct OnlyKernels {
-  c10::impl::ExcludeDispatchKeyGuard keys{c10::autocast_dispatch_keyset.add(residency::kKey)};
-  at::AutoDispatchBelowADInplaceOrView no_autograd;  // it refuses to add to a view that one of our functions made
 };
 
 struct Operands {
@@ -60,7 +56,7 @@ at::Tensor amax_of(const Operands& operands) {
 
 /// Of the weight: kept ones, or new ones.
 /// @param backward  which are for the gradient of x
-Operands weight_operands(const Job& job, const at::Tensor& w, bool backward) {
+Operands weight_operands(const ProductJob& job, const at::Tensor& w, bool backward) {
   Core& core = job.core();
   const bool keeps = job.pass.is_first_microbatch.has_value() && !Member::of(w);
   auto& kept = job.weight->kept;
@@ -84,8 +80,8 @@ Operands weight_operands(const Job& job, const at::Tensor& w, bool backward) {
       operand.values = at::Tensor();
       return operand;
     };
-    kept = Weight::Kept{without_values(made.first), without_values(made.second), job.turned,
-                        job.weight->tensor.unsafeGetTensorImpl()->version_counter().current_version()};
+    kept = Fp8Weight::Kept{without_values(made.first), without_values(made.second), job.turned,
+                           job.weight->tensor.unsafeGetTensorImpl()->version_counter().current_version()};
   }
   return made;
 }
@@ -97,9 +93,9 @@ struct Made {
   Operand x_for_w, w_for_x;
 };
 /// @param grad_x, grad_w  make what their products need, too
-Made compute(const Job& job, const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, bool grad_x,
+Made compute(const ProductJob& job, const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, bool grad_x,
              bool grad_w) {
-  const Plan& plan = job.core().plan;
+  const ProductPlan& plan = job.core().plan;
   const at::Tensor rows = as_matrix(x.detach());
   const auto of_x = make_operands(rows, &plan.x, grad_w ? &plan.x_for_w : nullptr, job.forward_scale(kInput), true);
   if (const at::Tensor amax = amax_of(of_x); job.pass.records && amax.defined())
@@ -116,8 +112,8 @@ Made compute(const Job& job, const at::Tensor& x, const at::Tensor& w, const at:
 
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& w,
-                            const std::optional<at::Tensor>& given_bias, const c10::intrusive_ptr<Job>& job) {
-    const OnlyKernels kernels;
+                            const std::optional<at::Tensor>& given_bias, const c10::intrusive_ptr<ProductJob>& job) {
+    const OwnOperators own(TorchLayers::kernels);  // autograd refuses to add to a view that one of our functions made
     const at::Tensor bias = given_bias.value_or(at::Tensor());
     const bool grad_x = x.requires_grad(), grad_w = w.requires_grad();
     // A weight whose bytes come and go is there again in backward; its codes would stay meanwhile.
@@ -145,9 +141,9 @@ struct Linear : torch::autograd::Function<Linear> {
       throw ConfigError(
           "backward: create_graph was asked for, but products in fp8 have no second derivative: codes are no function "
           "that has one. Compute that loss outside of the fp8 scope");
-    const auto job = c10::static_intrusive_pointer_cast<Job>(context->saved_data["job"].toCapsule());
+    const auto job = c10::static_intrusive_pointer_cast<ProductJob>(context->saved_data["job"].toCapsule());
     const auto saved = context->get_saved_variables();
-    const OnlyKernels kernels;
+    const OwnOperators own(TorchLayers::kernels);
     const Core& core = job->core();
     const bool grad_x = context->needs_input_grad(0), grad_w = context->needs_input_grad(1);
     const auto dtypes = context->saved_data["dtypes"].toIntVector();
@@ -180,13 +176,13 @@ struct Linear : torch::autograd::Function<Linear> {
 
 }  // namespace
 
-at::Tensor linear(const Pass& pass, const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                  const Found& found) {
-  const auto job = c10::make_intrusive<Job>(pass, found.weight, found.turned);
+at::Tensor linear(const ProductPass& pass, const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                  const FoundWeight& found) {
+  const auto job = c10::make_intrusive<ProductJob>(pass, found.weight, found.turned);
   const bool graph = at::GradMode::is_enabled() &&
                      (x.requires_grad() || w.requires_grad() || (bias.defined() && bias.requires_grad()));
   if (graph) return Linear::apply(x, w, bias.defined() ? std::optional(bias) : std::nullopt, job);
-  const OnlyKernels kernels;
+  const OwnOperators own(TorchLayers::kernels);
   return compute(*job, x, w, bias, false, false).y;
 }
 

@@ -10,7 +10,7 @@
 namespace accelerate::fp8 {
 
 /// How an open scope, or the recomputation of what ran in one, treats products.
-struct Pass {
+struct ProductPass {
   std::shared_ptr<Core> core;
   at::Tensor scales;     ///< of delayed scaling, as the scope found them
   bool records = false;  ///< amax: in training
@@ -18,11 +18,12 @@ struct Pass {
   std::optional<bool> is_first_microbatch;
 };
 
-/// y = x w^T + bias [..., outputs] from codes, with gradients. Call it below the members' key, with w's bytes present.
+/// y = x w^T + bias [..., outputs] from codes, with gradients. Call it as an operator of one's own (OwnOperators), with
+/// w's bytes present.
 /// @param x     [..., inputs] with at least one row, in the dtype that y gets
 /// @param w     [outputs, inputs]: the weight or a view of it
 /// @param bias  [outputs], or undefined
-at::Tensor linear(const Pass& pass, const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                  const Found& found);
+at::Tensor linear(const ProductPass& pass, const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                  const FoundWeight& found);
 
 }  // namespace accelerate::fp8

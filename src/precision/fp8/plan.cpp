@@ -61,9 +61,9 @@ codes::Float8 backward_format(const FP8Recipe& recipe) {
   return recipe.fp8_format == FP8Format::e4m3 ? codes::Float8::e4m3 : codes::Float8::e5m2;
 }
 
-Plan plan_of(const FP8Recipe& recipe) {
+ProductPlan plan_of(const FP8Recipe& recipe) {
   using codes::Float8;
-  Plan plan;
+  ProductPlan plan;
   if (recipe.backend == FP8Backend::ao && recipe.config != AORecipe::tensorwise) {
     // torchao's: E4M3 throughout, scales that are powers of two.
     const Cast row{Scaling::row, Float8::e4m3, true};

@@ -28,7 +28,7 @@ struct Cast {
 };
 
 /// The operands of a layer's three products, which sum over inputs, outputs and rows of x.
-struct Plan {
+struct ProductPlan {
   Cast x, w;                     ///< y = x w^T
   Cast g_for_x, w_for_x;         ///< gradient of x = g w
   Cast g_for_w, x_for_w;         ///< gradient of w = g^T x
@@ -42,7 +42,7 @@ struct Plan {
   }
 };
 
-Plan plan_of(const FP8Recipe& recipe);
+ProductPlan plan_of(const FP8Recipe& recipe);
 /// Of weights and activations, and of gradients.
 codes::Float8 forward_format(const FP8Recipe& recipe);
 codes::Float8 backward_format(const FP8Recipe& recipe);

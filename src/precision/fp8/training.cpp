@@ -15,7 +15,7 @@
 namespace accelerate {
 
 using fp8::Core;
-using fp8::Weight;
+using fp8::Fp8Weight;
 
 struct FP8Training::Impl {
   std::shared_ptr<Core> core;
@@ -96,7 +96,7 @@ FP8Training::FP8Training(FP8Recipe recipe, const ModelRef& model) : impl_(std::m
   const auto candidates = candidates_of(model);
   const auto out = left_out(core.recipe, candidates);
   for (const auto& one : candidates) {
-    Weight weight{.name = one.name, .tensor = one.weight, .slot = -1, .kept = {}};
+    Fp8Weight weight{.name = one.name, .tensor = one.weight, .slot = -1, .kept = {}};
     if (fits(one.weight) && !out.contains(one.weight.unsafeGetTensorImpl())) {
       weight.slot = static_cast<int64_t>(core.taking_part.size());
       core.taking_part.push_back(one.name);
@@ -135,7 +135,7 @@ std::map<std::string, at::Tensor> FP8Training::state_dict() const {
   const Core& core = *impl_->core;
   std::map<std::string, at::Tensor> state;
   if (!core.forward) return state;
-  for (const Weight& weight : core.weights) {
+  for (const Fp8Weight& weight : core.weights) {
     if (weight.slot < 0) continue;
     state.emplace(weight.name + ".scale_fwd", core.forward->scale_of(weight.slot));
     state.emplace(weight.name + ".amax_history_fwd", core.forward->history_of(weight.slot));
@@ -176,7 +176,7 @@ void FP8Training::load_state_dict(const std::map<std::string, at::Tensor>& state
   for (const auto& [name, tensor] : state)
     if (!expected.contains(name)) refuse_state("'" + name + "' belongs to no weight that takes part");
   if (!core.forward) return;
-  for (const Weight& weight : core.weights) {
+  for (const Fp8Weight& weight : core.weights) {
     if (weight.slot < 0) continue;
     core.forward->set(weight.slot, state.at(weight.name + ".scale_fwd"), state.at(weight.name + ".amax_history_fwd"));
     core.backward->set(weight.slot, state.at(weight.name + ".scale_bwd"), state.at(weight.name + ".amax_history_bwd"));
@@ -187,7 +187,7 @@ void FP8Training::load_state_dict(const std::map<std::string, at::Tensor>& state
 }
 
 struct FP8Scope::Open {
-  Open(std::shared_ptr<Core> shared, const fp8::Pass& pass)
+  Open(std::shared_ptr<Core> shared, const fp8::ProductPass& pass)
       : core(std::move(shared)), records(pass.records), products(pass), scope(residency::Link::codes, products) {}
   const std::shared_ptr<Core> core;
   const bool records;
@@ -203,7 +203,7 @@ FP8Scope::FP8Scope(FP8Training& training, FP8ScopeOptions options) {
   core->settle();
   // Also those of weights that this scope may not use: they have changed since.
   if (options.is_first_microbatch.value_or(false))
-    for (Weight& weight : core->weights) weight.kept.reset();
+    for (Fp8Weight& weight : core->weights) weight.kept.reset();
   if (core->forward && !core->weights.empty()) {
     const auto device = core->weights.front().tensor.device();
     if (!device.is_meta()) {  // dry runs compute nothing
@@ -211,11 +211,12 @@ FP8Scope::FP8Scope(FP8Training& training, FP8ScopeOptions options) {
       core->backward->to(device);
     }
   }
-  open_ = std::make_unique<Open>(core, fp8::Pass{.core = core,
-                                                 .scales = core->forward ? core->forward->scales() : at::Tensor(),
-                                                 .records = options.training && at::GradMode::is_enabled(),
-                                                 .replays = false,
-                                                 .is_first_microbatch = options.is_first_microbatch});
+  open_ =
+      std::make_unique<Open>(core, fp8::ProductPass{.core = core,
+                                                    .scales = core->forward ? core->forward->scales() : at::Tensor(),
+                                                    .records = options.training && at::GradMode::is_enabled(),
+                                                    .replays = false,
+                                                    .is_first_microbatch = options.is_first_microbatch});
 }
 
 FP8Scope::~FP8Scope() = default;

@@ -16,7 +16,7 @@
 #include "residency/activations/replay_state.hpp"
 #include "residency/activations/saved_tensor_hooks.hpp"
 #include "residency/activations/unit_checkpoints.hpp"
-#include "utils/counts.hpp"
+#include "residency/counters.hpp"
 #include "utils/raise.hpp"
 #include "utils/thread_annotations.hpp"
 
@@ -353,7 +353,7 @@ CheckpointedCall::CheckpointedCall(std::function<void(std::vector<at::Tensor>)> 
     if (const auto rules = checkpoint_rules(); rules && rules->inputs_on_host && !frame && !rerun)
       to_host.emplace(ActivationOffloadOptions{.min_bytes = 0});
     for (const auto& input : inputs) recipe->inputs.emplace_back(input, /*is_output=*/false);
-    if (to_host) counts::add(counts::Count::inputs_offloaded, to_host->stats().moved);
+    if (to_host) counts::add(residency::ResidencyCount::inputs_offloaded, to_host->stats().moved);
   }
   std::optional<Frame::Claim> outer;
   if (frame) outer.emplace(frame->claim(recipe));

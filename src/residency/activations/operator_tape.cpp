@@ -41,7 +41,7 @@ int32_t OperatorTape::slot_of(const at::Tensor& tensor) {
 }
 
 /// Operators that came before must find the tensor as they found it.
-void OperatorTape::keep_before_write(const OperatorCall& call, const at::Tensor& tensor) {
+void OperatorTape::keep_before_write(const OperatorCall& call, const Next& next, const at::Tensor& tensor) {
   if (!tensor.has_storage()) return;
   slot_of(tensor);
   Input* kept = nullptr;
@@ -59,10 +59,9 @@ void OperatorTape::keep_before_write(const OperatorCall& call, const at::Tensor&
     kept = &input;
   }
   if (!kept || kept->written) return;
-  const at::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
   const bool trained = kept->tensor.requires_grad();
-  kept->tensor = at::clone(kept->tensor.detach()).set_requires_grad(trained);
+  kept->tensor = next.compute(TorchLayers::no_gradients, [&] { return at::clone(kept->tensor.detach()); });
+  kept->tensor.set_requires_grad(trained);
   kept->written = true;
 }
 
@@ -78,7 +77,7 @@ void OperatorTape::record(OperatorCall& call, Next next) {
   const auto arguments = call.arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (call.writes(i))
-      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { keep_before_write(call, tensor); });
+      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { keep_before_write(call, next, tensor); });
     if (arguments[i].isGenerator() && arguments[i].toGenerator().defined())
       record.random.emplace(arguments[i].toGenerator());
     Argument argument{.value = arguments[i], .slots = {}};
@@ -143,8 +142,8 @@ void OperatorTape::replay(const std::vector<at::Tensor>& inputs) const {
       map_tensors(stack.back(), [&](const at::Tensor&) { return values[static_cast<size_t>(argument.slots[next++])]; });
     }
     {
-      // Who computes on codes in this replay sees what has no member among its arguments, too.
-      const auto included = thread_handler(Link::codes) ? record.keys.included_ : record.keys.included_.remove(kKey);
+      // The scopes of this replay see what has no member among its arguments, too.
+      const auto included = has_scope() ? record.keys.included_ : record.keys.included_.remove(kKey);
       const c10::impl::ForceDispatchKeyGuard keys(included, record.keys.excluded_);
       const at::AutoGradMode grad(record.grad_mode);
       record.op.callBoxed(stack);

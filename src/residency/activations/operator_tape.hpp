@@ -17,7 +17,7 @@
 
 namespace accelerate::residency {
 
-/// A stretch of a forward as a list of operators that can run again. Tensors that it makes are numbers in it and not
+/// A slice of a forward as a list of operators that can run again. Tensors that it makes are numbers in it and not
 /// kept; tensors that come from outside are. What operators don't show can't be run again: values that are written
 /// through a pointer, and custom autograd functions.
 class OperatorTape {
@@ -66,7 +66,7 @@ class OperatorTape {
 
   int32_t slot_of(const at::Tensor& tensor);
   int32_t remember(const at::Tensor& tensor);
-  void keep_before_write(const OperatorCall& call, const at::Tensor& tensor);
+  void keep_before_write(const OperatorCall& call, const Next& next, const at::Tensor& tensor);
 
   std::string name_;
   std::vector<Record> records_;

@@ -61,7 +61,6 @@ ReplayState::ReplayState(bool random)
     : device_(current_accelerator()), random_(random), autocast_cache_(at::autocast::is_autocast_cache_enabled()) {
   if (random) generators_.emplace_back(at::globalContext().defaultGenerator(at::kCPU));
   if (random && device_) generators_.emplace_back(at::globalContext().defaultGenerator(*device_));
-  if (Handler* codes = thread_handler(Link::codes)) codes_ = codes->for_replay();
   autocast_.push_back(present_autocast(at::kCPU));
   if (device_ && at::autocast::is_autocast_available(device_->type()))
     autocast_.push_back(present_autocast(device_->type()));
@@ -107,14 +106,13 @@ ReplayState::Listening::~Listening() {
 }
 
 ReplayState::Scope::Scope(const ReplayState& state)
-    : cache_before_(at::autocast::is_autocast_cache_enabled()), device_(state.device_) {
+    : scopes_(state.scopes_), cache_before_(at::autocast::is_autocast_cache_enabled()), device_(state.device_) {
   for (const auto& autocast : state.autocast_) autocast_before_.push_back(present_autocast(autocast.device_type));
   for (const auto& generator : state.generators_) generators_.set(generator);
   // Nothing throws from here on: either all is set, and put back, or nothing is.
   for (const auto& autocast : state.autocast_) apply(autocast);
   at::autocast::set_autocast_cache_enabled(state.autocast_cache_);
   at::autocast::increment_nesting();
-  if (state.codes_) codes_.emplace(Link::codes, *state.codes_);
 }
 
 ReplayState::Scope::~Scope() {

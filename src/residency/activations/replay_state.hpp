@@ -44,8 +44,8 @@ class BorrowedGenerators {
   std::vector<GeneratorState> before_;
 };
 
-/// What a closure's result depends on besides its arguments: generators, autocast, who computes on codes, the current
-/// device.
+/// What a closure's result depends on besides its arguments: generators, autocast, the scopes of handlers that are open
+/// on its thread, the current device.
 class ReplayState {
  public:
   /// Records this thread's state.
@@ -73,7 +73,7 @@ class ReplayState {
   std::vector<GeneratorState> generators_;
   std::vector<Autocast> autocast_;
   bool autocast_cache_;
-  std::shared_ptr<Handler> codes_;  ///< null where this thread had none
+  ScopesForReplay scopes_;
 };
 
 class ReplayState::Listening {
@@ -95,11 +95,11 @@ class ReplayState::Scope {
   ~Scope();
 
  private:
+  const ScopesForReplay::Here scopes_;
   BorrowedGenerators generators_;
   std::vector<Autocast> autocast_before_;
   bool cache_before_;
   c10::OptionalDeviceGuard device_;
-  std::optional<HandlerScope> codes_;
 };
 
 }  // namespace accelerate::residency

@@ -17,13 +17,13 @@ namespace {
 using torch::autograd::Engine;
 using NodePtr = decltype(torch::autograd::Edge::function);  // a shared_ptr up to LibTorch 2.12, then an intrusive_ptr
 
-struct Entry {
+struct HooksEntry {
   const SavedTensorHooksScope* owner;
   std::shared_ptr<SavedTensorHooks> hooks;
 };
 
-std::vector<Entry>& stack() {
-  thread_local std::vector<Entry> entries;
+std::vector<HooksEntry>& stack() {
+  thread_local std::vector<HooksEntry> entries;
   return entries;
 }
 
@@ -108,7 +108,7 @@ SavedTensorHooksScope::SavedTensorHooksScope(std::shared_ptr<SavedTensorHooks> h
 
 SavedTensorHooksScope::~SavedTensorHooksScope() {
   // The last one nearly always; but a unit's checkpoint may begin in a scope of the program and end behind it.
-  std::erase_if(stack(), [this](const Entry& entry) { return entry.owner == this; });
+  std::erase_if(stack(), [this](const HooksEntry& entry) { return entry.owner == this; });
 }
 
 const std::shared_ptr<SavedTensorHooks>& current_saved_tensor_hooks() {

@@ -1,7 +1,6 @@
 #include "residency/activations/unit_checkpoints.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
 #include <utility>
@@ -9,16 +8,16 @@
 #include "accelerate/residency/recompute.hpp"
 #include "residency/activations/operator_tape.hpp"
 #include "residency/activations/saved_tensor_hooks.hpp"
+#include "residency/counters.hpp"
 #include "residency/member.hpp"
 #include "residency/residency.hpp"
-#include "utils/counts.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::residency {
 namespace {
 
-/// Nobody else is on this link.
-UnitCheckpoints* current_checkpoints() { return static_cast<UnitCheckpoints*>(thread_handler(Link::recompute)); }
+/// Of this thread's, the innermost alone writes down: it runs again as a whole. Null: none is at work.
+constinit thread_local UnitCheckpoints* innermost_checkpoints = nullptr;
 
 /// What is saved while no operator runs will not be saved by operators that run again.
 class OnlyOperatorsSave final : public SavedTensorHooks {
@@ -54,17 +53,15 @@ struct UnitCheckpoints::Span {
 
 void UnitCheckpoints::begin() {
   end();
-  active_ = true;
-  outer_ = exchange_thread_handler(Link::recompute, this);
-  included_ = c10::impl::tls_is_dispatch_key_included(kKey);
-  c10::impl::tls_set_dispatch_key_included(kKey, true);
+  outer_ = std::exchange(innermost_checkpoints, this);
+  scope_.emplace(Link::recompute, *this);
 }
 
 void UnitCheckpoints::end() {
-  if (!std::exchange(active_, false)) return;
+  if (!scope_) return;
   close();
-  exchange_thread_handler(Link::recompute, outer_);
-  c10::impl::tls_set_dispatch_key_included(kKey, included_);
+  innermost_checkpoints = outer_;
+  scope_.reset();
 }
 
 void UnitCheckpoints::open(const Unit& unit, const OperatorCall& call) {
@@ -80,9 +77,9 @@ void UnitCheckpoints::open(const Unit& unit, const OperatorCall& call) {
     if (options_.offload)
       inputs = span->tape->take_out(
           call, [](const at::Tensor& tensor) { return Member::of(tensor) != nullptr || !tensor.is_floating_point(); });
-    counts::add(counts::Count::inputs_offloaded, static_cast<int64_t>(inputs.size()));
+    counts::add(ResidencyCount::inputs_offloaded, static_cast<int64_t>(inputs.size()));
     const auto again = [tape = span->tape](const std::vector<at::Tensor>& given) {
-      counts::add(counts::Count::units_recomputed);
+      counts::add(ResidencyCount::units_recomputed);
       tape->replay(given);
     };
     span->first_run.emplace(again, inputs, CheckpointOptions{}, /*own_generators=*/false);
@@ -105,6 +102,7 @@ void UnitCheckpoints::close() {
 }
 
 bool UnitCheckpoints::handle(OperatorCall& call, Next next) {
+  if (innermost_checkpoints != this) return false;
   const Unit* touched = nullptr;
   call.for_each_tensor([&](const at::Tensor& tensor, size_t) {
     const Member* member = Member::of(tensor);
@@ -126,15 +124,15 @@ bool UnitCheckpoints::handle(OperatorCall& call, Next next) {
   return true;
 }
 
-UnitCheckpoints::Pause::Pause() : paused_(current_checkpoints()) {
+UnitCheckpoints::Pause::Pause() : paused_(innermost_checkpoints) {
   if (paused_ && paused_->opening_) paused_ = nullptr;
   if (!paused_) return;
   paused_->close();
-  exchange_thread_handler(Link::recompute, nullptr);
+  innermost_checkpoints = nullptr;
 }
 
 UnitCheckpoints::Pause::~Pause() {
-  if (paused_) exchange_thread_handler(Link::recompute, paused_);
+  if (paused_) innermost_checkpoints = paused_;
 }
 
 }  // namespace accelerate::residency

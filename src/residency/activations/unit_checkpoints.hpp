@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "residency/chain.hpp"
 
@@ -49,9 +50,9 @@ class UnitCheckpoints final : public Handler {
 
   const Residency& units_;
   const UnitCheckpointOptions options_;
-  bool active_ = false, opening_ = false;
-  bool included_ = false;  ///< the members' key, for this thread, before begin()
-  Handler* outer_ = nullptr;
+  std::optional<HandlerScope> scope_;  ///< while it is at work
+  bool opening_ = false;
+  UnitCheckpoints* outer_ = nullptr;
   std::shared_ptr<Span> span_;
 };
 

@@ -8,10 +8,10 @@
 #include <tuple>
 
 #include "accelerate/residency/deferred.hpp"
+#include "memory/meta_memory.hpp"
 #include "residency/deferred/plain.hpp"
 #include "residency/deferred/record.hpp"
 #include "residency/deferred/storage.hpp"
-#include "utils/meta_memory.hpp"
 
 namespace accelerate {
 namespace deferred = residency::deferred;
@@ -20,7 +20,7 @@ namespace {
 using deferred::Owner;
 using deferred::Tape;
 
-struct Target {
+struct DeferredTarget {
   std::string name;
   at::Tensor tensor;
   Owner owner;
@@ -28,27 +28,27 @@ struct Target {
 
 /// Deferred tensors of the model, those of one tape together, in the order of their last initialisers: so random
 /// operators follow each other.
-std::vector<Target> targets_of(const ModelRef& model) {
-  std::vector<Target> targets;
+std::vector<DeferredTarget> targets_of(const ModelRef& model) {
+  std::vector<DeferredTarget> targets;
   std::set<const c10::TensorImpl*> seen;
   for (const auto& [name, tensor] : model.state())
     if (const Owner* owner = deferred::owner_of(tensor); owner && seen.insert(tensor.unsafeGetTensorImpl()).second)
       targets.push_back({name, tensor, *owner});
-  std::stable_sort(targets.begin(), targets.end(), [](const Target& a, const Target& b) {
+  std::stable_sort(targets.begin(), targets.end(), [](const DeferredTarget& a, const DeferredTarget& b) {
     return std::tuple(a.owner.tape.get(), a.owner.tape->last_write(a.owner.node)) <
            std::tuple(b.owner.tape.get(), b.owner.tape->last_write(b.owner.node));
   });
   return targets;
 }
 
-void advance_generators(const std::vector<Target>& targets) {
+void advance_generators(const std::vector<DeferredTarget>& targets) {
   std::set<Tape*> tapes;
   for (const auto& target : targets)
     if (tapes.insert(target.owner.tape.get()).second) target.owner.tape->advance_generators(/*all_of_them=*/true);
 }
 
 /// What was born in the scope, still exists and needs no gradient, nor shares memory with something that does.
-std::vector<at::Tensor> buffers_of(const deferred::Scope& scope) {
+std::vector<at::Tensor> buffers_of(const deferred::RecordScope& scope) {
   std::vector<at::Tensor> alive;
   std::set<size_t> trained;
   for (const auto& weak : scope.born) {
@@ -83,7 +83,7 @@ void materialize_sizes(const ModelRef& model) {
 }  // namespace
 
 struct InitScope::Impl {
-  deferred::Scope scope;
+  deferred::RecordScope scope;
   bool include_buffers = true;
   int exceptions = std::uncaught_exceptions();
 };
@@ -107,7 +107,7 @@ InitScope init_empty_weights(const InitEmptyWeightsOptions& options) {
   auto impl = std::make_unique<InitScope::Impl>();
   // An inner scope goes on with the outer one's tape: their modules may share tensors, and their random numbers follow
   // each other.
-  for (const deferred::Scope* scope = deferred::current_scope(); scope && !impl->scope.tape; scope = scope->outer)
+  for (const deferred::RecordScope* scope = deferred::current_scope(); scope && !impl->scope.tape; scope = scope->outer)
     impl->scope.tape = scope->tape;
   if (!impl->scope.tape) impl->scope.tape = std::make_shared<Tape>();
   impl->include_buffers = options.include_buffers;

@@ -11,16 +11,16 @@
 #include <string_view>
 #include <unordered_set>
 
+#include "memory/meta_memory.hpp"
 #include "residency/deferred/plain.hpp"
 #include "residency/deferred/storage.hpp"
 #include "residency/member.hpp"
-#include "utils/meta_memory.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::residency::deferred {
 namespace {
 
-thread_local Scope* innermost = nullptr;
+thread_local RecordScope* innermost = nullptr;
 
 /// Outside of a scope these may be recorded although they make new tensors: modules are cloned and converted to other
 /// dtypes by them.
@@ -30,10 +30,11 @@ const std::unordered_set<std::string_view> kCarryOver = {"aten::clone",      "at
 /// An operator call, and what its tensors are to tapes.
 struct RecordedCall {
   OperatorCall& call;
+  const Next next;
   c10::SmallVector<at::Tensor, 4> deferred;
   bool has_real = false, writes_deferred = false, writes_real = false, takes_tensors = false;
 
-  explicit RecordedCall(OperatorCall& operator_call) : call(operator_call) {
+  RecordedCall(OperatorCall& operator_call, Next rest) : call(operator_call), next(rest) {
     call.for_each_tensor([&](const at::Tensor& tensor, size_t i) {
       takes_tensors = true;
       if (owner_of(tensor)) {
@@ -104,7 +105,7 @@ at::Device intended_device(const RecordedCall& recorded) {
 }
 
 /// Carries the operator out for sizes only and writes it down.
-void on_tape(const RecordedCall& recorded, const std::shared_ptr<Tape>& tape, Scope* scope) {
+void on_tape(const RecordedCall& recorded, const std::shared_ptr<Tape>& tape, RecordScope* scope) {
   OperatorCall& call = recorded.call;
   const auto arguments = call.arguments();
   const auto& schema = call.schema;
@@ -123,8 +124,7 @@ void on_tape(const RecordedCall& recorded, const std::shared_ptr<Tape>& tape, Sc
   try {
     const OpenForMeta open(recorded.deferred);
     const meta_memory::Uncounted sizes_only;
-    const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-    call.op.callBoxed(meta);
+    recorded.next.compute(TorchLayers::program, OwnLinks::none, [&] { call.op.callBoxed(meta); });
   } catch (const c10::NotImplementedError&) {
     // No kernel for sizes. One that returns its argument has none to find out.
     if (!recorded.writes_deferred || !call.only_returns_arguments()) {
@@ -177,18 +177,18 @@ bool load(const RecordedCall& recorded) {
 
 /// Records operators in a scope and those on deferred tensors. @throws ConfigError when one needs values that don't
 /// exist yet.
-struct Recorder final : Handler {
-  bool handle(OperatorCall& call, Next) override {
+struct DeferredRecorder final : Handler {
+  bool handle(OperatorCall& call, Next next) override {
     // In a pipeline's forward, deferred tensors are sizes as others are; who is to have values has got them before.
-    if (thread_handler(Link::place)) return false;
+    if (has_scope(Link::place)) return false;
     if (call.name() == "aten::_has_compatible_shallow_copy_type") return false;  // set_data() asks about keys only
-    Scope* scope = c10::impl::tls_is_dispatch_key_included(kKey) ? current_scope() : nullptr;
+    RecordScope* scope = c10::impl::tls_is_dispatch_key_included(kKey) ? current_scope() : nullptr;
     if (!scope) {
       bool ours = false;
       call.for_each_tensor([&](const at::Tensor& tensor, size_t) { ours |= owner_of(tensor) != nullptr; });
       if (!ours) return false;
     }
-    const RecordedCall recorded(call);
+    const RecordedCall recorded(call, next);
     if (recorded.deferred.empty()) return scope && handle_real(recorded, *scope);
 
     if (scope && !scope->tape) scope = nullptr;
@@ -229,7 +229,7 @@ struct Recorder final : Handler {
 
  private:
   /// In a scope, without deferred tensors among the arguments.
-  static bool handle_real(const RecordedCall& recorded, Scope& scope) {
+  static bool handle_real(const RecordedCall& recorded, RecordScope& scope) {
     OperatorCall& call = recorded.call;
     if (!scope.tape) {
       if (recorded.is_factory() && !recorded.takes_tensors && recorded.device().isNone())
@@ -248,7 +248,7 @@ struct Recorder final : Handler {
 
 }  // namespace
 
-void Scope::remember(const at::Tensor& tensor) {
+void RecordScope::remember(const at::Tensor& tensor) {
   if (born.size() >= prune_at) {
     std::erase_if(born, [](const auto& weak) { return weak.expired(); });
     prune_at = 2 * born.size() + 1024;
@@ -256,21 +256,21 @@ void Scope::remember(const at::Tensor& tensor) {
   born.emplace_back(tensor.getIntrusivePtr());
 }
 
-Scope* current_scope() { return innermost; }
+RecordScope* current_scope() { return innermost; }
 
-void enter(Scope& scope) {
+void enter(RecordScope& scope) {
   scope.outer = innermost;
   innermost = &scope;
-  c10::impl::tls_set_dispatch_key_included(kKey, true);
+  scope.all.emplace();
 }
 
-void leave(Scope& scope) {
+void leave(RecordScope& scope) {
   innermost = scope.outer;
-  if (!innermost) c10::impl::tls_set_dispatch_key_included(kKey, false);
+  scope.all.reset();
 }
 
 Handler& recorder() {
-  static Recorder recorder;
+  static DeferredRecorder recorder;
   return recorder;
 }
 

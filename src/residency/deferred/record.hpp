@@ -10,21 +10,22 @@
 namespace accelerate::residency::deferred {
 
 /// One init_empty_weights() or init_on_device() of this thread; scopes form a stack.
-struct Scope {
-  Scope* outer = nullptr;
+struct RecordScope {
+  RecordScope* outer = nullptr;
   std::shared_ptr<Tape> tape;        ///< null: no recording
   std::optional<at::Device> device;  ///< for factory functions that name none
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>>
       born;  ///< deferred tensors that operators of this scope have returned
   size_t prune_at = 1024;
   const ProcessHandler recorded{Link::record, recorder()};
+  std::optional<AllOperators> all;  ///< while it is entered
 
   void remember(const at::Tensor& tensor);
 };
 
-Scope* current_scope();
-/// The first scope lets this thread's operators come by; with the last one that ends.
-void enter(Scope& scope);
-void leave(Scope& scope);
+RecordScope* current_scope();
+/// All operators of this thread come by between the two.
+void enter(RecordScope& scope);
+void leave(RecordScope& scope);
 
 }  // namespace accelerate::residency::deferred

@@ -8,9 +8,9 @@
 
 #include "accelerate/codes/kernels.hpp"
 #include "accelerate/utils/error.hpp"
+#include "memory/huge_pages.hpp"
 #include "residency/counters.hpp"
 #include "residency/member.hpp"
-#include "utils/huge_pages.hpp"
 
 namespace accelerate::residency {
 namespace {

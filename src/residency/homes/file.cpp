@@ -20,12 +20,12 @@
 
 #include "accelerate/formats/safetensors.hpp"
 #include "formats/safetensors_dtypes.hpp"
+#include "input/read_file.hpp"
+#include "memory/cached_pages.hpp"
+#include "memory/held_bytes.hpp"
+#include "memory/huge_pages.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/spill_file.hpp"
-#include "utils/cached_pages.hpp"
-#include "utils/held_bytes.hpp"
-#include "utils/huge_pages.hpp"
-#include "utils/read_file.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -41,7 +41,7 @@ at::ScalarType dtype_of(const SafetensorsInfo& info) {
 constexpr int64_t kBlock = 4096;      ///< direct reads begin and end on multiples of it, in the file and in memory
 constexpr int64_t kWindow = 1 << 22;  ///< bytes of one direct read: large for a disk, small beside a unit
 
-/// Aligned memory of the reading thread. In huge pages, because a virtual disk answers a request into few pieces of
+/// Aligned memory of the reading thread. In huge pages, because a virtual disk answers a request into few shards of
 /// memory half as fast again as one into a thousand.
 char* window() {
   struct Free {
@@ -136,7 +136,7 @@ class OpenFile {
   mutable std::atomic<bool> direct_works_{true};
 };
 
-/// Where one member's bytes are, or a piece of them.
+/// Where one member's bytes are, or a shard of them.
 struct Extent {
   std::shared_ptr<OpenFile> file;
   std::string name;
@@ -285,7 +285,7 @@ class ReadHome final : public Home {
     changed->file->write(changed->offset, host.const_data_ptr(), bytes);
     changed_ = std::move(changed);
   }
-  Place place() const override { return Place::file; }
+  BytesPlace place() const override { return BytesPlace::file; }
 
  private:
   /// The readers fill `host`, and call `then` for each share (an empty one stands for everything).
@@ -403,7 +403,7 @@ std::vector<PartSpec> FileTensors::mapped(const NamedTensors& members) const {
     part.members = {{name, member}};
     part.layout = {.offsets = {0}, .numel = value.numel()};
     part.dtype = value.scalar_type();
-    part.home = memory_home(value.view({-1}), Place::file);
+    part.home = memory_home(value.view({-1}), BytesPlace::file);
     parts.push_back(std::move(part));
   }
   return parts;

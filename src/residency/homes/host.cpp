@@ -47,7 +47,7 @@ class HostHome final : public Home {
   void store(const at::Tensor& flat) override {
     if (!flat.is_meta()) Kept(master_, 0).take_back(flat);
   }
-  Place place() const override { return Place::host; }
+  BytesPlace place() const override { return BytesPlace::host; }
 
  private:
   at::Tensor master_;
@@ -74,15 +74,15 @@ class ImageHome final : public Home {
 
 class MemoryHome final : public Home {
  public:
-  MemoryHome(at::Tensor flat, Place place) : flat_(std::move(flat)), place_(place) {}
+  MemoryHome(at::Tensor flat, BytesPlace place) : flat_(std::move(flat)), place_(place) {}
   std::unique_ptr<Transfer> fetch(const at::Tensor&) override { return nullptr; }
   void store(const at::Tensor&) override {}
   std::optional<at::Tensor> mapped() override { return flat_; }
-  Place place() const override { return place_; }
+  BytesPlace place() const override { return place_; }
 
  private:
   at::Tensor flat_;
-  Place place_;
+  BytesPlace place_;
 };
 
 }  // namespace
@@ -93,7 +93,7 @@ std::unique_ptr<Home> host_home(at::Tensor master, std::shared_ptr<Worker> worke
 std::unique_ptr<Home> image_home(at::Tensor flat, const at::Tensor& master) {
   return std::make_unique<ImageHome>(std::move(flat), master);
 }
-std::unique_ptr<Home> memory_home(at::Tensor flat, Place place) {
+std::unique_ptr<Home> memory_home(at::Tensor flat, BytesPlace place) {
   return std::make_unique<MemoryHome>(std::move(flat), place);
 }
 

@@ -15,7 +15,7 @@ std::unique_ptr<Home> host_home(at::Tensor master, std::shared_ptr<Worker> worke
 
 /// Memory that is the flat storage itself: nothing moves.
 /// @param place  Place::file for a file that is mapped
-std::unique_ptr<Home> memory_home(at::Tensor flat, Place place = Place::memory);
+std::unique_ptr<Home> memory_home(at::Tensor flat, BytesPlace place = BytesPlace::memory);
 
 /// Memory that is the flat storage itself, in the compute dtype of `master`, which has all of its elements in another
 /// one: what operators write reaches that at once. Who changes the master sees to the image.

@@ -10,10 +10,10 @@
 
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
+#include "memory/meta_memory.hpp"
 #include "residency/counters.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/homes/kept.hpp"
-#include "utils/meta_memory.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::residency {
@@ -59,7 +59,7 @@ class FetchedFirst final : public Transfer {
 
 class ShardHome final : public Home {
  public:
-  ShardHome(OwnStretch own, std::shared_ptr<comm::Group> group, std::shared_ptr<comm::Group> near, std::string name,
+  ShardHome(KeptSlice own, std::shared_ptr<comm::Group> group, std::shared_ptr<comm::Group> near, std::string name,
             std::unique_ptr<Wire> wire)
       : own_(std::move(own)),
         begin_(group->rank() * own_.numel),
@@ -95,8 +95,8 @@ class ShardHome final : public Home {
     forget();
     const int64_t length = flat.numel() / near_->world_size();
     const int64_t begin = near_->rank() * length;
-    const at::Tensor stretch = flat.narrow(0, begin, length);
-    left_ = wire_near() ? wire_->encode(stretch, begin) : stretch.clone();
+    const at::Tensor slice = flat.narrow(0, begin, length);
+    left_ = wire_near() ? wire_->encode(slice, begin) : slice.clone();
     left_of_ = version();
     counters().add_resident(static_cast<int64_t>(left_.nbytes()));
   }
@@ -126,17 +126,17 @@ class ShardHome final : public Home {
   int64_t version() const override { return kept_ ? kept_->version() : changes_; }
 
   bool collective() const override { return true; }
-  Place place() const override { return Place::shards; }
+  BytesPlace place() const override { return BytesPlace::shards; }
 
  private:
   /// How neighbours send each other what was gathered. Null: as it is.
   const Wire* wire_near() const { return wire_ && wire_->repeats() ? wire_.get() : nullptr; }
 
-  /// What is sent of this rank's stretch. What lies in pinned memory goes to the device behind what that computes;
+  /// What is sent of this rank's slice. What lies in pinned memory goes to the device behind what that computes;
   /// nobody changes it before its gradient, which comes later on the same stream.
-  at::Tensor message_of(const at::Tensor& stretch, const at::Tensor& flat) const {
-    if (!wire_) return stretch.detach().to(flat.options(), /*non_blocking=*/true);
-    return wire_->encode(stretch.detach().to(flat.device(), /*non_blocking=*/true), begin_);
+  at::Tensor message_of(const at::Tensor& slice, const at::Tensor& flat) const {
+    if (!wire_) return slice.detach().to(flat.options(), /*non_blocking=*/true);
+    return wire_->encode(slice.detach().to(flat.device(), /*non_blocking=*/true), begin_);
   }
 
   std::unique_ptr<Transfer> gather(const std::shared_ptr<comm::Group>& group, at::Tensor sent, const at::Tensor& flat,
@@ -186,9 +186,9 @@ class ShardHome final : public Home {
     }
   }
 
-  OwnStretch own_;
-  int64_t begin_;             ///< of the stretch, in the flat storage
-  at::Tensor here_;           ///< the stretch, if it is mapped
+  KeptSlice own_;
+  int64_t begin_;             ///< of the slice, in the flat storage
+  at::Tensor here_;           ///< the slice, if it is mapped
   std::optional<Kept> kept_;  ///< the same
   mutable int64_t changes_ = 0;
   std::shared_ptr<comm::Group> group_, near_;
@@ -201,13 +201,13 @@ class ShardHome final : public Home {
 
 }  // namespace
 
-OwnStretch in_memory(at::Tensor stretch) {
-  OwnStretch own{.home = nullptr, .numel = stretch.numel(), .dtype = stretch.scalar_type()};
-  own.home = memory_home(std::move(stretch));
+KeptSlice in_memory(at::Tensor slice) {
+  KeptSlice own{.home = nullptr, .numel = slice.numel(), .dtype = slice.scalar_type()};
+  own.home = memory_home(std::move(slice));
   return own;
 }
 
-std::unique_ptr<Home> shard_home(OwnStretch own, std::shared_ptr<comm::Group> group, std::shared_ptr<comm::Group> near,
+std::unique_ptr<Home> shard_home(KeptSlice own, std::shared_ptr<comm::Group> group, std::shared_ptr<comm::Group> near,
                                  std::string name, std::unique_ptr<Wire> wire) {
   return std::make_unique<ShardHome>(std::move(own), std::move(group), std::move(near), std::move(name),
                                      std::move(wire));

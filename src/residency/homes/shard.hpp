@@ -15,27 +15,27 @@ class Group;
 
 namespace accelerate::residency {
 
-/// What one rank keeps of a flat storage: its stretch, wherever that lies.
-struct OwnStretch {
-  /// Of a flat storage that is the stretch. One that is mapped (memory) may be changed by others, step() for example;
+/// What one rank keeps of a flat storage: its slice, wherever that lies.
+struct KeptSlice {
+  /// Of a flat storage that is the slice. One that is mapped (memory) may be changed by others, step() for example;
   /// all others are changed here only.
   std::unique_ptr<Home> home;
   int64_t numel = 0;
   at::ScalarType dtype = at::kFloat;
 };
 /// In memory: on the device, or on the host.
-OwnStretch in_memory(at::Tensor stretch);
+KeptSlice in_memory(at::Tensor slice);
 
-/// Each rank of the group keeps an equal stretch of the flat storage; fetching gathers them. Collective: at fetch()
-/// where a stretch is mapped, and where it has to be fetched itself, at the transfer's wait(), which ranks call in one
-/// order. Stretches may have another dtype than the unit's: they are cast before they are sent, so that fewer bytes
+/// Each rank of the group keeps an equal slice of the flat storage; fetching gathers them. Collective: at fetch()
+/// where a slice is mapped, and where it has to be fetched itself, at the transfer's wait(), which ranks call in one
+/// order. Slices may have another dtype than the unit's: they are cast before they are sent, so that fewer bytes
 /// travel.
 /// @param near  some ranks of the group, the same number of consecutive ones everywhere, or null. keep_for_backward()
-/// leaves an equal stretch with each of them, in the compute dtype, and
+/// leaves an equal slice with each of them, in the compute dtype, and
 ///              the next fetch gathers among them alone.
 /// @param name  for the error when ranks fetch different units (debug mode).
-/// @param wire  how stretches travel; null: as they are, in the compute dtype
-std::unique_ptr<Home> shard_home(OwnStretch own, std::shared_ptr<comm::Group> group, std::shared_ptr<comm::Group> near,
+/// @param wire  how slices travel; null: as they are, in the compute dtype
+std::unique_ptr<Home> shard_home(KeptSlice own, std::shared_ptr<comm::Group> group, std::shared_ptr<comm::Group> near,
                                  std::string name, std::unique_ptr<Wire> wire = nullptr);
 
 }  // namespace accelerate::residency

@@ -20,8 +20,8 @@ namespace {
 
 class Float8Wire final : public Wire {
  public:
-  Float8Wire(std::vector<WireStretch> stretches, at::Tensor scales)
-      : stretches_(std::move(stretches)), scales_(std::move(scales)) {}
+  Float8Wire(std::vector<WireSlice> slices, at::Tensor scales)
+      : slices_(std::move(slices)), scales_(std::move(scales)) {}
 
   int64_t bytes(int64_t numel) const override { return numel; }
   at::Tensor encode(const at::Tensor& values, int64_t begin) const override {
@@ -47,16 +47,16 @@ class Float8Wire final : public Wire {
   bool repeats() const override { return true; }
 
  private:
-  /// f(where in the tensor, length, scale) for what `tensor`, elements from `begin` on, has of each stretch.
+  /// f(where in the tensor, length, scale) for what `tensor`, elements from `begin` on, has of each slice.
   template <class F> void for_each(const at::Tensor& tensor, int64_t begin, F&& f) const {
-    for (size_t i = 0; i < stretches_.size(); ++i) {
-      const int64_t from = std::max(stretches_[i].begin, begin);
-      const int64_t to = std::min(stretches_[i].begin + stretches_[i].length, begin + tensor.numel());
+    for (size_t i = 0; i < slices_.size(); ++i) {
+      const int64_t from = std::max(slices_[i].begin, begin);
+      const int64_t to = std::min(slices_[i].begin + slices_[i].length, begin + tensor.numel());
       if (from < to) f(from - begin, to - from, scales_[static_cast<int64_t>(i)]);
     }
   }
 
-  std::vector<WireStretch> stretches_;
+  std::vector<WireSlice> slices_;
   at::Tensor scales_;
 };
 
@@ -108,8 +108,8 @@ class Int8Wire final : public Wire {
 
 }  // namespace
 
-std::unique_ptr<Wire> float8_wire(std::vector<WireStretch> stretches, at::Tensor scales) {
-  return std::make_unique<Float8Wire>(std::move(stretches), std::move(scales));
+std::unique_ptr<Wire> float8_wire(std::vector<WireSlice> slices, at::Tensor scales) {
+  return std::make_unique<Float8Wire>(std::move(slices), std::move(scales));
 }
 std::unique_ptr<Wire> int8_wire(int64_t block) { return std::make_unique<Int8Wire>(block); }
 

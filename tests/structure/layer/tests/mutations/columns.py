@@ -1,5 +1,5 @@
 """Faults of the columns layer."""
 from faults import F
 
-F("ColumnsPlugin::size", "src/parallel/columns/columns.cpp", "return std::make_unique<ChosenColumns>(«size», plugin->size.has_value());", "1",
+F("ColumnsPlugin::size", "src/parallel/columns/columns.cpp", "return std::make_unique<ChosenColumns>(*plugin, «size»);", "1",
   "columns_tests Columns.TrainAsOneProcess")

@@ -7,6 +7,7 @@
 #include "accelerate/parallel/layers/columns_plugin.hpp"
 #include "comm/group.hpp"
 #include "comm/mesh.hpp"
+#include "observe/receipt_rows.hpp"
 #include "parallel/engines.hpp"
 #include "parallel/layer.hpp"
 #include "utils/environment.hpp"
@@ -117,9 +118,23 @@ class Columns final : public Layer {
   bool sync_ = true;
 };
 
+/// What the receipts of its settings are made from.
+struct ColumnsFacts {
+  ColumnsPlugin given;
+  int64_t size = 1, steps = 0;
+};
+receipts::Deed shared_columns(const ColumnsFacts& f) {
+  if (f.size == 1) return receipts::nothing("one rank has all columns");
+  return receipts::acted("columns were gathered after {} steps", f.steps);
+}
+constexpr receipts::ReceiptRow<ColumnsFacts> kColumnsRows[] = {
+    {"ColumnsPlugin.size", "ACCELERATE_COLUMNS_SIZE", "where more than one rank shares the columns of parameters",
+     receipts::asked<&ColumnsFacts::given, &ColumnsPlugin::size>, shared_columns},
+};
+
 class ChosenColumns final : public ChosenLayer {
  public:
-  ChosenColumns(int64_t size, bool by_call) : size_(size), by_call_(by_call) {}
+  ChosenColumns(const ColumnsPlugin& given, int64_t size) : given_(given), size_(size) {}
   bool splits(const std::string& axis) const override { return axis == "tp"; }
   std::vector<comm::AxisSize> axes(const comm::Group& all) const override {
     if (all.world_size() % size_ != 0)
@@ -127,22 +142,15 @@ class ChosenColumns final : public ChosenLayer {
                          all.world_size());
     return {{comm::Axis::dp_replicate, all.world_size() / size_}, {comm::Axis::tp, size_}};
   }
-  std::vector<Receipt> receipts() const override {
-    return {{.setting = "ColumnsPlugin.size",
-             .value = std::to_string(size_),
-             .source = by_call_ ? "call" : "variable ACCELERATE_COLUMNS_SIZE",
-             .expected = "more than one rank shares the columns of parameters",
-             .state = size_ > 1 ? ReceiptState::acted : ReceiptState::without_effect,
-             .effect = fmt::format("columns were gathered after {} steps", steps_->here)}};
-  }
+  std::vector<Receipt> receipts() const override { return receipts::made(kColumnsRows, {given_, size_, steps_->here}); }
   std::unique_ptr<Layer> make(const ModelRef&, const at::Device&, bool evaluation_mode,
                               const std::vector<Held>& given) const override {
     return evaluation_mode ? nullptr : std::make_unique<Columns>(given, steps_);
   }
 
  private:
+  ColumnsPlugin given_;
   int64_t size_;
-  bool by_call_;
   std::shared_ptr<Steps> steps_ = std::make_shared<Steps>();
 };
 
@@ -153,7 +161,7 @@ std::unique_ptr<ChosenLayer> choose_columns(const EngineRequest& request) {
   if (!plugin) return nullptr;
   const int64_t size = plugin->size ? *plugin->size : environment::integer({"ACCELERATE_COLUMNS_SIZE"}).value_or(1);
   if (size < 1) raise<ConfigError>("ColumnsPlugin::size is {}, expected at least 1", size);
-  return std::make_unique<ChosenColumns>(size, plugin->size.has_value());
+  return std::make_unique<ChosenColumns>(*plugin, size);
 }
 
 }  // namespace accelerate::parallel

@@ -15,6 +15,6 @@ constexpr Option kRows[] = {
 
 }  // namespace
 
-Group settings_of_columns() { return {"Columns", kRows}; }
+OptionGroup settings_of_columns() { return {"Columns", kRows}; }
 
 }  // namespace accelerate::config

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "utils/counts.hpp"
+
+namespace accelerate::optim {
+
+/// What happened in step() of optimizers and schedules; see utils/counts.hpp.
+enum class OptimCount {
+  optimizer_steps,
+  steps_skipped,  ///< because gradients overflowed
+  schedule_steps,
+  schedule_steps_alone,  ///< without asking the optimizers
+  schedule_counts,       ///< micro-steps that only counted
+  number_of_counts
+};
+
+}  // namespace accelerate::optim

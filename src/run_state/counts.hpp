@@ -1,0 +1,19 @@
+#pragma once
+
+#include "utils/counts.hpp"
+
+namespace accelerate::run_state {
+
+/// What was saved, and given to the program; see utils/counts.hpp.
+enum class CheckpointCount {
+  checkpoints,
+  automatic_checkpoints,  ///< that named themselves
+  loader_positions,       ///< in them
+  checkpoints_pruned,
+  copies_on_nodes,  ///< checkpoints that a machine's first rank wrote besides rank 0
+  whole_states,     ///< of sharded models, for the program
+  whole_optimizer_states,
+  number_of_counts
+};
+
+}  // namespace accelerate::run_state
