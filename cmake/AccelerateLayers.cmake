@@ -7,14 +7,14 @@ function(accelerate_layer_settings root out)
   foreach(source ${sources})
     cmake_path(GET source PARENT_PATH folder)
     cmake_path(GET folder FILENAME layer)
-    string(APPEND declarations "Group settings_of_${layer}();\n")
+    string(APPEND declarations "OptionGroup settings_of_${layer}();\n")
     list(APPEND calls "settings_of_${layer}()")
   endforeach()
   list(JOIN calls ", " calls)
   file(CONFIGURE OUTPUT ${out} @ONLY CONTENT [[
 #include "config/layer_settings.hpp"
 namespace accelerate::config {
-@declarations@std::vector<Group> layer_settings() { return {@calls@}; }
+@declarations@std::vector<OptionGroup> layer_settings() { return {@calls@}; }
 }  // namespace accelerate::config
 ]])
 endfunction()

@@ -30,7 +30,7 @@ struct DispatchSettings {
 struct UnitPlan {
   std::string name;
   at::Device device = at::kCPU;
-  std::vector<Weight*> weights;
+  std::vector<PlacedWeight*> weights;
   int64_t bytes = 0;
 };
 
@@ -42,6 +42,6 @@ struct Budget {
 
 /// Decides where each weight computes, which ones come and go, and in which units. @throws ConfigError where memory is
 /// less than what has to be there at a time
-Budget plan_budget(const ModelRef& model, const DispatchSettings& settings, std::vector<Weight>& weights);
+Budget plan_budget(const ModelRef& model, const DispatchSettings& settings, std::vector<PlacedWeight>& weights);
 
 }  // namespace accelerate::bigmodel

@@ -28,8 +28,8 @@ namespace accelerate {
 namespace {
 
 namespace fs = std::filesystem;
+using bigmodel::PlacedWeight;
 using bigmodel::Quantizer;
-using bigmodel::Weight;
 using residency::TensorInFile;
 
 }  // namespace

@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 
 /// What codes take at most: in the order of products there are groups of 16 rows and of 32 columns, and scales in fp32.
 /// @param like  its data need not be there, but of GGUF's blocks
-void count_codes(Weight& weight, const codes::Codes& like) {
+void count_codes(PlacedWeight& weight, const codes::Codes& like) {
   const auto up = [](int64_t count, int64_t group) { return (count + group - 1) / group * group; };
   const int64_t rows = up(like.rows(), 16), numel = rows * up(like.columns(), 32);
   int64_t data = 0;
@@ -127,7 +127,7 @@ codes::Codes on_disk(const std::string& name, const codes::Codes& codes, const f
 
 }  // namespace
 
-void choose_codes(std::vector<Weight>& weights, const Quantizer& quantizer, const OpenCheckpoint* checkpoint) {
+void choose_codes(std::vector<PlacedWeight>& weights, const Quantizer& quantizer, const OpenCheckpoint* checkpoint) {
   std::optional<FileMappings> files;
   for (auto& weight : weights) {
     const LoadTarget& target = weight.target;
@@ -142,7 +142,7 @@ void choose_codes(std::vector<Weight>& weights, const Quantizer& quantizer, cons
           count_codes(weight, codes);
           weight.codes_in_file = files->hold(codes.data.const_data_ptr());
           // Asked for once: there may be a copy, whose memory is not to be held twice.
-          weight.encode = [codes = std::move(codes)](const Weight&) mutable { return std::move(codes); };
+          weight.encode = [codes = std::move(codes)](const PlacedWeight&) mutable { return std::move(codes); };
           continue;
         }
       }
@@ -154,7 +154,7 @@ void choose_codes(std::vector<Weight>& weights, const Quantizer& quantizer, cons
     if (!checkpoint) check_values(weight.name(), target.tensor, target.dtype, *how);
     weight.encode = [name = weight.name(), tensor = target.tensor, mapped = checkpoint && checkpoint->mapped,
                      stored = checkpoint ? target.stored : nullptr, transposed = target.transposed,
-                     dtype = target.dtype, how = *how, folder = quantizer.offload_folder](const Weight& self) {
+                     dtype = target.dtype, how = *how, folder = quantizer.offload_folder](const PlacedWeight& self) {
       at::Tensor value = stored ? stored->second.read_whole() : tensor;
       if (transposed) value = value.t();
       const codes::Codes codes = encode_value(name, value, dtype, how, mapped && value.is_contiguous());
@@ -163,12 +163,12 @@ void choose_codes(std::vector<Weight>& weights, const Quantizer& quantizer, cons
   }
 }
 
-void send_codes_to_disk(std::vector<Weight>& weights) {
+void send_codes_to_disk(std::vector<PlacedWeight>& weights) {
   for (auto& weight : weights)
     if (weight.is_encoded_here) weight.codes_in_file = weight.target.place && weight.target.place->is_disk();
 }
 
-std::map<std::string, int64_t> bytes_by_name(const std::vector<Weight>& weights) {
+std::map<std::string, int64_t> bytes_by_name(const std::vector<PlacedWeight>& weights) {
   std::map<std::string, int64_t> bytes;
   for (const auto& weight : weights)
     for (const auto& name : weight.target.names)

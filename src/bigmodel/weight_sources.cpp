@@ -41,7 +41,7 @@ void check_devices(const std::string& caller, const DeviceMap& map, const std::o
 }
 
 /// Values that were given instead of the model's.
-void take_over(const std::string& caller, std::vector<Weight>& weights,
+void take_over(const std::string& caller, std::vector<PlacedWeight>& weights,
                const std::map<std::string, at::Tensor>& state_dict) {
   const c10::NoGradGuard no_grad;
   std::string wrong;
@@ -62,7 +62,7 @@ void take_over(const std::string& caller, std::vector<Weight>& weights,
 
 /// What an offload folder from before has of a weight, beside a model that has it too. @throws CheckpointError where
 /// the two are not the same, to the bit
-void check_same_values(const std::string& caller, const Weight& weight, const residency::TensorInFile& file,
+void check_same_values(const std::string& caller, const PlacedWeight& weight, const residency::TensorInFile& file,
                        const fs::path& folder) {
   if (weight.target.tensor.is_meta()) return;
   const c10::NoGradGuard no_grad;
@@ -80,7 +80,7 @@ void check_same_values(const std::string& caller, const Weight& weight, const re
 }
 
 /// A file of an offload folder that fill() will write.
-TensorInFile file_to_write(const fs::path& folder, const Weight& weight) {
+TensorInFile file_to_write(const fs::path& folder, const PlacedWeight& weight) {
   const auto file = folder / (weight.name() + ".dat");
   const auto sizes = weight.target.tensor.sizes();
   const auto form =
@@ -106,7 +106,7 @@ class ModelSource : public WeightSource {
     if (index) saved_.insert(index->begin(), index->end());
   }
 
-  std::optional<TensorInFile> file_of(const Weight& weight) override {
+  std::optional<TensorInFile> file_of(const PlacedWeight& weight) override {
     if (!has_folder_)
       raise<ConfigError>(
           "{}: the device map has parts on disk ('{}' is the first), and offload_dir is empty. Give a folder for them, "
@@ -130,7 +130,7 @@ class ModelSource : public WeightSource {
     return file_to_write(folder, weight);
   }
 
-  void check(const std::vector<Weight>& weights) const override {
+  void check(const std::vector<PlacedWeight>& weights) const override {
     constexpr int64_t kNamed = 5;
     std::string missing;  // the first of them
     int64_t count = 0;
@@ -144,7 +144,7 @@ class ModelSource : public WeightSource {
           caller_, missing, count > kNamed ? fmt::format("\n  … ({} in all)", count) : "");
   }
 
-  void fill(const std::vector<Weight>& weights) override {
+  void fill(const std::vector<PlacedWeight>& weights) override {
     const c10::NoGradGuard no_grad;
     for (const auto& weight : weights)
       if (const auto& tensor = weight.target.tensor;
@@ -167,7 +167,7 @@ class CheckpointSource : public WeightSource {
   CheckpointSource(std::string caller, const LoadAndDispatchOptions& options, LoadPlan plan)
       : caller_(std::move(caller)), options_(options), plan_(std::move(plan)) {}
 
-  std::optional<TensorInFile> file_of(const Weight& weight) override {
+  std::optional<TensorInFile> file_of(const PlacedWeight& weight) override {
     if (!weight.target.stored) return std::nullopt;
     const auto& [name, tensor] = *weight.target.stored;
     const bool converted = tensor.dtype != weight.target.dtype || (tensor.bytes && tensor.bytes->decode);
@@ -189,7 +189,7 @@ class CheckpointSource : public WeightSource {
                         .decode = tensor.bytes->decode};
   }
 
-  void fill(const std::vector<Weight>& weights) override {
+  void fill(const std::vector<PlacedWeight>& weights) override {
     for (const auto& weight : weights)
       if (weight.encode) stay_.insert(weight.target.tensor.unsafeGetTensorImpl());  // they are read by themselves
     load(plan_, [&](const LoadTarget& target) { return stay_.contains(target.tensor.unsafeGetTensorImpl()); });
@@ -204,8 +204,8 @@ class CheckpointSource : public WeightSource {
 
 }  // namespace
 
-std::vector<Weight> weights_of(std::vector<LoadTarget> targets) {
-  std::vector<Weight> weights;
+std::vector<PlacedWeight> weights_of(std::vector<LoadTarget> targets) {
+  std::vector<PlacedWeight> weights;
   for (auto& target : targets) weights.push_back({.target = std::move(target)});
   return weights;
 }

@@ -21,14 +21,14 @@
 namespace accelerate::bigmodel {
 
 /// One tensor of the model, and what becomes of it.
-struct Weight {
+struct PlacedWeight {
   LoadTarget target;
   at::Device computes = at::kCPU;
   std::optional<residency::TensorInFile> file;  ///< on disk: its bytes
   bool offloaded = false;                       ///< comes and goes
   bool in_memory_whole = false;                 ///< on disk, and used where it is mapped
   /// In few bits: makes the codes, or maps them. Called once.
-  std::function<codes::Codes(const Weight&)> encode;
+  std::function<codes::Codes(const PlacedWeight&)> encode;
   int64_t code_bytes = 0;        ///< that they take in memory, in the order of products
   bool codes_in_file = false;    ///< they are mapped, so that memory need not hold them
   int64_t scale_bytes = 0;       ///< of code_bytes: scales that lie beside the codes, and stay
@@ -59,16 +59,16 @@ class WeightSource {
  public:
   virtual ~WeightSource() = default;
   /// The bytes of a weight on disk, there already or written by fill(); none: the source has no values of it.
-  virtual std::optional<residency::TensorInFile> file_of(const Weight& weight) = 0;
+  virtual std::optional<residency::TensorInFile> file_of(const PlacedWeight& weight) = 0;
   /// @throws ConfigError where a weight has no values
-  virtual void check(const std::vector<Weight>&) const {}
+  virtual void check(const std::vector<PlacedWeight>&) const {}
   /// Writes files, and brings all other values into memory.
-  virtual void fill(const std::vector<Weight>& weights) = 0;
+  virtual void fill(const std::vector<PlacedWeight>& weights) = 0;
 };
 
 struct PlacedWeights {
   DeviceMap map;
-  std::vector<Weight> weights;
+  std::vector<PlacedWeight> weights;
   std::unique_ptr<WeightSource> source;  ///< refers to the options that it was made with
 };
 
@@ -79,15 +79,15 @@ PlacedWeights place_model(const std::string& caller, const ModelRef& model, cons
 PlacedWeights place_checkpoint(const char* caller, const ModelRef& model, const std::filesystem::path& checkpoint,
                                const LoadAndDispatchOptions& options, const Quantizer* quantizer);
 
-std::vector<Weight> weights_of(std::vector<LoadTarget> targets);
+std::vector<PlacedWeight> weights_of(std::vector<LoadTarget> targets);
 
 // ---- weights in few bits (few_bits.cpp)
 
 /// Decides which weights are in few bits. @param checkpoint  null: the model has its values
-void choose_codes(std::vector<Weight>& weights, const Quantizer& quantizer, const OpenCheckpoint* checkpoint);
+void choose_codes(std::vector<PlacedWeight>& weights, const Quantizer& quantizer, const OpenCheckpoint* checkpoint);
 /// Once places are known: codes that are made here and are to be on disk go to files.
-void send_codes_to_disk(std::vector<Weight>& weights);
+void send_codes_to_disk(std::vector<PlacedWeight>& weights);
 /// Of codes, under all names of their weights.
-std::map<std::string, int64_t> bytes_by_name(const std::vector<Weight>& weights);
+std::map<std::string, int64_t> bytes_by_name(const std::vector<PlacedWeight>& weights);
 
 }  // namespace accelerate::bigmodel

@@ -16,25 +16,25 @@ using trace::SpanKind;
 /// Scopes of ours in which a thread that trains waits. Others of its threads have none of them.
 bool is_wait(std::string_view kind) {
   const auto known = trace::kind_called(kind);
-  return known == Kind::comm_wait || known == Kind::unit_wait || known == Kind::loader_wait;
+  return known == SpanKind::comm_wait || known == SpanKind::unit_wait || known == SpanKind::loader_wait;
 }
 
-Doing doing_of(std::optional<Kind> kind) {
+Doing doing_of(std::optional<SpanKind> kind) {
   if (!kind) return Doing::nothing;
   switch (*kind) {
-    case Kind::loader_wait:
+    case SpanKind::loader_wait:
       return Doing::data;
-    case Kind::checkpoint_write:
-    case Kind::checkpoint_read:
+    case SpanKind::checkpoint_write:
+    case SpanKind::checkpoint_read:
       return Doing::checkpoint;
-    case Kind::unit_fetch:
-    case Kind::unit_wait:
-    case Kind::unit_evict:
+    case SpanKind::unit_fetch:
+    case SpanKind::unit_wait:
+    case SpanKind::unit_evict:
       return Doing::weights;
-    case Kind::unit_gather:
-    case Kind::gradient_reduce:
-    case Kind::comm_wait:
-    case Kind::collective:
+    case SpanKind::unit_gather:
+    case SpanKind::gradient_reduce:
+    case SpanKind::comm_wait:
+    case SpanKind::collective:
       return Doing::communication;
   }
   return Doing::nothing;
@@ -83,7 +83,7 @@ ActivityReader::Label ActivityReader::label_of(const std::string& category, cons
       if (word.starts_with("bytes=")) std::from_chars(word.data() + 6, word.data() + word.size(), label.bytes);
       else if (label.subject.empty()) label.subject = word;
     }
-    if (kind == Kind::collective && !label.subject.empty()) label.kind = label.subject;
+    if (kind == SpanKind::collective && !label.subject.empty()) label.kind = label.subject;
   } else if (category == "user_annotation") {
     for (const char* transport : {"gloo:", "nccl:", "mpi:", "ucc:", "xccl:"})
       if (text.starts_with(transport)) label.kind = name, label.doing = Doing::communication, label.apart = true;
@@ -139,12 +139,12 @@ void ActivityReader::take(const Lasting& event, std::pair<int64_t, int64_t> thre
 void ActivityReader::resolve_waits() {
   std::map<std::string, bool> gathered;
   for (const auto& label : labels_)
-    if (label.kind == name_of(Kind::unit_gather)) gathered[label.subject] = true;
+    if (label.kind == name_of(SpanKind::unit_gather)) gathered[label.subject] = true;
   for (auto& label : labels_) {
     if (!gathered.contains(label.subject)) continue;
     const auto kind = trace::kind_called(label.kind);
-    if (kind == Kind::unit_wait) label.doing = Doing::communication;
-    if (kind == Kind::unit_fetch || kind == Kind::unit_evict) label.doing = Doing::nothing;
+    if (kind == SpanKind::unit_wait) label.doing = Doing::communication;
+    if (kind == SpanKind::unit_fetch || kind == SpanKind::unit_evict) label.doing = Doing::nothing;
   }
 }
 
@@ -212,8 +212,8 @@ Activity ActivityReader::finish() {
     for (const auto& event : thread.events) {
       const Label& label = labels_[event.label];
       if (label.doing == Doing::communication) exchange(event);
-      if (label.kind == name_of(Kind::unit_fetch)) ++result.fetches[label.subject];
-      if (const auto kind = trace::kind_called(label.kind); kind == Kind::comm_wait || kind == Kind::unit_wait)
+      if (label.kind == name_of(SpanKind::unit_fetch)) ++result.fetches[label.subject];
+      if (const auto kind = trace::kind_called(label.kind); kind == SpanKind::comm_wait || kind == SpanKind::unit_wait)
         result.knows_waits = true;
     }
     if (any_trains && !thread.trains) continue;

@@ -27,17 +27,17 @@ double share(int64_t part, int64_t whole) {
 struct Totals {
   int64_t count = 0, bytes = 0, exposed = 0;
 };
-Totals totals(const Report& report, std::initializer_list<Kind> kinds) {
+Totals totals(const Report& report, std::initializer_list<SpanKind> kinds) {
   Totals result;
   for (const auto& rank : report.ranks)
     for (const auto& exchange : rank.exchanges)
-      for (const Kind kind : kinds)
+      for (const SpanKind kind : kinds)
         if (exchange.kind == name_of(kind))
           result.count += exchange.count, result.bytes += exchange.bytes, result.exposed += exchange.exposed;
   return result;
 }
 
-constexpr auto kEngine = {Kind::unit_gather, Kind::unit_wait, Kind::gradient_reduce, Kind::comm_wait};
+constexpr auto kEngine = {SpanKind::unit_gather, SpanKind::unit_wait, SpanKind::gradient_reduce, SpanKind::comm_wait};
 
 /// Exchanges that are neither an engine's nor, as those that only a transport or a device names, anybody's.
 struct Results {
@@ -48,7 +48,7 @@ Results results_of(const Report& report) {
   std::map<std::string, int64_t> by_kind;
   for (const auto& rank : report.ranks)
     for (const auto& exchange : rank.exchanges) {
-      const auto is_it = [&](Kind kind) { return exchange.kind == name_of(kind); };
+      const auto is_it = [&](SpanKind kind) { return exchange.kind == name_of(kind); };
       const bool other = std::any_of(kEngine.begin(), kEngine.end(), is_it) ||
                          exchange.kind.find(':') != std::string::npos ||
                          exchange.kind.find("nccl") != std::string::npos;
@@ -84,7 +84,7 @@ std::vector<Advice> advise(const Report& report) {
            "ahead (prefetch_factor); make what a sample takes cheaper, or prepare the data once.");
 
   const double exposed = share(all.exposed, all.total);
-  const auto gathers = totals(report, {Kind::unit_gather}), reduces = totals(report, {Kind::gradient_reduce});
+  const auto gathers = totals(report, {SpanKind::unit_gather}), reduces = totals(report, {SpanKind::gradient_reduce});
   const auto results = results_of(report);
   const double of_results = share(results.exposed, all.total);
   const auto engine = totals(report, kEngine);
@@ -108,7 +108,7 @@ std::vector<Advice> advise(const Report& report) {
   rule("exposed_communication", exposed, kExposed,
        percent(exposed) + " of the time waits for other ranks while nothing computes. " + remedy);
 
-  const auto messages = totals(report, {Kind::unit_gather, Kind::gradient_reduce});
+  const auto messages = totals(report, {SpanKind::unit_gather, SpanKind::gradient_reduce});
   if (messages.count > 0 && exposed - of_results >= kExposed && messages.bytes > 0) {
     const double mean = static_cast<double>(messages.bytes) / static_cast<double>(messages.count);
     // The rule holds below its threshold, so both sides change their sign.
