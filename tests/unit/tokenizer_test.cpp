@@ -5,6 +5,8 @@
 #include <set>
 #include <sstream>
 
+#include <unistd.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -296,19 +298,32 @@ void expect_same(const Tokenizer& tokenizer, const fs::path& cases, const std::s
   EXPECT_EQ(wrong, 0) << kind << " of " << count;
 }
 
-void run_peer(const std::string& kind) {
+/// The folder of a kind's tokenizer and cases, which the peer makes once for all tests of this program.
+fs::path made_by_peer(const std::string& kind) {
+  struct Owner {
+    const fs::path path = fs::path(testing::TempDir()) / ("tokenizer_" + std::to_string(::getpid()));
+    ~Owner() {
+      std::error_code ignored;
+      fs::remove_all(path, ignored);
+    }
+  };
+  static const Owner owner;
+  const auto made = owner.path / kind;
+  if (fs::exists(made)) return made;
+  fs::create_directories(made);
   const auto peer =
-      support::run_python("tests/unit/tokenizer_peer.py", {"cases", kind, smollm().string(), folder(kind).string()});
-  ASSERT_EQ(peer.exit_code, 0) << peer.output;
+      support::run_python("tests/unit/tokenizer_peer.py", {"cases", kind, smollm().string(), made.string()});
+  EXPECT_EQ(peer.exit_code, 0) << peer.output;
+  return made;
 }
 
 TEST(TokenizerParity, SmolLm2FromItsModelAndFromTokenizerJson) {
   SKIP_WITHOUT_PYTHON();
   SKIP_WITHOUT_DATA();
-  run_peer("smollm");
+  const auto made = made_by_peer("smollm");
   const auto tokenizer = Tokenizer::from_pretrained(smollm());
-  expect_same(tokenizer, folder("smollm") / "cases.jsonl", "gguf");
-  expect_same(Tokenizer::from_pretrained(folder("smollm")), folder("smollm") / "cases.jsonl", "tokenizer.json");
+  expect_same(tokenizer, made / "cases.jsonl", "gguf");
+  expect_same(Tokenizer::from_pretrained(made), made / "cases.jsonl", "tokenizer.json");
   EXPECT_EQ(tokenizer.apply_chat_template({{"user", "Hi"}}),
             "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
             "Face<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
@@ -322,11 +337,10 @@ TEST(TokenizerParity, SmolLm2FromItsModelAndFromTokenizerJson) {
 TEST(TokenizerParity, SmolLm2FromFilesThatItsModelAmountsTo) {
   SKIP_WITHOUT_PYTHON();
   SKIP_WITHOUT_DATA();
-  run_peer("smollm");
   const accelerate::GgufFile file(smollm());
   for (const auto& [name, text] : accelerate::formats::tokenizer_files(file.metadata(), smollm().string()))
     std::ofstream(folder("files") / name) << text;
-  const auto cases = folder("smollm") / "cases.jsonl";
+  const auto cases = made_by_peer("smollm") / "cases.jsonl";
   const auto ours = Tokenizer::from_pretrained(folder("files")), of_model = Tokenizer::from_pretrained(smollm());
   expect_same(ours, cases, "files");
   const std::vector<accelerate::models::ChatMessage> chat{{"user", "Hi"}, {"assistant", "Yes?"}, {"user", "No."}};
@@ -505,22 +519,22 @@ TEST(Tokenizer, FilesAroundAVocabularyThatCantBeFollowedAreNamed) {
 TEST(TokenizerParity, Gpt2FromVocabularyAndMerges) {
   SKIP_WITHOUT_PYTHON();
   SKIP_WITHOUT_DATA();
-  run_peer("gpt2");
-  expect_same(Tokenizer::from_pretrained(folder("gpt2")), folder("gpt2") / "cases.jsonl", "gpt2");
+  const auto made = made_by_peer("gpt2");
+  expect_same(Tokenizer::from_pretrained(made), made / "cases.jsonl", "gpt2");
 }
 
 TEST(TokenizerParity, Llama3PatternAndTemplate) {
   SKIP_WITHOUT_PYTHON();
   SKIP_WITHOUT_DATA();
-  run_peer("llama3");
-  expect_same(Tokenizer::from_pretrained(folder("llama3")), folder("llama3") / "cases.jsonl", "llama3");
+  const auto made = made_by_peer("llama3");
+  expect_same(Tokenizer::from_pretrained(made), made / "cases.jsonl", "llama3");
 }
 
 TEST(TokenizerParity, NormalizersPrefixSpaceAndStrippingTokens) {
   SKIP_WITHOUT_PYTHON();
   SKIP_WITHOUT_DATA();
-  run_peer("nfc");
-  expect_same(Tokenizer::from_pretrained(folder("nfc")), folder("nfc") / "cases.jsonl", "nfc");
+  const auto made = made_by_peer("nfc");
+  expect_same(Tokenizer::from_pretrained(made), made / "cases.jsonl", "nfc");
 }
 
 /// 1.6 MB of English. Ids are equal; the time is printed, next to the reference's.
@@ -531,11 +545,8 @@ TEST(TokenizerParity, ProseAndItsTime) {
   std::string text{std::istreambuf_iterator<char>(pairs), {}};
   const auto path = folder("prose") / "text";
   std::ofstream(path, std::ios::binary) << text;
-  const auto made = support::run_python("tests/unit/tokenizer_peer.py",
-                                        {"cases", "smollm", smollm().string(), folder("prose").string()});
-  ASSERT_EQ(made.exit_code, 0) << made.output;
   const auto peer =
-      support::run_python("tests/unit/tokenizer_peer.py", {"speed", folder("prose").string(), path.string()});
+      support::run_python("tests/unit/tokenizer_peer.py", {"speed", made_by_peer("smollm").string(), path.string()});
   ASSERT_EQ(peer.exit_code, 0) << peer.output;
   const auto theirs = json::parse(peer.output);
   const auto tokenizer = Tokenizer::from_pretrained(smollm());
