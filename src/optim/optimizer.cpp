@@ -147,6 +147,14 @@ void make_missing_states(torch::optim::Adagrad& optimizer) {
   }
 }
 
+bool is_dry(const torch::optim::Optimizer& optimizer) {
+  const auto& groups = optimizer.param_groups();
+  return std::any_of(groups.begin(), groups.end(), [](const auto& group) {
+    return std::any_of(group.params().begin(), group.params().end(),
+                       [](const at::Tensor& parameter) { return parameter.is_meta(); });
+  });
+}
+
 /// The scale finds its place in a few steps; after so many it will not, and nothing has been trained.
 constexpr int64_t kSuspiciouslyManySkipped = 10;
 
@@ -337,8 +345,9 @@ at::Tensor AcceleratedOptimizer::Impl::step_now(const LossClosure& closure) {
     else if (self.prepare_fused())
       own_step = [&](const std::optional<at::Tensor>& grad_scale) { self.fused->run(self.divided_by(grad_scale)); };
     else if (self.replaces_step()) {
-      // In the dtype that loses nothing, which the scaler knows.
-      if (self.divisor && !self.scaler->is_unscaled(optimizer)) self.scaler->unscale_(optimizer);
+      // In the dtype that loses nothing, which the scaler knows. A dry run stands for kernels that leave them as they
+      // are.
+      if (self.divisor && !self.scaler->is_unscaled(optimizer) && !is_dry(optimizer)) self.scaler->unscale_(optimizer);
       own_step = [&](const std::optional<at::Tensor>& grad_scale) { self.take(self.divided_by(grad_scale)); };
     }
     self.step_was_skipped = !self.scaler->step(optimizer, own_step);

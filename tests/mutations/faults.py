@@ -2645,7 +2645,7 @@ y += "OfWholeParametersTheyAreUnscaledInFp32"
 F("fp16 gradients of whole parameters are unscaled in fp32", "src/optim/grad_scaler.cpp",
   "if («widens && grad.scalar_type() == at::kHalf && !allow_fp16») grad =", "false", y)
 F("what no fused kernel divides is unscaled by the scaler", "src/optim/optimizer.cpp",
-  "if (self.divisor && «!self.scaler->is_unscaled(optimizer)»)", "false", y)
+  "if (self.divisor && «!self.scaler->is_unscaled(optimizer)» && !is_dry", "false", y)
 F("replaced gradients are taken together", "src/parallel/sharding/sharding.cpp",
   "«impl_->gradients->settle(other, left);»", "", y)
 y = "zero_masters_tests ZeroMasters."
