@@ -2391,7 +2391,7 @@ F("updates that nobody called", file, "«core->settle();»", "", t + "NobodyHasT
 F("FP8Recipe::amax_history_len", file, "fp8::Histories::Rule{«core.recipe.amax_history_len»,", "int64_t{1024}",
   t + "StateContinuesWhereItWas")
 F("recomputation in fp8", "src/residency/chain.cpp",
-  "for_replay()) «scopes_.emplace_back(entry->link, std::move(again))»;", "static_cast<void>(again)",
+  "for_replay()) «scopes_.emplace_back(entry->link, std::move(again));»", "",
   t + "RecomputationUsesTheScalesOfTheFirstRun")
 F("recomputation records no amax", "src/precision/fp8/handler.cpp", "again.records = «false»;", "true",
   t + "RecomputationUsesTheScalesOfTheFirstRun")
