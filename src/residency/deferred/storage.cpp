@@ -1,5 +1,6 @@
 #include "residency/deferred/storage.hpp"
 
+#include <c10/core/InferenceMode.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/TensorOptions.h>
 #include <torch/csrc/autograd/variable.h>
