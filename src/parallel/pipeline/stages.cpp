@@ -189,11 +189,6 @@ void Stages::move(const at::Tensor& tensor, Value& value, int64_t to, const std:
 
 bool Stages::handle(OperatorCall& call, residency::Next next) {
   if (is_view(call)) return false;  // the value goes on, wherever its bytes are
-  // The call itself, too: what later handlers run for it is no other stage's business.
-  return next.compute(residency::TorchLayers::program, residency::OwnLinks::none, [&] { return place(call, next); });
-}
-
-bool Stages::place(OperatorCall& call, residency::Next next) {
   // A tensor that is made like another one looks at that one's sizes only.
   bool first = true;
   int64_t stage = -1;
@@ -213,6 +208,13 @@ bool Stages::place(OperatorCall& call, residency::Next next) {
     if (names_meta_device(call)) call.set_argument(*call.facts.device, options_.device);
     return false;
   }
+  // The call itself, too: what later handlers run for it is no other stage's business.
+  next.compute(residency::TorchLayers::program, residency::OwnLinks::none,
+               [&] { run_in(stage, std::move(holders), call, next); });
+  return true;
+}
+
+void Stages::run_in(int64_t stage, std::vector<int64_t> holders, OperatorCall& call, residency::Next next) {
   const std::string label = call.full_name();
   if (depends_on_values(call, [&](const at::Tensor& tensor) { return find(tensor) != nullptr; }))
     raise<AgreedError>(
@@ -282,7 +284,6 @@ bool Stages::place(OperatorCall& call, residency::Next next) {
       if (!find(tensor)) begin_value(tensor, stage, holders);
     });
   }
-  return true;
 }
 
 void Stages::run_on_sizes(OperatorCall& call, int64_t stage, residency::Next next) {

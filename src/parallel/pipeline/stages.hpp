@@ -79,7 +79,7 @@ class Stages final : public residency::Handler {
  private:
   struct Value;
 
-  bool place(residency::OperatorCall& call, residency::Next next);
+  void run_in(int64_t stage, std::vector<int64_t> holders, residency::OperatorCall& call, residency::Next next);
   Value* find(const at::Tensor& tensor) const;
   void begin_value(const at::Tensor& tensor, int64_t stage, const std::vector<int64_t>& holders);
   at::Tensor here(const at::Tensor& tensor, const Value& value) const;
