@@ -96,7 +96,8 @@ function(accelerate_unity target)
   foreach(source ${sources})
     cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE place)  # the project may itself lie in a folder src
     if(place MATCHES "^src/([a-z_]+)/")
-      set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${CMAKE_MATCH_1})
+      string(REGEX REPLACE "^(input|memory|network|observe)$" "utils" group ${CMAKE_MATCH_1})  # small ones together
+      set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${group})
     endif()
   endforeach()
   set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)

@@ -101,8 +101,8 @@ struct FunctionLaunchOptions {
   int64_t num_nodes = 1;  ///< machines; each calls this with its own node_rank and otherwise the same options
   int64_t node_rank = 0;
   std::string master_addr = "127.0.0.1";
-  std::optional<int64_t>
-      use_port;  ///< the port on machine 0 where processes meet; unset on a single machine: a free one
+  /// The port on machine 0 where processes meet; unset on a single machine: a free one.
+  std::optional<int64_t> use_port;
   /// After a failure all processes of this machine are started again, up to this often; TORCHELASTIC_RESTART_COUNT
   /// counts. With several machines the failure is one for the other machines' processes too, as soon as they need a
   /// peer that is gone: give all the same number.

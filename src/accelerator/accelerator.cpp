@@ -42,7 +42,7 @@ GradientAccumulationPlugin accumulation_of(const AcceleratorOptions& options) {
   return {.num_steps = steps_of_the_environment().value_or(options.gradient_accumulation_steps)};
 }
 
-/// What would be without effect.
+/// Refuses handlers that would be without effect.
 void refuse_handlers(const parallel::RunRules& rules, const std::vector<KwargsHandler>& handlers) {
   const auto refuse = [&](const char* handler) {
     raise<ConfigError>(
@@ -55,7 +55,7 @@ void refuse_handlers(const parallel::RunRules& rules, const std::vector<KwargsHa
   }
 }
 
-/// What all Accelerators of a process share about their engine.
+/// The settings of their engine that all Accelerators of a process share.
 struct SharedEngine {
   Given<FullyShardedDataParallelPlugin> fsdp_plugin;
   Given<DeepSpeedPlugin> deepspeed_plugin;
@@ -64,7 +64,7 @@ struct SharedEngine {
   std::vector<std::any> layer_plugins;
 };
 
-/// What this one was not told, the first one was.
+/// Settings that this Accelerator was not given are the first one's.
 void take_shared(AcceleratorOptions& options) {
   const auto first = std::static_pointer_cast<SharedEngine>(AcceleratorState::shared_engine());
   if (!first) return;
@@ -85,7 +85,7 @@ void share(const AcceleratorOptions& options) {
                                                         options.layer_plugins});
 }
 
-/// What an Accelerator will run with, before it joins a group. @throws ConfigError for other names.
+/// The precision that an Accelerator will run with, before it joins a group. @throws ConfigError for other names.
 PrecisionType precision_to_be(const AcceleratorOptions& options) {
   if (AcceleratorState::initialized()) return AcceleratorState().mixed_precision();
   if (options.mixed_precision) return precision_from_string(*options.mixed_precision);
@@ -99,8 +99,7 @@ DistributedDataParallelKwargs with_fp8_gradients(DistributedDataParallelKwargs d
     throw ConfigError(
         "Accelerator: found a hook for gradients in DistributedDataParallelKwargs (comm_hook, comm_wrapper or "
         "communication_hook) beside MS-AMP's recipe, whose gradients travel as fp8, expected one of them; leave the "
-        "hook "
-        "out, or use AORecipeKwargs or TERecipeKwargs");
+        "hook out, or use AORecipeKwargs or TERecipeKwargs");
   ddp.communication_hook = parallel::fp8_gradients();
   return ddp;
 }

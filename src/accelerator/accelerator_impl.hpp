@@ -20,18 +20,18 @@
 
 namespace accelerate {
 
-/// Where autocast is switched: of the meta device there is none, and tensors there are left as they are.
+/// The device type for which autocast is switched: the meta device has none, and leaves tensors as they are.
 at::DeviceType computing_device(const at::Device& device);
 
-/// What the options, and else the environment, say of torch.compile. @throws ConfigError if it is to compile, which it
-/// can't here, or if dynamo_backend and dynamo_plugin are both given.
+/// The settings of torch.compile in the options, or else in the environment. @throws ConfigError if it is to compile,
+/// which it can't here, or if dynamo_backend and dynamo_plugin are both given.
 TorchDynamoPlugin without_compiler(const AcceleratorOptions& options);
 
 /// The recipe of fp8 among them. @throws ConfigError for several
 GivenFP8 given_fp8(const std::vector<KwargsHandler>& handlers);
 
-/// What all living Accelerators of the process have prepared, in the order in which they were made: one may clip, step
-/// or prepare again what another one trains.
+/// The objects that all living Accelerators of the process have prepared, in the order in which these were made: one
+/// may clip, step or prepare again what another one trains.
 std::vector<run_state::RunState*> live_runs();
 /// The engines of their models, each once.
 parallel::Engines live_engines();
@@ -85,7 +85,7 @@ struct Accelerator::Impl {
   std::map<std::weak_ptr<const detail::PreparedModel>, WrappedEngine, std::owner_less<>> wrapped;
   std::map<const torch::optim::Optimizer*, double> norms;  ///< of the latest steps of these models' optimizers
   bool autocasts() const { return !rules || rules->autocasts; }
-  /// What prepare() has made in the place of stand-ins.
+  /// The optimizers that prepare() has made in the place of stand-ins.
   std::vector<std::pair<std::weak_ptr<char>, AcceleratedOptimizer>> made;
   std::optional<ParallelismConfig> parallelism;  ///< as it applies to this job
   std::optional<AcceleratorState> state;
@@ -112,7 +112,7 @@ struct Accelerator::Impl {
   /// How many models and optimizers were there when it was last looked whether they belong together.
   std::pair<size_t, size_t> checked = {0, 0};
   bool checked_loaders = false;  ///< whether an unprepared one was spoken of
-  /// What was found to be trained together by all ranks, when it was last looked.
+  /// The tensors that all ranks were found to train together at the last look.
   std::unordered_set<const at::TensorImpl*> trained;
   bool gradients_are_scaled_for_nobody = false;  ///< in fp16: no prepared optimizer would unscale them
   int64_t nobody_unscales = 0;                   ///< synchronising backwards since then
@@ -124,8 +124,8 @@ struct Accelerator::Impl {
 
   /// @param asked  whether all ranks know that there will be a profile. Collective then.
   void prepare_profile(bool asked);
-  /// What a model computes in 8 bits, before its engine takes it over; null without fp8. The engine learns what is to
-  /// travel so.
+  /// The fp8 state of a model, made before its engine takes the model over; null without fp8. The engine learns which
+  /// tensors are to travel so.
   std::shared_ptr<FP8Training> make_fp8(const ModelRef& model);
   /// How this Accelerator's forwards of a model compute, whose engine is known.
   void set_autocast(detail::PreparedModel& core) const;
@@ -134,9 +134,9 @@ struct Accelerator::Impl {
   /// ones too. @param f  gets the kind, the tensor, and whether it is one of many in its storage
   void for_each_held(const std::function<void(ProfileStorage::Kind, const at::Tensor&, bool is_piece)>& f) const;
   std::vector<ProfileStorage> storages() const;
-  /// What the settings want recorded of its steps.
+  /// Records the numbers of its steps that the settings ask for.
   void record_steps(const AcceleratedOptimizer& optimizer);
-  /// What they want to see of the run, from now on.
+  /// Observes the run from now on, as the settings ask.
   void observe();
 
   bool trigger = false;

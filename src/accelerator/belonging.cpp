@@ -14,7 +14,7 @@ namespace {
 
 using Tensors = std::unordered_set<const at::TensorImpl*>;
 
-/// What optimizers may step on so that it stays the same on all ranks.
+/// The tensors that optimizers may step on so that they stay the same on all ranks.
 Tensors trained_together() {
   Tensors trained;
   for (const auto* run : live_runs())
@@ -114,7 +114,7 @@ void refuse_training_around_codes(const run_state::RunState& run) {
       if (!residency::encoded_weight(parameter)) all_else &= is_held && parameter.requires_grad();
       else if (++count == 1) in_few_bits = name;
     }
-    // Whoever has frozen something, or left it out, has chosen what is trained.
+    // A program that has frozen something, or left it out, has chosen what is trained.
     if (count == 0 || !any || !all_else || detail::has_adapter(model->model)) continue;
     raise<ConfigError>(
         "prepare: '{}'{} in few bits and can't be trained, and an optimizer holds all else of the model, which has no "

@@ -67,8 +67,9 @@ at::Tensor norm_clipped_to(double max_norm, const std::vector<at::Tensor>& param
   return total;
 }
 
-/// What all gradients of these parameters are too large by until they are unscaled; nothing where some are by another,
-/// or where a step of another optimizer may have decided on a scale that these have not been multiplied by.
+/// The factor by which all gradients of these parameters are too large until they are unscaled. Nothing where the
+/// factors differ, or where a step of another optimizer may have decided on a scale that these gradients have not been
+/// multiplied by.
 std::optional<double> common_scale(const std::vector<at::Tensor>& parameters, const parallel::Engines& engines) {
   std::optional<double> common;
   bool known = true;

@@ -99,7 +99,7 @@ std::set<std::string> frozen_names(const PreparedModel& model) {
   return names;
 }
 
-/// Who gets whole tensors, and where.
+/// The ranks that get whole tensors, and the tensors' place.
 StateDictConfig config_of(const StateDictOptions& options) {
   return {.offload_to_cpu = options.cpu_offload, .rank0_only = options.cpu_offload};
 }
@@ -236,7 +236,7 @@ checkpointing::StoredTensors stored_state(const std::string& parameter, const St
 
 [[noreturn]] void misfit(const std::string& what) { raise<CheckpointError>("set_optimizer_state_dict: {}", what); }
 
-/// What load_state_dict() of each optimizer wants. Nothing is changed yet.
+/// The argument of each optimizer's load_state_dict(). Nothing is changed yet.
 std::vector<c10::IValue> stage_optimizers(const run_state::PreparedModels& models, const Optimizers& optimizers,
                                           const StateDict& state, const StateDictOptions& options) {
   const auto& states = dict_at(state, "state");

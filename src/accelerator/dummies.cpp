@@ -38,8 +38,7 @@ void Accelerator::hear(const detail::PrepareNotes& notes) {
     if (trains)
       throw ConfigError(
           "prepare: this Accelerator trains a model by another DeepSpeedPlugin already, expected an Accelerator for "
-          "each "
-          "model that is trained: their scales, limits of norms and schedules are their own");
+          "each model that is trained: their scales, limits of norms and schedules are their own");
     return;  // a model that is only asked leaves the training's rules as they are
   }
   impl_->rules = rules;
@@ -59,8 +58,7 @@ AcceleratedScheduler Accelerator::prepare_dummy(const DummyScheduler& dummy) {
   if (made == impl_->made.rend())
     throw ConfigError(
         "prepare: found a DummyScheduler whose DummyOptim has not been prepared, expected both in one call, the "
-        "schedule "
-        "made with that very DummyOptim");
+        "schedule made with that very DummyOptim");
   const auto& optimizer = made->second;
   // It is written for steps of the optimizer, not for batches of one process.
   AcceleratedScheduler prepared(impl_->engine->make_scheduler(dummy, optimizer.optimizer()), {optimizer},

@@ -46,8 +46,7 @@ TrainingRun deepspeed_run_of(const detail::PreparedModel& model, const char* ope
     if (auto known = live.run->find(model.model); known && known->engine == model.engine)
       return {live.run, live.accelerator, known};
   raise<ConfigError>(
-      "{}: the Accelerator that prepared the model is gone, or has forgotten it (free_memory), expected "
-      "it to be there",
+      "{}: the Accelerator that prepared the model is gone, or has forgotten it (free_memory), expected it to be there",
       operation);
 }
 

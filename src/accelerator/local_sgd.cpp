@@ -20,7 +20,7 @@
 namespace accelerate {
 namespace {
 
-/// What this rank holds of the trained parameters and optimizers step on.
+/// The tensors of the trained parameters that this rank holds and optimizers step on.
 std::vector<at::Tensor> trained_of(const detail::PreparedModel& model) {
   std::vector<at::Tensor> trained;
   std::unordered_set<const at::TensorImpl*> in_pieces;
@@ -101,7 +101,7 @@ struct LocalSGD::Impl {
       }
   }
 
-  /// What is trained from here on on each rank by itself has to be among what is averaged.
+  /// Checks that all parameters which each rank trains by itself from here on are among those that are averaged.
   void check_trained() const {
     auto trained_then = trains.begin();
     for (const auto& [name, parameter] : model->model.parameters())

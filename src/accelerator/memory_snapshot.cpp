@@ -111,7 +111,7 @@ void Accelerator::Impl::for_each_held(
         f(Kind::parameter, holding.value, true);
         if (const auto gradient = holding.engine->gradient(holding.tensor)) f(Kind::gradient, gradient->value, true);
       } else {
-        // What comes and goes counts as gathered.
+        // A tensor that comes and goes counts as gathered.
         if (!residency::Member::of(holding.tensor)) f(Kind::parameter, holding.tensor, false);
         f(Kind::gradient, holding.tensor.grad(), false);
       }

@@ -96,7 +96,7 @@ std::string places(const std::map<std::string, int64_t>& rank) {
   return texts.empty() ? "nothing" : fmt::format("{}", fmt::join(texts, ", "));
 }
 
-/// What ranks keep: a line for each, or one where all keep the same.
+/// The bytes that ranks keep: a line for each, or one where all keep the same.
 std::string ranks_text(const std::vector<std::map<std::string, int64_t>>& ranks) {
   constexpr size_t kMost = 16;
   if (ranks.size() == 1) return "in memory: " + places(ranks.front());

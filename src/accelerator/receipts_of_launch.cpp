@@ -15,7 +15,7 @@ namespace {
 using parallel::ShardingCount;
 using Dynamo = TorchDynamoPlugin;
 
-/// What only the environment says.
+/// A setting that only the environment has.
 template <const char* const& Variable> Asked by_variable(const OwnFacts&) {
   return {false, environment::text(Variable).value_or("unset")};
 }
@@ -80,7 +80,7 @@ Asked dynamo_backend_asked(const OwnFacts& f) {
 template <auto Field> Asked dynamo_asked(const OwnFacts& f) {
   return {f.given.dynamo_plugin && (*f.given.dynamo_plugin.*Field).has_value(), text_of(f.compiling.*Field)};
 }
-/// Where it would compile, there is no Accelerator.
+/// If it would compile, there is no Accelerator.
 Deed dynamo_backend(const OwnFacts& f) {
   if (f.compiling.disable && *f.compiling.backend != "no") return off("disabled: models run as they are");
   return off("models run as they are");

@@ -58,7 +58,8 @@ std::string not_written(const std::filesystem::path& path) {
 
 double gib(int64_t bytes) { return static_cast<double>(bytes) / (int64_t{1} << 30); }
 
-/// What a module of LibTorch prints of itself, without its name: "in_features=5, out_features=8, bias=true".
+/// The settings that a module of LibTorch prints of itself, without its name: "in_features=5, out_features=8,
+/// bias=true".
 std::string settings_text(const Submodule& submodule) {
   if (!submodule.module || !submodule.module->children().empty()) return {};
   std::ostringstream out;

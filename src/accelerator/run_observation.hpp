@@ -16,9 +16,9 @@ namespace profiler {
 class ModuleProfile;
 }  // namespace profiler
 
-/// What the settings of a run want to see of it: times and memory of each step's phases, operations by module of one
-/// step, and what collectives cost. The first optimizer's steps are the run's; forwards count where gradients are
-/// recorded, so that an evaluation between two steps is in neither. Source: DeepSpeed's engine (wall_clock_breakdown,
+/// Observes a run as its settings ask: times and memory of each step's phases, operations by module of one step, and
+/// what collectives cost. The first optimizer's steps are the run's; forwards count where gradients are recorded, so
+/// that an evaluation between two steps is in neither. Source: DeepSpeed's engine (wall_clock_breakdown,
 /// memory_breakdown, flops_profiler, comms_logger), whose lines these are.
 class RunObservation final : public run_phases::Watcher {
  public:

@@ -26,8 +26,7 @@ void refuse_reserved(const ClientState& client_state) {
   for (const auto& [name, value] : client_state)
     if (checkpointing::ZeroCheckpoint::is_own_key(name))
       raise<ConfigError>(
-          "save_checkpoint: client_state has the name '{}', which DeepSpeed's own files use, expected "
-          "another one",
+          "save_checkpoint: client_state has the name '{}', which DeepSpeed's own files use, expected another one",
           name);
 }
 

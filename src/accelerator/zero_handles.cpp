@@ -36,7 +36,8 @@ FoundRun find(const at::Tensor& parameter, const char* operation) {
       operation, parameter.defined() ? fmt::format("{}", parameter.sizes()) : "nothing");
 }
 
-/// What lies as the parameter does, whole on all ranks, a copy in fp32. @param shard  undefined: this rank has none
+/// A tensor that lies as the parameter does, whole on all ranks: a copy in fp32. @param shard  undefined: this rank has
+/// none
 at::Tensor whole_of(const Held& held, const at::Tensor& piece) {
   if (!held.in_pieces()) return piece.defined() ? piece.detach().to(at::kFloat, false, /*copy=*/true) : at::Tensor();
   // Where any rank has a shard, those without bring zeros.
@@ -133,8 +134,7 @@ void safe_set_full_optimizer_state(const at::Tensor& parameter, const at::Tensor
   if (!piece.defined() || piece.sizes() != held.value.sizes())
     raise<ConfigError>(
         "safe_set_full_optimizer_state: the optimizer keeps no '{}' like the parameter '{}', expected one of its "
-        "states, "
-        "after its first step",
+        "states, after its first step",
         state_key, held.names.front());
   write(held, piece, value);
 }

@@ -42,7 +42,7 @@ AdapterFile read_adapter(const std::filesystem::path& folder) {
         const auto at = own.find(part);
         if (at != own.npos) own.erase(at, part.size());
       };
-      // What the wrapped module computes with while the adapter is off is the model's.
+      // The weights with which the wrapped module computes while the adapter is off are the model's.
       if (own.find(".original_module.") != own.npos) continue;
       cut(kBaseLayer);
       cut(".modules_to_save");  // with biases, PEFT writes values of such a module a second time

@@ -110,8 +110,7 @@ std::vector<Submodule> modules_of(const ModelRef& model, const char* operation) 
   if (!model.module())
     raise<ConfigError>(
         "{}: found a script module, to which no parameters can be added, expected one of torch::nn; apply PEFT in "
-        "Python "
-        "before it is scripted",
+        "Python before it is scripted",
         operation);
   const auto all = model.submodules();
   for (const auto& place : all)
@@ -188,8 +187,7 @@ void require_own_bytes(const LoraLayer& layer, const char* operation) {
   if (Member::of(layer.weight))
     raise<ConfigError>(
         "LoraAdapter::{}: the bytes of '{}' are kept by a residency (sharded, offloaded or quantized), expected a "
-        "whole "
-        "model in memory; save the adapter and load it into one",
+        "whole model in memory; save the adapter and load it into one",
         operation, layer.path);
 }
 
@@ -287,8 +285,7 @@ void LoraAdapter::save(const fs::path& folder) const {
     if (moves_between_ranks(tensor))
       raise<ConfigError>(
           "LoraAdapter::save: '{}' is sharded over ranks, expected whole tensors; pass "
-          "Accelerator::get_state_dict(model) "
-          "as the second argument on the main process",
+          "Accelerator::get_state_dict(model) as the second argument on the main process",
           name);
     return tensor.detach();
   };
@@ -311,8 +308,7 @@ void LoraAdapter::save(const fs::path& folder, const std::map<std::string, at::T
     if (found == state.end() || found->second.sizes() != tensor.sizes())
       raise<CheckpointError>(
           "LoraAdapter::save: found {} for '{}' in the state, expected {}: that of the model with its adapter, on a "
-          "rank "
-          "that has it",
+          "rank that has it",
           found == state.end() ? std::string("nothing") : fmt::format("{}", found->second.sizes()), name,
           tensor.sizes());
     return found->second.detach();
@@ -393,7 +389,7 @@ template <class E> [[noreturn]] void refuse_shared(const std::string& where, con
       where, name);
 }
 
-/// What a file has of the model itself, compared with it. Nothing is written yet.
+/// The values that a file has of the model itself, compared with the model. Nothing is written yet.
 std::vector<std::pair<std::shared_ptr<OwnValues>, at::Tensor>> own_values_of(const ModelRef& model,
                                                                              const detail::AdapterFile& file,
                                                                              const std::vector<LoraTarget>& targets,

@@ -64,7 +64,7 @@ constexpr std::array kOff{
 constexpr std::array kNull{"auto_mapping",        "revision",      "eva_config", "corda_config", "lora_ga_config",
                            "layers_to_transform", "layers_pattern"};
 
-/// What else PEFT writes: read here, about training or about who wrote it.
+/// Other fields that PEFT writes, about training or about the author: they are read here.
 constexpr std::array kOthers{"alpha_pattern",
                              "base_model_name_or_path",
                              "bias",
@@ -151,7 +151,7 @@ class LoraConfigReader {
     }
     return result;
   }
-  /// What may be one or a list of them.
+  /// A field that may be one value or a list of them.
   template <class Get> void each(const char* name, Get&& get) const {
     const auto value = at(name);
     if (!value.is_array()) return value.is_null() ? void() : get(value);
@@ -363,8 +363,7 @@ LoadedConfig read_config(const std::filesystem::path& file) {
   else if (!init.is_null() && init != true && init != "eva" && init != "orthogonal")
     reader.fail(
         "found init_lora_weights {}, expected true, false, \"gaussian\", \"eva\" or \"orthogonal\": others change the "
-        "base model (PiSSA, OLoRA, "
-        "CorDA, LoftQ), so that the file alone says too little. Convert it by PEFT's "
+        "base model (PiSSA, OLoRA, CorDA, LoftQ), so that the file alone says too little. Convert it by PEFT's "
         "save_pretrained(path_initial_model_for_weight_conversion=…)",
         show_json(init));
   if (const auto rank = reader.at("r"); !rank.is_null()) config.r = reader.whole(rank, "r");

@@ -1,4 +1,4 @@
-/// What operators compute with an adapted weight: a handler on the residency's chain.
+/// A handler on the residency's chain, which adds an adapter's part to what operators compute with the adapted weight.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/dropout.h>
@@ -99,8 +99,7 @@ bool is_other_layer(const std::string& name) {
 [[noreturn]] void refuse(const LoraLayer& layer, const OperatorCall& call, const char* how) {
   raise<ConfigError>(
       "adapter of '{}': {} takes the weight {} {}, expected linear, addmm, mm or matmul with the whole weight "
-      "[outputs, "
-      "inputs]{}; leave the module out of target_modules{}",
+      "[outputs, inputs]{}; leave the module out of target_modules{}",
       layer.path, call.full_name(), layer.weight.sizes(), how, layer.transposed ? " transposed" : "",
       std::string_view(how) == "the other way round" ? ", or change fan_in_fan_out" : "");
 }

@@ -62,7 +62,7 @@ std::vector<UnitPlan> plan_units(const ModelRef& model, std::vector<PlacedWeight
   return units;
 }
 
-/// What of `device` may be used.
+/// The memory of `device` that may be used.
 std::optional<int64_t> memory_of(const MaxMemory& memory, const at::Device& device) {
   const auto found = memory.find(device.is_cpu()             ? Place("cpu")
                                  : device.type() == at::kMPS ? Place("mps")
@@ -148,10 +148,10 @@ class BudgetPlanner {
   }
 
  private:
-  /// What decides how much there is for what comes and goes, for people.
+  /// The name of the limit that decides how much room units that come and go have, for messages.
   const char* limit_name() const { return settings_.offload.budget_bytes ? "budget_bytes" : "max_memory"; }
 
-  /// What never leaves a device is to fit into its limit.
+  /// Checks that the bytes which never leave a device fit into its limit.
   void check_limit(const at::Device& device, int64_t resident) const {
     if (!settings_.max_memory) return;
     const auto limit = memory_of(*settings_.max_memory, device);
@@ -165,8 +165,8 @@ class BudgetPlanner {
           settings_.caller, megabytes(*limit), device.str(), megabytes(resident));
   }
 
-  /// What is computed with at a time: "model.layers.3" of a weight in a list of modules, whose blocks may hold all of
-  /// theirs (packed_for_rows()); else the weight alone.
+  /// The name of the weights that are computed with at a time: "model.layers.3" of a weight in a list of modules, whose
+  /// blocks may hold all of theirs (packed_for_rows()); else the weight alone.
   static std::string used_together(const std::string& name) {
     for (size_t begin = 0, dot = 0; (dot = name.find('.', begin)) != std::string::npos; begin = dot + 1)
       if (name.find_first_not_of("0123456789", begin) == dot) return name.substr(0, dot);

@@ -26,7 +26,7 @@ struct DispatchSettings {
   const Quantizer* quantizer = nullptr;
 };
 
-/// What moves as one.
+/// The plan of weights that move as one.
 struct UnitPlan {
   std::string name;
   at::Device device = at::kCPU;

@@ -47,8 +47,8 @@ struct DispatchedModel::Impl {
   std::set<std::string> skip_keys;
   int64_t streamed = 0, units = 0, code_bytes = 0;
   HeldBytes on_host{HeldFor::offloaded_host};
-  std::map<std::string, std::unique_ptr<residency::Residency>>
-      engines;  ///< by device; "resident": what never moves of a model across devices
+  /// By device; "resident": what never moves of a model across devices.
+  std::map<std::string, std::unique_ptr<residency::Residency>> engines;
   std::optional<residency::ReadAhead> ahead;
 };
 

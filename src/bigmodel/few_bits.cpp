@@ -21,7 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What codes take at most: in the order of products there are groups of 16 rows and of 32 columns, and scales in fp32.
+/// The bytes that codes take at most: in the order of products there are groups of 16 rows and of 32 columns, and
+/// scales in fp32.
 /// @param like  its data need not be there, but of GGUF's blocks
 void count_codes(PlacedWeight& weight, const codes::Codes& like) {
   const auto up = [](int64_t count, int64_t group) { return (count + group - 1) / group * group; };
@@ -85,7 +86,8 @@ codes::Codes encode_value(const std::string& name, const at::Tensor& value, at::
   }
 }
 
-/// What encoding would refuse, before it takes a model's own values away. A part after the other.
+/// Refuses values that encoding would refuse, before it takes a model's own values away. It looks at one part after the
+/// other.
 void check_values(const std::string& name, const at::Tensor& value, at::ScalarType dtype,
                   const codes::EncodeOptions& how) {
   if (value.is_meta()) return;  // said later

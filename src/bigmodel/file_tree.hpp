@@ -14,8 +14,8 @@ class FileTree {
  public:
   static constexpr int kDeepest = 100;  ///< modules within modules; whoever walks through the tree does so recursively
   static constexpr int64_t kMostEntries = 1'000'000;  ///< the largest models have some hundred thousand
-  static constexpr size_t kMostNameBytes =
-      size_t{64} << 20;  ///< of all dotted names together: names within names are what makes much of little
+  /// Of all dotted names together: names within names are what makes much of little.
+  static constexpr size_t kMostNameBytes = size_t{64} << 20;
 
   /// @param source  begins the messages
   explicit FileTree(std::string source) : source_(std::move(source)) {}

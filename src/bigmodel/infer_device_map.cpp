@@ -74,7 +74,7 @@ class Allocation {
                                       : dotted.find(module + ".") != std::string::npos;
   }
 
-  /// What has to go wherever `part` goes, because it holds other names of the part's parameters.
+  /// The modules that have to go wherever `part` goes, because they hold other names of the part's parameters.
   std::vector<Placeable> tied_to(const Placeable& part, const std::deque<Placeable>& waiting,
                                  const std::deque<Placeable>* also = nullptr) const {
     std::vector<Placeable> partners;
@@ -117,8 +117,8 @@ class Allocation {
     return bytes;
   }
 
-  /// What a module is split into. The reference forgets its buffers, so that they have no place or, after cleaning, one
-  /// in which they were not counted.
+  /// The parts that a module is split into. The reference forgets its buffers, so that they have no place or, after
+  /// cleaning, one in which they were not counted.
   std::vector<Placeable> split(const Placeable& part) const {
     auto parts = bigmodel::placeables_of(*part.module, part.name);
     if (reading_ == Reading::exact)

@@ -6,7 +6,7 @@
 #include "accelerate/model/model_ref.hpp"
 #include "accelerate/utils/export.hpp"
 
-/// What checkpoints have besides a model's weights, and nobody misses.
+/// Entries that checkpoints have besides a model's weights, and that nobody misses.
 namespace accelerate::bigmodel {
 
 /// Whether there is something besides the model's weights, nothing but that and a head that is a copy of the embeddings

@@ -70,7 +70,7 @@ StoredTensors open_gguf(const fs::path& path) {
   return tensors;
 }
 
-/// What a file of blocks has as they are.
+/// Finds the codes that a file of blocks has as they are.
 void find_gguf_codes(const fs::path& path, OpenCheckpoint& checkpoint) {
   const GgufFile file(path);
   for (const auto& name : file.names()) {
@@ -182,7 +182,7 @@ OpenCheckpoint open_index(const fs::path& index) {
 OpenCheckpoint open_as_it_is(const fs::path& path) {
   if (path.extension() == ".json") return open_index(path);
   if (!is_folder(path)) return {.tensors = open_file(path), .mapped = is_safetensors(path), .codes = {}};
-  // Where a folder has its weights twice, in transformers' order.
+  // For a folder that has its weights twice: transformers' order.
   for (const char* name :
        {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"})
     if (is_there(path / name)) return open_as_it_is(path / name);
@@ -466,7 +466,7 @@ void load(const LoadPlan& plan, const std::function<bool(const LoadTarget&)>& le
     if (!planned.stored || leave_alone(planned) || sharded.take(planned)) continue;
     at::Tensor target = planned.tensor;
     auto value = planned.stored->second.read_whole();
-    // What else has the tensor in hand, an engine that averages its gradient for example, goes on having it.
+    // Another holder of the tensor, an engine that averages its gradient for example, goes on having it.
     if (!planned.place && is_in_place(target, value) && planned.dtype == value.scalar_type()) {
       target.copy_(value);
       if (plan.checkpoint.mapped) give_pages_back(value.mutable_data_ptr(), static_cast<int64_t>(value.nbytes()));

@@ -26,7 +26,7 @@ struct StoredCodes {
   bool transposed = false;  ///< they are codes of its transpose
 };
 
-/// What a checkpoint has, before it is read.
+/// The contents of a checkpoint, before it is read.
 struct OpenCheckpoint {
   checkpointing::StoredTensors tensors;
   bool mapped = false;                       ///< Reading a tensor gives a view of its file.
@@ -47,8 +47,8 @@ struct LoadTarget {
   bool transposed = false;            ///< a layer's weight as [inputs, outputs], see is_transposed_linear()
   std::optional<Place> place;         ///< empty: where it is
   at::ScalarType dtype = at::kFloat;  ///< that it gets
-  const checkpointing::StoredTensors::value_type* stored =
-      nullptr;  ///< under the name that the checkpoint has; null: not there
+  /// Under the name that the checkpoint has; null: not there.
+  const checkpointing::StoredTensors::value_type* stored = nullptr;
 };
 
 std::vector<LoadTarget> targets_of(const ModelRef& model);

@@ -21,7 +21,7 @@ std::optional<double> number_in(const fs::path& file) {
   return stream >> number ? std::optional(number) : std::nullopt;  // "max" is no number: no limit
 }
 
-/// What the system could give without swapping.
+/// The memory that the system could give without swapping.
 double available_in_system() {
   std::ifstream stream("/proc/meminfo");
   for (std::string line; std::getline(stream, line);)
@@ -30,8 +30,8 @@ double available_in_system() {
       "get_max_memory: /proc/meminfo doesn't say how much memory is available. Give max_memory instead.");
 }
 
-/// What is left of the limits of this process's control group (version 2) and of those around it. Page cache counts as
-/// used there but is given back on demand.
+/// The memory that is left within the limits of this process's control group (version 2) and of those around it. Page
+/// cache counts as used there but is given back on demand.
 std::optional<double> left_in_control_group() {
   std::ifstream stream("/proc/self/cgroup");
   std::optional<double> least;

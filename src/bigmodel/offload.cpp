@@ -150,8 +150,7 @@ at::Tensor load_offloaded_weight(const fs::path& file, const OffloadedWeight& we
     // Strides are products of the other sizes even where one size is 0, so these must not overflow either.
     if (empty = empty || size == 0; __builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes))
       raise<CheckpointError>(
-          "offloaded weight '{}': its shape {} has more bytes than there are numbers. The index is "
-          "damaged.",
+          "offloaded weight '{}': its shape {} has more bytes than there are numbers. The index is damaged.",
           file.string(), weight.shape);
   if (empty) bytes = 0;
   if (map->size() < bytes)

@@ -10,12 +10,12 @@
 
 namespace accelerate::bigmodel {
 
-/// Where the bytes of a weight in an offload folder are, in its own file or in a safetensors file. @throws
+/// The place of a weight's bytes in an offload folder: in its own file or in a safetensors file. @throws
 /// CheckpointError as OffloadedWeightsLoader.
 residency::TensorInFile tensor_in_folder(const std::filesystem::path& folder, const std::string& name,
                                          const OffloadedWeight& weight);
 
-/// What the index will say about a tensor that is written.
+/// The index's entry of a tensor that is written.
 OffloadedWeight offloaded_weight_of(const at::Tensor& tensor);
 
 }  // namespace accelerate::bigmodel

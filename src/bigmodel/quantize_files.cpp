@@ -72,7 +72,7 @@ codes::Codes encode_named(const std::string& name, const at::Tensor& values, con
 
 namespace {
 
-/// What the result will have for a name.
+/// The encoding that the result will have for a name.
 std::optional<Encoding> encoding_of(const std::string& to) {
   if (to == "int8") return Encoding::int8_rowwise;
   const auto encoding = codes::encoding_named(to);
@@ -120,21 +120,19 @@ void check_place(const fs::path& from, const fs::path& to, bool folder, bool ove
   if (is_within(from, to))
     raise<ConfigError>(
         "{}: '{}', which is read, lies in '{}', which would be replaced as a whole, expected two places. Choose "
-        "another "
-        "place",
+        "another place",
         kOperation, from.string(), to.string());
   if (!overwrite)
     raise<ConfigError>("{}: '{}' exists. Choose another place, or allow to overwrite it (--overwrite)", kOperation,
                        to.string());
   if (is_folder(to) != folder || (folder && !is_quantized_folder(to)))
     raise<ConfigError>(
-        "{}: '{}' is {}, expected {}: nothing else is overwritten. Remove it yourself, or choose another "
-        "place",
+        "{}: '{}' is {}, expected {}: nothing else is overwritten. Remove it yourself, or choose another place",
         kOperation, to.string(), is_folder(to) ? "a folder without a quantization_config" : "a file",
         folder ? "the folder of a quantized model" : "a file");
 }
 
-/// What earlier runs left that were killed: temporary files and folders, which have the process in their names.
+/// Removes temporary files and folders of earlier runs that were killed; these have the process in their names.
 void remove_left_over(const fs::path& to) {
   const fs::path place = to.has_filename() ? to : to.parent_path();
   const std::string begin = fmt::format(".{}.tmp-", place.filename().string());

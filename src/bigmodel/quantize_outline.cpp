@@ -161,7 +161,7 @@ void Outline::collect(const ModuleTree& module, std::string path) {
   for (const auto& child : module.children) collect(child, before + child.name);
 }
 
-/// What heads have is known of language models only.
+/// Heads are known of language models only.
 bool Outline::is_of_a_head(const std::string& name) const {
   return head.empty() ? !parts_.contains(name.substr(0, name.find('.'))) : name.starts_with(head + ".");
 }
@@ -191,8 +191,7 @@ void Outline::check(const fs::path& from, StoredTensors& tensors, std::vector<st
   if (has_other_names_ && !check.missing.empty())
     raise<ConfigError>(
         "{}: '{}': files of this architecture have other names than its modules (there is no '{}'), so that which of "
-        "its "
-        "matrices are linear layers is not known. load_and_quantize_model() quantizes any model that you build.",
+        "its matrices are linear layers is not known. load_and_quantize_model() quantizes any model that you build.",
         kOperation, from.string(), check.missing.front());
   if (!check.fits())
     raise<CheckpointError>(

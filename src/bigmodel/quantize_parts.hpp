@@ -20,7 +20,7 @@
 #include "bigmodel/loading_plan.hpp"
 #include "utils/raise.hpp"
 
-/// What quantize_files() is made of: a file for each kind of result.
+/// The parts of quantize_files(): a file for each kind of result.
 namespace accelerate::quantizing_files {
 
 inline constexpr const char* kOperation = "quantize_files";

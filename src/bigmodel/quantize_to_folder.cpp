@@ -110,7 +110,7 @@ bool is_weights_file(const fs::path& file) {
   return false;
 }
 
-/// What any result has at its top.
+/// Whether any result has this name at its top.
 bool is_of_a_result(const std::string& name) {
   constexpr std::array kNames{
       "config.json",         "generation_config.json",  "tokenizer.json", "tokenizer_config.json",

@@ -50,7 +50,7 @@ uint32_t file_type(Encoding encoding) {
   }
 }
 
-/// What llama.cpp adds to or compares with numbers, and never multiplies by.
+/// Whether llama.cpp adds the tensor to numbers or compares it with them, and never multiplies by it.
 bool is_read_as_numbers(const std::string& name) {
   return std::ranges::any_of(std::array{"ffn_gate_inp.weight", "position_embd.weight", "token_types.weight"},
                              [&](const char* end) { return name.ends_with(end); });
@@ -84,8 +84,8 @@ std::string_view bytes_of(const at::Tensor& tensor) {
   return {static_cast<const char*>(tensor.const_data_ptr()), static_cast<size_t>(tensor.nbytes())};
 }
 
-/// What a row of so many elements is encoded in: where it is no whole number of blocks of 256, as llama.cpp does it, in
-/// the blocks of 32 whose bits are the next more.
+/// The encoding of a row of so many elements. If it is no whole number of blocks of 256, it is the one whose blocks of
+/// 32 have the next more bits, as in llama.cpp.
 Encoding encoding_for(Encoding wanted, int64_t row) {
   if (row % codes::gguf_encoding(wanted).block == 0) return wanted;
   if (row % codes::gguf_encoding(Encoding::q8_0).block != 0) return wanted;  // nor are these
@@ -97,7 +97,7 @@ Encoding encoding_for(Encoding wanted, int64_t row) {
 
 constexpr const char* kNoWholeBlocks = " no whole blocks of 32";
 
-/// What keeps a tensor of any file as it is, if something does.
+/// The reason that keeps a tensor of any file as it is, if there is one.
 std::string why_kept(const Tensor& tensor, bool is_skipped) {
   if (tensor.shape.size() < 2 || tensor.bytes_before == 0) return "not a matrix";
   if (is_skipped) return "to be left alone";

@@ -26,7 +26,7 @@ void check_quant_storage(const char* caller, at::ScalarType dtype);
 struct Quantizer {
   /// How a weight is encoded; none: it stays as it is. Empty: as none of all.
   std::function<std::optional<codes::EncodeOptions>(const LoadTarget&)> how;
-  /// What the checkpoint has in few bits stays so.
+  /// Weights that the checkpoint has in few bits stay so.
   bool keep_codes = false;
   /// As residency::EncodedWeight.
   std::optional<at::ScalarType> compute_dtype;
@@ -52,7 +52,7 @@ std::map<std::string, int64_t> bytes_in_few_bits(const ModelRef& model, const Qu
 void count_bytes(ModuleTree& tree, const std::map<std::string, int64_t>& bytes);
 /// A dtype of that size, for maps.
 std::string dtype_of_size(at::ScalarType dtype);
-/// Where weights compute that nobody gave a place.
+/// The device on which weights compute that nobody gave a place.
 ACCELERATE_API at::Device accelerator_or_host();
 
 }  // namespace accelerate::bigmodel

@@ -90,13 +90,12 @@ class TorchFile {
     }
   }
 
-  /// What whoever loads it would find: that its elements are there.
+  /// Checks what loading would check: that its elements are there.
   void check_storage(const formats::PickleNode& node, const formats::PickledTensor& tensor, int64_t width) const {
     const auto bytes = container_.storage(tensor.storage).size;
     if (width > 0 && tensor.last >= bytes / width)
       pickle_.fail(node.at,
-                   "a tensor of size {} and stride {} from element {} does not fit into the {} bytes of its "
-                   "storage.",
+                   "a tensor of size {} and stride {} from element {} does not fit into the {} bytes of its storage.",
                    tensor.sizes, tensor.strides, tensor.first, bytes);
   }
 

@@ -60,8 +60,8 @@ void take_over(const std::string& caller, std::vector<PlacedWeight>& weights,
       }
 }
 
-/// What an offload folder from before has of a weight, beside a model that has it too. @throws CheckpointError where
-/// the two are not the same, to the bit
+/// Compares an offload folder's copy of a weight from before with the model, which has the weight too. @throws
+/// CheckpointError where the two are not the same, to the bit
 void check_same_values(const std::string& caller, const PlacedWeight& weight, const residency::TensorInFile& file,
                        const fs::path& folder) {
   if (weight.target.tensor.is_meta()) return;

@@ -39,7 +39,7 @@ struct PlacedWeight {
   int64_t bytes() const { return target.tensor.numel() * static_cast<int64_t>(c10::elementSize(target.dtype)); }
   /// That can't leave memory.
   int64_t memory_bytes() const { return !encode ? bytes() : codes_in_file ? scale_bytes : code_bytes; }
-  /// What memory may hold of codes in a file.
+  /// Whether memory may hold a packed copy of codes in a file.
   bool may_have_packed_codes() const { return encode && codes_in_file && computes.is_cpu(); }
   /// The map has it in host memory or on disk.
   bool is_placed_outside() const { return target.place && (target.place->is_cpu() || target.place->is_disk()); }

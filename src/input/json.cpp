@@ -73,7 +73,7 @@ template <class Json> class Builder {
     return fail(fmt::format("has the key {} twice in one object, so which one holds is open", show_json(Json(key))));
   }
 
-  /// Where the value that comes next belongs; null when it must not be there.
+  /// The place of the value that comes next; null when it must not be there.
   Json* place() {
     if (left_-- == 0) {
       fail("has more values than text of its length can mean");

@@ -8,9 +8,8 @@
 
 namespace accelerate {
 
-/// What a person would read of a line that a program wrote: valid UTF-8 without escape sequences, control characters
-/// and characters that turn the direction of writing. Tabs become blanks, bytes that are no UTF-8 the replacement
-/// character.
+/// A program's line as a person would read it: valid UTF-8 without escape sequences, control characters and characters
+/// that turn the direction of writing. Tabs become blanks, bytes that are no UTF-8 the replacement character.
 ACCELERATE_API std::string plain_text(std::string_view line);
 
 /// The same of a text of several lines, for terminals: it may have come out of a file or from a server.

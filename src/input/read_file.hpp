@@ -12,7 +12,7 @@
 /// The one way in which files that others may have made are opened and read whole. Needs no LibTorch.
 namespace accelerate {
 
-/// What files of a kind may have at most; a larger one is refused before any of it is read.
+/// The largest sizes of files, by their kind; a larger one is refused before any of it is read.
 inline constexpr int64_t kMostSettingsBytes = int64_t{16} << 20;  ///< configs, hostfiles, tables, secrets: some KB
 inline constexpr int64_t kMostListBytes = int64_t{256} << 20;     ///< indexes, vocabularies: up to 40 MB are known
 
@@ -26,14 +26,14 @@ struct OpenedFile {
 /// name with a NUL is refused, since the system would open what the part before it names.
 ACCELERATE_API OpenedFile open_regular(const std::filesystem::path& path);
 
-/// What is wrong with a file that begins so, if it is what Git LFS leaves where a file was not fetched: some lines of
-/// text that name it.
+/// The problem of a file that begins so, if Git LFS has left it for a file that was not fetched: some lines of text
+/// that name it.
 ACCELERATE_API std::string git_lfs_problem(std::string_view begin);
 
 /// All of such a file. @return what is wrong, or nothing
 ACCELERATE_API std::string read_file(const std::filesystem::path& path, int64_t most_bytes, std::string& text);
 
-/// What is in a folder, in no order. @throws E that says why it can't be read
+/// The entries of a folder, in no order. @throws E that says why it can't be read
 template <class E>
 std::vector<std::filesystem::directory_entry> read_folder(std::string_view what, const std::filesystem::path& path) {
   std::vector<std::filesystem::directory_entry> found;

@@ -5,8 +5,8 @@
 
 namespace accelerate {
 
-/// Where files are mapped into this process, as the kernel says it when this is made: such bytes are the file's until
-/// they are written to. None on systems that don't say it.
+/// The mappings of files into this process, as the kernel tells them when this is made: their bytes are the file's
+/// until they are written to. None on systems that don't tell.
 class FileMappings {
  public:
   FileMappings();

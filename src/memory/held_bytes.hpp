@@ -8,7 +8,7 @@
 
 namespace accelerate {
 
-/// What bytes are held for that no tensor of the program's tells, over the whole process; memory() reads it.
+/// The uses of bytes that no tensor of the program's shows, over the whole process; memory() reads them.
 enum class HeldFor : size_t {
   offloaded_host,  ///< copies of units in the host's memory
   offloaded_file,  ///< units that are read from files

@@ -78,8 +78,8 @@ class PageBlock {
 };
 
 Mutex mutex;
-std::weak_ptr<PageBlock> current
-    ACCELERATE_GUARDED_BY(mutex);  ///< what small tensors are put into, while one has some of it
+/// What small tensors are put into, while one has some of it.
+std::weak_ptr<PageBlock> current ACCELERATE_GUARDED_BY(mutex);
 int64_t used ACCELERATE_GUARDED_BY(mutex) = 0;
 
 }  // namespace

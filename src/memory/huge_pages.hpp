@@ -4,7 +4,7 @@
 
 namespace accelerate {
 
-/// What memory should begin at to be made of huge pages alone.
+/// The alignment with which memory is made of huge pages alone.
 constexpr int64_t kHugePage = 2 << 20;
 
 /// Asks the system to hold memory in huge pages (on Linux, where they may be had for the asking: 2 MB each). For values

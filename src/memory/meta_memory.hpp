@@ -6,7 +6,7 @@
 
 namespace accelerate::meta_memory {
 
-/// What tensors that this thread makes from now on are for, until the scope ends. Costs nothing to speak of when nobody
+/// The use of tensors that this thread makes from now on, until the scope ends. Costs nothing to speak of when nobody
 /// counts.
 class Purpose {
  public:

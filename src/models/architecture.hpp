@@ -13,7 +13,7 @@
 
 namespace accelerate::models {
 
-/// What a file of an architecture gives to the Auto classes: a module without weights, and how to use it.
+/// An architecture for the Auto classes: a module without weights, and how to use it. Its file makes it.
 struct Architecture {
   std::shared_ptr<torch::nn::Module> module;
   WeightRules rules;

@@ -126,7 +126,7 @@ DispatchedModel load(const ModelRef& module, const fs::path& checkpoint, const A
                                   .strict = strict});
 }
 
-/// Where the model computes, if that is elsewhere.
+/// The tensor on the device where the model computes, if that is elsewhere.
 at::Tensor there(const at::Tensor& tensor, const DispatchedModel& dispatched) {
   return tensor.defined() && dispatched.moves_inputs() ? tensor.to(dispatched.main_device()) : tensor;
 }
@@ -173,8 +173,7 @@ AutoLoadPlan plan_auto_load(const fs::path& checkpoint, const AutoLoadOptions& o
     if (its_own || (is_gguf(checkpoint) && has_blocks(GgufFile(checkpoint))))
       raise<ConfigError>(
           "from_pretrained: quantization was asked for (--load_in_4bit, --load_in_8bit), and '{}' has its weights in "
-          "few "
-          "bits already, which are used as they are; leave it out",
+          "few bits already, which are used as they are; leave it out",
           checkpoint.string());
     plan.quantization = options.quantization;
   }

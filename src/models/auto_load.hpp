@@ -6,7 +6,7 @@
 #include "accelerate/models/auto_model.hpp"
 #include "models/architecture.hpp"
 
-/// What from_pretrained() of the Auto classes does with its options.
+/// Loading as from_pretrained() of the Auto classes does it by its options.
 namespace accelerate::models {
 
 /// How a model's weights come from its files, decided before it is built.

@@ -61,7 +61,7 @@ const ArchitectureRow& find_row(const JsonFile& file) {
     known.append(known.empty() ? "" : ", ").append(row.class_name);
   }
   if (!first) file.fail("model_type", model_type, "one of " + types);
-  // What is saved as a body alone (LlamaModel) can be loaded with a head, which is then a fresh one.
+  // A model that is saved as a body alone (LlamaModel) can be loaded with a head, which is then a fresh one.
   if (!class_name.empty() && !class_name.ends_with("Model")) file.fail("architectures", class_name, known);
   return *first;
 }

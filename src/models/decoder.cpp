@@ -235,7 +235,7 @@ class AroundDecoder : public torch::nn::Cloneable<AroundDecoder> {
   std::shared_ptr<GptDecoder> decoder_;
 };
 
-/// What a head has of its own whose weights are the embeddings.
+/// The bias of a head whose weights are the embeddings.
 class HeadBias : public torch::nn::Cloneable<HeadBias> {
  public:
   explicit HeadBias(const DecoderForm& form) : Cloneable(form.family + "HeadBias"), size_(form.vocab_size) { reset(); }

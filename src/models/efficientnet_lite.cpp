@@ -22,8 +22,8 @@ struct Stage {
 };
 constexpr Stage kStages[] = {{1, 3, 1, 1, 16},  {2, 3, 2, 6, 24},  {2, 5, 2, 6, 40}, {3, 3, 2, 6, 80},
                              {3, 5, 1, 6, 112}, {4, 5, 2, 6, 192}, {1, 3, 1, 6, 320}};
-constexpr int64_t kStageCount = std::size(kStages), kStem = 32,
-                  kHead = 1280;  // the latter two do not grow with the network
+// The latter two do not grow with the network.
+constexpr int64_t kStageCount = std::size(kStages), kStem = 32, kHead = 1280;
 
 /// By how much channels and repeats grow.
 struct Variant {

@@ -7,7 +7,7 @@
 
 #include "models/json_file.hpp"
 
-/// What image classifiers share.
+/// Code that image classifiers share.
 namespace accelerate::models {
 
 /// How many outputs the head has: "num_labels", else as many as "id2label" has names, else 2, transformers' default.

@@ -21,7 +21,7 @@ inline std::string read_text_file(const std::filesystem::path& path, int64_t mos
   return read_text<CheckpointError>("", path, most_bytes, "Is this the folder of a saved model?");
 }
 
-/// What a model's config keeps of fields that it does not know, to be written again.
+/// The fields that a model's config does not know, kept to be written again.
 inline nlohmann::ordered_json parse_fields(const std::string& text) {
   std::string problem;
   auto fields = parse_json<nlohmann::ordered_json>(text, &problem);

@@ -35,7 +35,7 @@ std::optional<std::array<DirectWeight, sizeof...(Layers)>> direct_weights(const 
   return weights;
 }
 
-/// What all layers of one forward share.
+/// The tensors that all layers of one forward share.
 struct LlamaContext {
   Rotary rotary;
   AttentionMask mask, window_mask;  ///< For layers that see all tokens before, and for those that see the last few.

@@ -20,7 +20,7 @@ constexpr std::pair<const char*, const char*> kFamilies[] = {
     {"llama", "Llama"}, {"mistral", "Mistral"}, {"qwen2", "Qwen2"}, {"mixtral", "Mixtral"}};
 constexpr const char* kKnownTypes = "llama, mistral, qwen2 or mixtral";
 
-/// What transformers takes where config.json has no such field.
+/// The values that transformers takes where config.json has no such field.
 LlamaConfig defaults(const std::string& model_type) {
   LlamaConfig config;
   config.model_type = model_type;

@@ -26,7 +26,7 @@ double lowest(at::ScalarType dtype) {
   return result;
 }
 
-/// What is added to scores. @param unseen  bool
+/// The mask that is added to scores. @param unseen  bool
 at::Tensor additive(const at::Tensor& unseen, at::ScalarType dtype) {
   return at::zeros(unseen.sizes(), unseen.options().dtype(dtype)).masked_fill_(unseen, lowest(dtype));
 }

@@ -10,8 +10,8 @@ namespace accelerate::models {
 struct AttentionMask {
   at::Tensor added;  ///< To the scores, broadcast to [B, H, T, S + T]: 0 where a key is seen, the lowest number where
                      ///< not. Undefined: nothing to add.
-  bool is_causal =
-      false;  ///< Each token sees itself and those before it; said so, attention is faster than with a tensor.
+  /// Each token sees itself and those before it; said so, attention is faster than with a tensor.
+  bool is_causal = false;
 };
 
 /// For decoders: a token sees itself and those before it that are no padding.

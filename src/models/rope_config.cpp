@@ -104,10 +104,10 @@ void read_rope(const JsonFile& file, int64_t max_positions, LlamaRopeScaling& sc
                 fmt::format("a value, which rope_type {} needs", scaling.type));
   if (scaling.type == "llama3" || scaling.type == "yarn" || scaling.type == "longrope") {
     inner.read("original_max_position_embeddings", scaling.original_max_position_embeddings);
-    file.read("original_max_position_embeddings",
-              scaling.original_max_position_embeddings);  // wins, as in transformers
+    // Wins, as in transformers.
+    file.read("original_max_position_embeddings", scaling.original_max_position_embeddings);
   }
-  // What the context grows by, where nothing else is said.
+  // The factor by which the context grows, if nothing else is said.
   if (scaling.type == "yarn" || scaling.type == "longrope")
     scaling.factor = static_cast<double>(max_positions) /
                      static_cast<double>(std::max<int64_t>(scaling.original_max_position_embeddings, 1));

@@ -5,9 +5,8 @@
 
 namespace accelerate::models {
 
-/// What a config.json says about rotary positions, in the form of transformers 5 (rope_parameters, with rope_theta
-/// inside) or in that of earlier versions (rope_scaling, which wins, with rope_theta beside it and "type" before
-/// "rope_type").
+/// The rotary positions of a config.json, in the form of transformers 5 (rope_parameters, with rope_theta inside) or in
+/// that of earlier versions (rope_scaling, which wins, with rope_theta beside it and "type" before "rope_type").
 /// @param max_positions  max_position_embeddings
 /// @param theta          The base; keeps its value where the file has none.
 /// @param share          Of a head's dimensions that are turned; keeps its value where the file has none.

@@ -89,8 +89,8 @@ Rotary::Frequencies stretched_frequencies(const RotaryOptions& options, const Ll
   if (scaling.type == "default") return {plain};
   const auto slow = plain / scaling.factor;
   if (scaling.type == "linear") return {slow};
-  const auto waves = static_cast<double>(scaling.original_max_position_embeddings) * plain /
-                     (2 * std::numbers::pi);  // periods within the original context
+  // Periods within the original context.
+  const auto waves = static_cast<double>(scaling.original_max_position_embeddings) * plain / (2 * std::numbers::pi);
   const auto share =
       ((waves - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1);
   return {(1 - share) * slow + share * plain};

@@ -54,7 +54,7 @@ struct RotaryOptions {
   int64_t max_positions;  ///< max_position_embeddings
 };
 
-/// What a model with stretched frequencies turns by.
+/// The angles that a model with stretched frequencies turns by.
 /// @param position_ids  [B or 1, T]; past, past + 1, … where it is undefined
 /// @param hidden        [B, T, D], whose device and dtype the result is for
 Rotary stretched_rotary(const RotaryOptions& options, const LlamaRopeScaling& scaling, const at::Tensor& position_ids,

@@ -47,7 +47,7 @@ struct T5Config {
     gated = name.starts_with("gated-");
     if (gated) name.erase(0, std::string_view("gated-").size());
     if (gated && name == "gelu") name = "gelu_new";  // as in transformers
-    // What transformers works out of that field it writes too, and believes it when it reads it.
+    // transformers works this out of that field and writes it too, and believes it when it reads it.
     file.read("is_gated_act", gated);
     const char* const key = file.root().contains("dense_act_fn") ? "dense_act_fn" : "feed_forward_proj";
     file.read("dense_act_fn", name);
@@ -118,7 +118,7 @@ class T5Attention : public torch::nn::Cloneable<T5Attention> {
                               {.scale = 1.0, .dropout = is_training() ? config_.dropout : 0.0}));
   }
 
-  /// What distances add to the scores of `tokens` queries behind `past` tokens, [1, H, T, S + T].
+  /// The bias that distances add to the scores of `tokens` queries behind `past` tokens, [1, H, T, S + T].
   Tensor bias(int64_t past, int64_t tokens) {
     const auto options = relative_attention_bias_->weight.options().dtype(at::kLong).requires_grad(false);
     const auto distances =

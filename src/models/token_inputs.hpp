@@ -7,7 +7,7 @@
 
 namespace accelerate::models {
 
-/// What a language model's forward was given, to be checked. S tokens are in a cache.
+/// The arguments of a language model's forward, to be checked. S tokens are in a cache.
 struct TokenInputs {
   std::string model;                 ///< for messages, e.g. "LlamaModel"
   const at::Tensor& input_ids;       ///< [B, T] int64 or int32

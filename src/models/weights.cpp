@@ -170,8 +170,8 @@ LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::pat
           target.copy_(decoded);
           return;
         }
-        constexpr int64_t kElements =
-            1 << 20;  // long enough that few take long, short enough that all threads have some
+        // Long enough that few take long, short enough that all threads have some.
+        constexpr int64_t kElements = 1 << 20;
         const at::Tensor rows = target.detach().view({-1, target.dim() > 0 ? target.size(-1) : 1});
         for (int64_t row = 0, most = std::max<int64_t>(kElements / std::max<int64_t>(rows.size(1), 1), 1);
              row < rows.size(0); row += most)

@@ -20,8 +20,8 @@ struct WeightRules {
   std::string tied_to;  ///< Parameter that the head multiplies by, so that a head in the files must be the same; empty
                         ///< where it has weights of its own.
   bool ignore_mismatched_sizes = false;
-  std::function<std::string(const std::string& name)>
-      other_name;  ///< What other files call a parameter of this name, besides those of `names`; may be empty.
+  /// What other files call a parameter of this name, besides those of `names`; may be empty.
+  std::function<std::string(const std::string& name)> other_name;
 
   /// The head multiplies by `embeddings`, of which files may have a copy as its weight.
   void tie(const std::string& head, std::string embeddings) {

@@ -24,7 +24,7 @@ constexpr const char* kVocabFile = "vocab.txt";
 constexpr const char* kConfigFile = "tokenizer_config.json";
 constexpr const char* kJsonFile = "tokenizer.json";
 
-/// What clean_up_tokenization_spaces makes of a decoded text, one after the other.
+/// The replacements of clean_up_tokenization_spaces in a decoded text, one after the other.
 constexpr std::pair<std::string_view, std::string_view> kCleanedUp[] = {
     {" .", "."},     {" ?", "?"},   {" !", "!"},   {" ,", ","},     {" ' ", "'"},
     {" n't", "n't"}, {" 'm", "'m"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
@@ -86,7 +86,7 @@ std::vector<std::string> vocabulary_of(const JsonFile& model, WordPieceOptions& 
   return vocabulary;
 }
 
-/// What the files beside the vocabulary name, and add to it.
+/// Reads the tokens that the files beside the vocabulary name, and add to it.
 void read_special_tokens(const fs::path& folder, const nlohmann::json& tokenizer_json, WordPieceOptions& options,
                          std::vector<std::string>& vocabulary) {
   const auto refuse = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {

@@ -6,8 +6,8 @@
 
 namespace accelerate {
 
-/// Whose process is at the other end of a TCP connection within this machine. Nothing when that is not known: the other
-/// end has closed it, or is on another machine.
+/// The user whose process is at the other end of a TCP connection within this machine. Nothing when that is not known:
+/// the other end has closed it, or is on another machine.
 std::optional<uid_t> user_of_peer(int socket);
 
 /// The same from the tables under /proc/net, which takes longer the more connections the machine has: for kernels that

@@ -140,7 +140,7 @@ class Connection {
   bool unfinished_ = false;
 };
 
-/// What the thread does. What an event costs does not depend on how many connections there are.
+/// The loop of the thread. The cost of an event does not depend on how many connections there are.
 class Loop {
  public:
   Loop(int listening, Fd epoll, Relay::Ends ends)

@@ -34,8 +34,8 @@ class Stream {
 /// Bytes as they are. The descriptor, which it takes over, may still be connecting.
 std::unique_ptr<Stream> plain_stream(Fd fd);
 
-/// Accepts connections on a thread of its own and carries each on to another end, for as long as the object lives.
-/// Who says nothing, says it slowly or comes in thousands takes neither threads nor memory, nor the others' turn.
+/// Accepts connections on a thread of its own and carries each on to another end, for as long as the object lives. A
+/// peer that says nothing, says it slowly or comes in thousands takes neither threads nor memory, nor the others' turn.
 class Relay {
  public:
   struct Ends {

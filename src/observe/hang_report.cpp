@@ -62,7 +62,7 @@ std::string text_of(const thread_stacks::ThreadStack& stack, Symbols& symbols) {
   return text;
 }
 
-/// Where threads of services wait until there is something to do: of libtorch, gloo and this library.
+/// Functions in which threads of services wait until there is something to do: of libtorch, gloo and this library.
 constexpr std::array kWaitForWork = {"c10::ThreadPool::main_loop",
                                      "torch::autograd::ReadyQueue::pop",
                                      "c10d::ProcessGroupGloo::runLoop",

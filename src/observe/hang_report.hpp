@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-/// What is this process doing? SIGUSR2 asks, whatever its threads are blocked in.
+/// Tells what this process is doing. SIGUSR2 asks, whatever its threads are blocked in.
 namespace accelerate::hang_report {
 
 /// From now on this process answers SIGUSR2 with two log records ("accelerate.hang_report", whatever the levels are):

@@ -6,8 +6,8 @@
 namespace accelerate::receipts {
 namespace {
 
-/// Where the launcher has the variables' values from: {"FSDP_OFFLOAD_PARAMS": "flag --fsdp_offload_params"}. Without
-/// it a variable is the user's own.
+/// The launcher's sources of the variables' values: {"FSDP_OFFLOAD_PARAMS": "flag --fsdp_offload_params"}. Without it a
+/// variable is the user's own.
 std::string source_of(const char* variable) {
   if (const auto sources = environment::text("ACCELERATE_RECEIPTS_SOURCES")) {
     const auto known = parse_json<nlohmann::json>(*sources);

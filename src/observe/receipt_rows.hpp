@@ -32,7 +32,7 @@ struct RunFacts {
   at::Device device = at::kCPU;
 };
 
-/// What a setting did, in words.
+/// The effect of a setting, in words.
 struct Deed {
   ReceiptState state;
   std::string text;

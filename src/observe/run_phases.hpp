@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
-/// Where this process stands in a training step, told to whoever watches. While nobody does, a phase costs one relaxed
-/// load.
+/// The phase of a training step in which this process is, told to those who watch. While nobody does, a phase costs one
+/// relaxed load.
 namespace accelerate::run_phases {
 
 enum class Phase : uint8_t {
@@ -50,7 +50,7 @@ inline void begins(Phase phase, const void* of) {
 inline void ends(Phase phase, const void* of) {
   if (watched()) detail::tell(phase, of, false);
 }
-/// What is thrown is a warning.
+/// An exception becomes a warning.
 void ends_quietly(Phase phase, const void* of) noexcept;
 
 /// From its construction to end(), or to its own end.

@@ -47,7 +47,7 @@ LoggedRecord* logged() {
   return file;
 }
 
-/// What this process has said so far. Locked for the few stores of a step, by whoever reports it.
+/// The figures that this process has given so far. Locked for the few stores of a step, by the thread that reports it.
 struct Figures {
   std::mutex mutex;
   double flops_forward = 0, flops_backward = 0;  ///< of a token

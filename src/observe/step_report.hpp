@@ -14,7 +14,7 @@ bool is_monitored();
 /// The program has logged a number. Of more than kMostLogged names the first ones count. Nothing when nobody watches.
 void report_logged(std::string_view name, double value);
 /// A model is used from now on: floating-point operations that each token takes in the forward, and in the backward.
-/// What models take adds up.
+/// The operations of several models add up.
 void count_flops_per_token(double forward, double backward);
 /// None is used any more.
 void forget_flops_per_token();

@@ -12,13 +12,13 @@
 
 #include "utils/trace_kinds.hpp"
 
-/// What this library does while somebody profiles: spans of time with a subject and bytes, which the profiler puts
+/// The work of this library while somebody profiles: spans of time with a subject and bytes, which the profiler puts
 /// beside LibTorch's own events (docs/formats/profile_trace.md). They are not RecordFunctions: those know their names
 /// before the bytes are known, and LibTorch keeps them of few threads. While nobody records a span costs one relaxed
 /// load and makes no string. Any thread.
 namespace accelerate::trace {
 
-/// Where a span is shown.
+/// The lane in which a span is shown.
 enum class Lane : uint8_t {
   thread,         ///< that of the thread that made it, and ends it
   communication,  ///< beside all threads: under way while they go on
@@ -65,7 +65,7 @@ extern std::atomic<int> recorders;
 }
 inline bool recording() { return detail::recorders.load(std::memory_order_relaxed) > 0; }
 
-/// What a span will be called, for what is started here and carried out elsewhere.
+/// The name of a span, for work that is started here and carried out elsewhere.
 struct Label {
   SpanKind kind = SpanKind::collective;
   std::string subject;

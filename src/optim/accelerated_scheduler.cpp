@@ -33,7 +33,7 @@ double agreed(double metric) {
   if (comm::world_size() == 1) return metric;
   const at::Tensor all = comm::all_gather(at::full({1}, metric, at::TensorOptions().dtype(at::kDouble)));
   const double* values = all.const_data_ptr<double>();
-  // Where ranks agree already their number stays as it is: a sum and a quotient would round it.
+  // If ranks agree already, their number stays as it is: a sum and a quotient would round it.
   if (std::all_of(values, values + all.numel(), [&](double value) { return value == *values; })) return *values;
   return std::accumulate(values, values + all.numel(), 0.0) / static_cast<double>(all.numel());
 }

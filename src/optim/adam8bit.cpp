@@ -35,14 +35,14 @@ constexpr int64_t kBlock = 256;
 /// Elements that are decoded at a time on the CPU: a whole number of blocks, and of the parts that LibTorch gives to
 /// its threads; what is computed in between stays in the cache.
 constexpr int64_t kStretch = 131072;
-/// Of which a parameter's states are paged: bitsandbytes' number.
+/// The number of elements from which a parameter's states are paged: bitsandbytes' number.
 constexpr int64_t kLeastPaged = 100000;
 /// Under which bitsandbytes hides its tensors from PyTorch.
 constexpr const char* kWrapped = "__bnb_optimizer_quant_state__";
 
 int64_t blocks_of(int64_t numel) { return (numel + kBlock - 1) / kBlock; }
 
-/// Where a state's values live.
+/// The place of a state's values.
 enum class MomentPlace : uint8_t { beside_parameter, host, file };
 
 /// Zeros for the values of one parameter's states. @param pages  of Place::file
@@ -72,7 +72,7 @@ struct Moment {
   at::Tensor part(int64_t begin, int64_t end, const at::Device& device) const {
     return values.view(-1).slice(0, begin, end).to(device);
   }
-  /// What part() gave, changed.
+  /// Writes back the values that part() gave, changed.
   void put(int64_t begin, int64_t end, const at::Tensor& part) const {
     if (part.device() != values.device()) values.view(-1).slice(0, begin, end).copy_(part);
   }
@@ -110,7 +110,7 @@ const AdamW8bitOptions& options_of(const OptimizerParamGroup& group) {
       c10::demangle(typeid(options).name()));
 }
 
-/// What a group's options say, and `defaults` in the place of what they leave at its default: as LibTorch merges those
+/// A group's options, with `defaults` in the place of those that it leaves at their default: as LibTorch merges those
 /// of its own classes.
 AdamW8bitOptions merged(const AdamW8bitOptions& given, const AdamW8bitOptions& defaults) {
   const AdamW8bitOptions unset;
@@ -156,7 +156,7 @@ MomentPlace place_for(const at::Tensor& parameter, const AdamW8bitOptions& optio
   return parameter.is_cpu() || !options.paging_folder().empty() ? MomentPlace::file : MomentPlace::host;
 }
 
-/// What a step takes from the options and the number of steps.
+/// The numbers that a step takes from the options and the number of steps.
 struct Rates {
   double beta1, beta2, eps, correction1, correction2, lr, decay;
 
@@ -386,8 +386,7 @@ std::unique_ptr<Adam8bitState> read_state(const c10::IValue& saved, const at::Te
     if (fields.find(name))
       fields.fail(
           "found '{}', which bitsandbytes keeps with {}, expected the state of AdamW8bit with its defaults; that "
-          "option "
-          "is not offered here",
+          "option is not offered here",
           name, option);
   auto first = read_moment(fields, Map::dynamic, "1", parameter, place, pages);
   auto second = read_moment(fields, Map::dynamic_unsigned, "2", parameter, place, pages);
@@ -460,8 +459,7 @@ void AdamW8bit::save(torch::serialize::OutputArchive& archive) const {
   static_cast<void>(archive);
   throw ConfigError(
       "torch::save: AdamW8bit has no layout in LibTorch's archives; write state_dict() by accelerate::checkpointing, "
-      "or "
-      "let Accelerator::save_state do it");
+      "or let Accelerator::save_state do it");
 }
 void AdamW8bit::load(torch::serialize::InputArchive& archive) {
   static_cast<void>(archive);

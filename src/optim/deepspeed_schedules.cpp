@@ -116,7 +116,7 @@ class DeepSpeedWarmup {
   double inverse_log_;
 };
 
-/// What it takes for the end of a schedule, which it must be told.
+/// The end of a schedule, which the schedule must be told.
 double steps_in_all(const char* schedule, const std::optional<int64_t>& total_num_steps,
                     const DeepSpeedWarmup& warmup) {
   if (!total_num_steps)
@@ -289,7 +289,7 @@ class DeepSpeedOneCycle : public DeepSpeedSchedule {
     return std::floor(position) / stairs;
   }
 
-  /// What rates are divided by after the cycle, and momentums multiplied with.
+  /// The number that rates are divided by after the cycle, and momentums multiplied with.
   double decay(double rate) const {
     if (options_.decay_step_size == 0 || rate == 0) return 1;
     return 1 + rate * ((last_batch_iteration() - length() + 1) / options_.decay_step_size);

@@ -159,8 +159,7 @@ std::unique_ptr<torch::optim::OptimizerOptions> options_of_own(const torch::opti
     if (!given)
       raise<ConfigError>(
           "{}: found options of class {} in a parameter group, expected {}Options: those of other optimizers have "
-          "other "
-          "fields, or mean something else by them. Give the group {}Options, or none",
+          "other fields, or mean something else by them. Give the group {}Options, or none",
           D::kName, c10::demangle(typeid(group.options()).name()), D::kName, D::kName);
     Options unset, otherwise = *result;
     *result = *given;

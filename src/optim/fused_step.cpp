@@ -25,7 +25,7 @@ namespace {
 
 using torch::optim::Optimizer;
 
-/// What goes into one kernel call: parameters of one group, device and dtype that have taken equally many steps.
+/// The parameters of one kernel call: those of one group, device and dtype that have taken equally many steps.
 template <class State> struct Bucket {
   Bucket(size_t group, at::Device device, at::ScalarType dtype, int64_t step)
       : group(group), device(device), dtype(dtype), step(step) {}
@@ -300,7 +300,7 @@ template <class Kernel> class FusedStepOf : public FusedStep {
     at::Tensor grad;
     State* state;  ///< null before its first step, and where no state is needed
   };
-  /// What the lists were built from, in the same order.
+  /// The sources that the lists were built from, in the same order.
   struct Origin {
     size_t group;
     const void* param;

@@ -86,7 +86,7 @@ void GradScaler::begin_round() {
   for (auto& [key, state] : optimizers_) {
     if (!state.optimizer) continue;
     if (rule_->scales()) check_for_foreign_steps(state);
-    // What was unscaled, and clipped perhaps, and not stepped on: what comes now is added to it.
+    // Gradients were unscaled, and clipped perhaps, and not stepped on: the new ones are added to them.
     if (state.stage == Stage::unscaled) {
       multiply_gradients(*state.optimizer, scale_now());
       state.stage = Stage::ready;
@@ -280,7 +280,7 @@ void GradScaler::update(torch::optim::Optimizer& optimizer) {
     throw ConfigError(
         "GradScaler::update: no gradients of this optimizer were checked since the last update(), expected "
         "step(optimizer) before.");
-  // What would fail when the scale changes is an error of this step, and not of the next loss.
+  // A failure when the scale changes is an error of this step, and not of the next loss.
   const at::Tensor& found_inf = found->second.found_inf;
   rule_->check(found_inf);
   pending_ = pending_.defined() ? at::maximum(pending_, found_inf) : found_inf;

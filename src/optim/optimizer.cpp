@@ -30,8 +30,8 @@
 namespace accelerate {
 
 struct AcceleratedOptimizer::Impl {
-  std::shared_ptr<torch::optim::Optimizer>
-      optimizer;  ///< owned or, when the caller passed a reference, only pointed to
+  /// Owned or, when the caller passed a reference, only pointed to.
+  std::shared_ptr<torch::optim::Optimizer> optimizer;
   std::shared_ptr<optim::GradScaler> scaler;
   AcceleratedOptimizerOptions options;
   std::unique_ptr<optim::FusedStep> fused;  ///< null: never fused
@@ -42,8 +42,8 @@ struct AcceleratedOptimizer::Impl {
   int64_t skipped = 0;  ///< the last ones, in a row
   StepCounts counts = {};
   std::optional<at::Tensor> divisor;  ///< of the gradients of the step that begins, besides the scale
-  std::vector<std::pair<const void*, StepHooks>>
-      hooks;  ///< in the order of their coming, which is the same on all ranks: they are collective
+  /// In the order of their coming, which is the same on all ranks: they are collective.
+  std::vector<std::pair<const void*, StepHooks>> hooks;
 
   Impl() = default;
   Impl(const Impl&) = delete;
@@ -55,7 +55,7 @@ struct AcceleratedOptimizer::Impl {
   at::Tensor step_now(const LossClosure& closure);
   /// The optimizer's own step is not the one to take.
   bool replaces_step() const { return divisor || optim::has_fp32_moments(*optimizer); }
-  /// What gradients are to be divided by in all.
+  /// The number that gradients are to be divided by in all.
   std::optional<at::Tensor> divided_by(const std::optional<at::Tensor>& grad_scale) const {
     if (!divisor || !grad_scale) return divisor ? divisor : grad_scale;
     return *divisor * grad_scale->to(divisor->device());
@@ -218,7 +218,7 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
   look();
   at::Tensor loss;
   const bool scaled = self.scaler && self.scaler->is_enabled();
-  // What computes anew, with all ranks, does so before parameters are about to change.
+  // A closure that computes anew, with all ranks, does so before parameters are about to change.
   const bool first = closure && !scaled && optim::steps_on_pieces(*self.optimizer);
   if (first) {
     at::AutoGradMode enable_grad(true);

@@ -141,9 +141,7 @@ template <class F> void require_description(Optimizer& optimizer, const char* op
     raise<ConfigError>(
         "{}: found an optimizer of class {}, expected SGD, Adam, AdamW, Adagrad, RMSprop or one of accelerate::optim; "
         "others (LBFGS among them) have no state layout in common with Python. Derive it from optim::OwnStateDict, "
-        "too, or save it by "
-        "torch::save "
-        "in a custom checkpoint object.",
+        "too, or save it by torch::save in a custom checkpoint object.",
         operation, c10::demangle(typeid(optimizer).name()));
 }
 

@@ -22,12 +22,13 @@ bool steps_on_pieces(const torch::optim::Optimizer& optimizer);
 void refuse_torch_save(torch::optim::Optimizer& optimizer, const std::function<bool(const void* parameter)>& is_piece);
 /// An OwnStateDict: what it holds is for nobody to look into.
 bool has_own_state_dict(const torch::optim::Optimizer& optimizer);
-/// What it would hold of a parameter of the group before the first step, by Python's names: {"step": 0, "exp_avg":
-/// zeros, …}. Empty where it would hold nothing. @throws ConfigError for classes without a counterpart.
+/// The state that it would hold of a parameter of the group before the first step, by Python's names: {"step": 0,
+/// "exp_avg": zeros, …}. Empty where it would hold nothing. @throws ConfigError for classes without a counterpart.
 std::map<std::string, at::Tensor> initial_state(torch::optim::Optimizer& optimizer,
                                                 const torch::optim::OptimizerParamGroup& group,
                                                 const at::Tensor& parameter);
-/// What the optimizer holds for these parameters. @throws ConfigError for classes whose states are not known here.
+/// The tensors that the optimizer holds for these parameters. @throws ConfigError for classes whose states are not
+/// known here.
 std::vector<at::Tensor> states_of(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters);
 /// Replaces every tensor of the state by f(tensor). Classes that are not known here are left as they are.
 void map_optimizer_state(torch::optim::Optimizer& optimizer, const std::function<at::Tensor(const at::Tensor&)>& f);

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <memory>
 
-/// What plain steps of this library's optimizers share.
+/// Code that plain steps of this library's optimizers share.
 namespace accelerate::optim {
 
 /// A tensor's values in fp32 (fp64 where it is), to compute with; the tensor itself where it has that type.

@@ -22,7 +22,7 @@ void check_setting(bool ok, const char* name, double value, const char* expected
 
 bool is_positive(double value) { return value > 0 && std::isfinite(value); }
 
-/// What a rule that is read out of a state says of its numbers.
+/// Checks the numbers of a rule that is read out of a state.
 template <class Check> void check_read(const DictReader& state, const Check& check) {
   try {
     check();

@@ -14,8 +14,8 @@ namespace accelerate::optim {
 /// Of a scalar; no in a dry run, whose numbers have no values.
 inline bool is_true(const at::Tensor& flag) { return !flag.is_meta() && flag.item<float>() != 0; }
 
-/// What a loss is multiplied by, and how that follows from what has become of the gradients. Equal on all ranks if what
-/// they are told is.
+/// The scale that a loss is multiplied by, and how it follows from what has become of the gradients. It is equal on all
+/// ranks if they are told the same.
 class ScaleRule {
  public:
   virtual ~ScaleRule() = default;

@@ -13,9 +13,10 @@ class Group;
 
 namespace accelerate::parallel {
 
-/// What torch::autograd::grad() finds with respect to a leaf never comes to grad(), where engines would see it: as long
-/// as this lives, `take` is given it, and the caller gets what `take` returns. With create_graph the caller gets a node
-/// of this rank's own graph, and `take` is not called. The leaf requires a gradient.
+/// A gradient that torch::autograd::grad() finds with respect to a leaf never comes to grad(), where engines would see
+/// it. As long as this lives, `take` is given that gradient, and the caller gets the result of `take`. With
+/// create_graph the caller gets a node of this rank's own graph, and `take` is not called. The leaf requires a
+/// gradient.
 class CapturedGradient {
  public:
   using Take = std::function<at::Tensor(const at::Tensor&)>;

@@ -9,7 +9,7 @@
 
 namespace accelerate::parallel {
 
-/// What a DeepSpeed configuration says about checkpoints, for those who write them.
+/// A DeepSpeed configuration's settings about checkpoints, for code that writes them.
 struct DeepSpeedFiles {
   int64_t stage = 0;
   int64_t sub_group_size = 0;                 ///< stage 3: elements of a rank that are flat together
@@ -20,7 +20,8 @@ struct DeepSpeedFiles {
   int64_t train_batch_size = 1;
   bool tags_must_agree = false;  ///< else ranks with another tag get a warning
   bool checks_tags = true;
-  /// What one rank writes for all, one of each machine writes, where machines have disks of their own.
+  /// One rank of each machine writes the files that one rank writes for all otherwise: machines have disks of their
+  /// own.
   bool each_node_writes = false;
   bool load_from_fp32_weights = true;  ///< false: masters begin as the 16-bit weights
   bool load_universal = false;         ///< what is loaded must be a universal checkpoint

@@ -26,7 +26,7 @@ constexpr const char* kAdvice =
     "in forward, an optimizer with settings or, after LocalSGD, a momentum of its own). Write it from what all ranks "
     "have (accelerator.reduce(...)), or on one rank and broadcast it";
 
-/// What is known of writes.
+/// The numbers that are known of writes.
 enum DriftSums : size_t { kTimes, kBits, kTotal, kSize, kAllowed, kSums };
 
 /// Of 16-bit numbers, a unit in the last place of 1.
@@ -78,7 +78,8 @@ DriftCheck::DriftCheck(std::shared_ptr<comm::Group> group, int64_t every) : grou
         every);
 }
 
-/// What lets ranks drift apart often does so from the start, and many programs are short: early looks, rarer and rarer.
+/// A cause that lets ranks drift apart often does so from the start, and many programs are short: so looks are early,
+/// and rarer and rarer.
 bool DriftCheck::is_due(int64_t averages) const {
   return averages % every_ == 0 || (averages <= 256 && (averages & (averages - 1)) == 0);
 }

@@ -160,7 +160,7 @@ void Engine::gather_each(const ShardOf& piece_of, const std::function<void(const
                          bool everywhere) const {
   const Layer* const innermost = cutting();
   if (!innermost) return;
-  // What a layer leaves, and the layer, by the module's tensor; from the innermost outwards.
+  // The layers with the tensors that each leaves, by the module's tensor; from the innermost outwards.
   std::vector<std::pair<const Layer*, std::unordered_map<const at::TensorImpl*, Held>>> outer;
   for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) {
     if (!(*layer)->cuts() || layer->get() == innermost) continue;

@@ -72,8 +72,7 @@ namespace {
 [[noreturn]] void nothing_to_stand_for(const char* what) {
   raise<ConfigError>(
       "prepare: found a {}, which stands for what a DeepSpeed configuration names, and there is none, expected an "
-      "object "
-      "of the program's own, or AcceleratorOptions::deepspeed_plugin (`accelerate launch --use_deepspeed`)",
+      "object of the program's own, or AcceleratorOptions::deepspeed_plugin (`accelerate launch --use_deepspeed`)",
       what);
 }
 
@@ -134,7 +133,7 @@ bool ChosenEngine::places_models() const {
 
 namespace {
 
-/// Whoever joins the data averages every gradient over all ranks that read other samples.
+/// The layer that joins the data averages every gradient over all ranks that read other samples.
 void check_all_hold_alike(const std::vector<Held>& given) {
   for (const Held& held : given) {
     const auto& mesh = held.mesh ? *held.mesh : comm::mesh();

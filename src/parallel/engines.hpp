@@ -42,7 +42,7 @@ class Scheduler;
 /// Which layers a program's options, and the environment that the launcher made, ask for.
 namespace accelerate::parallel {
 
-/// What the program says; what it leaves out may come from the environment.
+/// The program's settings; those that it leaves out may come from the environment.
 struct EngineRequest {
   std::optional<FullyShardedDataParallelPlugin> fsdp = {};
   Given<DeepSpeedPlugin> deepspeed = {};
@@ -66,7 +66,8 @@ struct EngineRequest {
 struct PrepareFacts;
 struct DeepSpeedFiles;
 
-/// What the settings of a layer decide of a run besides how its model is split, where they do (DeepSpeed's file does).
+/// The rules of a run that a layer's settings decide besides how its model is split, where they do (DeepSpeed's file
+/// does).
 struct RunRules {
   std::string decided_by;  ///< for people: what says all this
   PrecisionType mixed_precision = PrecisionType::NO;
@@ -93,7 +94,8 @@ struct FileMonitor {
   int64_t every = 1;  ///< samples from record to record, at least
 };
 
-/// What the settings of a run want to see of it, on the main process (DeepSpeed's file: wall_clock_breakdown, …).
+/// The observations that the settings of a run ask for, on the main process (DeepSpeed's file: wall_clock_breakdown,
+/// …).
 struct Observed {
   bool times = false;   ///< of each step's phases: lines, and records for the monitors
   bool memory = false;  ///< lines before and after each phase
@@ -131,14 +133,15 @@ class ChosenLayer {
   virtual std::optional<DistributedType> distributed_type() const { return std::nullopt; }
   /// How save_state() writes models and optimizers; unset: whole, in the files of plain training.
   virtual std::optional<StateDictType> state_dict_type() const { return std::nullopt; }
-  /// Who gets a whole state dict that the program asks for, and where its tensors lie: of models and of optimizers.
+  /// The ranks that get a whole state dict that the program asks for, and the place of its tensors: of models and of
+  /// optimizers.
   virtual StateDictConfig state_dict_config() const { return {.rank0_only = true}; }
   virtual StateDictConfig optim_state_dict_config() const { return {.rank0_only = true}; }
   /// The plugin with every field decided, of a layer that shards; null otherwise.
   virtual const FullyShardedDataParallelPlugin* sharding() const { return nullptr; }
   /// Axes of a ParallelismConfig that this layer splits besides those of the data: "tp", "cp", "sp".
   virtual bool splits(const std::string& /*axis*/) const { return false; }
-  /// What the axes are checked against, of a job of so many ranks.
+  /// The facts about a job of so many ranks that the axes are checked against.
   virtual JobFacts job(int64_t num_processes) const {
     return {.num_processes = num_processes, .multi_device = num_processes > 1};
   }
@@ -149,15 +152,15 @@ class ChosenLayer {
   virtual void set_precision(PrecisionType /*mixed_precision*/) {}
   /// Before each make(): names of the model's weights that may travel as fp8, because that is what they compute as.
   virtual void gather_in_fp8(const std::vector<std::string>& /*weights*/) {}
-  /// What the settings of its own plugin did, an entry for each.
+  /// The receipts of its own plugin's settings, an entry for each.
   virtual std::vector<Receipt> receipts() const { return {}; }
   /// Whether make() gives the model its memory and its place.
   virtual bool places_models() const { return false; }
   /// How checkpoints of the models that are made now are written, if as DeepSpeed does; null: in other forms.
   virtual std::shared_ptr<const DeepSpeedFiles> deepspeed_files() const { return nullptr; }
 
-  /// What this layer's settings say of the run, once for the run. @param asked  by the program. Not collective; before
-  /// this process joins a group
+  /// The rules that this layer's settings have for the run, once for the run. @param asked  by the program. Not
+  /// collective; before this process joins a group
   virtual std::optional<RunRules> rules(PrecisionType asked) {
     static_cast<void>(asked);
     return std::nullopt;
@@ -166,14 +169,14 @@ class ChosenLayer {
   /// @return rules that hold from now on, where other settings were chosen meanwhile (select_deepspeed_plugin)
   /// @throws ConfigError
   virtual std::optional<RunRules> hear(const PrepareFacts& facts, int64_t num_steps);
-  /// What the settings want recorded of each step, and how many samples all ranks see in one. After hear().
+  /// The monitors that the settings ask for, with the number of samples that all ranks see in a step. After hear().
   virtual std::vector<FileMonitor> monitors() const { return {}; }
   virtual int64_t samples_of_step() const { return 0; }
   virtual Observed observed() const { return {}; }
   /// Before an optimizer is prepared, the program's or one of make_optimizer(): how it is to keep its states.
   /// @throws ConfigError
   virtual void adopt(torch::optim::Optimizer& /*optimizer*/) {}
-  /// What the settings have an optimizer or a schedule for, where prepare() is given a stand-in.
+  /// The optimizer or the schedule of the settings, for a stand-in that prepare() is given.
   /// @throws ConfigError: the default, as there is nothing that it stands for
   virtual std::shared_ptr<torch::optim::Optimizer> make_optimizer(const DummyOptim& dummy) const;
   virtual optim::Scheduler make_scheduler(const DummyScheduler& dummy, torch::optim::Optimizer& optimizer) const;

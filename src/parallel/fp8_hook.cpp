@@ -24,7 +24,7 @@ std::vector<BucketSlice> slices_of(const GradientBucket& bucket) {
   return all;
 }
 
-/// What one rank sends: a code for each element, and behind them a scale for each slice.
+/// The message of one rank: a code for each element, and behind them a scale for each slice.
 struct CodesMessage {
   static constexpr int64_t kScale = sizeof(float);
   int64_t elements, slices;

@@ -38,7 +38,7 @@ std::atomic<int64_t> last_bucket_began{0};  ///< 0: none
 
 int64_t now_ns() { return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-/// What c10d's Reducer calls.
+/// The hook that c10d's Reducer calls.
 class ReducerHook final : public c10d::CommHookInterface {
  public:
   ReducerHook(std::shared_ptr<GradientHook> hook, at::ScalarType wrapper) : hook_(std::move(hook)), wrapper_(wrapper) {}
@@ -106,8 +106,7 @@ class UserHook final : public GradientHook {
               if (!result.defined() || result.numel() != buffer.numel())
                 raise<ConfigError>(
                     "communication_hook: found a result of {} elements, expected the bucket's {}; return a future of "
-                    "the "
-                    "averaged buffer",
+                    "the averaged buffer",
                     result.defined() ? result.numel() : 0, buffer.numel());
               return c10::IValue(std::vector<at::Tensor>{result.reshape({-1})});
             },

@@ -23,7 +23,7 @@ class GradientHook {
   /// Called for each bucket of a backward, in the order of their indices. What it returns is complete when the last
   /// bucket's is; its value is a tensor of as many elements as the bucket's buffer, or a list of that one.
   virtual GradientHookFuture run(GradientBucket& bucket) = 0;
-  /// What this rank must know to go on as if nothing had been; None: nothing.
+  /// The state that this rank needs to go on as if nothing had been; None: nothing.
   virtual c10::IValue state() const { return {}; }
   /// Looks whether the state fits, and returns what takes it up. @throws CheckpointError.
   virtual std::function<void()> stage(const c10::IValue& state);
@@ -50,7 +50,7 @@ std::shared_ptr<GradientHook> power_sgd_hook(std::shared_ptr<comm::Group> group,
 
 /// A future of gradients that is complete.
 GradientHookFuture completed(const at::Tensor& gradients);
-/// What a bucket's future holds.
+/// The tensor in a bucket's future.
 at::Tensor tensor_of(const c10::IValue& value);
 
 }  // namespace accelerate::parallel

@@ -24,7 +24,7 @@ struct Gradients {
 /// lists a tied weight under each of its names, and two models may share modules) is there once. Not collective.
 Gradients gradients_of(const Engines& engines, const std::vector<at::Tensor>& parameters);
 
-/// What optimizers step on for these parameters: themselves, or this rank's shards of them. Not collective.
+/// The tensors that optimizers step on for these parameters: themselves, or this rank's shards of them. Not collective.
 std::unordered_set<const at::TensorImpl*> stepped_for(const Engines& engines,
                                                       const std::vector<at::Tensor>& parameters);
 

@@ -8,7 +8,7 @@
 namespace accelerate::parallel {
 namespace {
 
-/// What has begun ends, also when the loop throws.
+/// Joins that have begun end, also when the loop throws.
 class Joining {
  public:
   void begin(Engine& engine) {

@@ -31,7 +31,7 @@ class ACCELERATE_API Layer {
  public:
   virtual ~Layer() = default;
 
-  /// What messages call it.
+  /// Its name in messages.
   virtual std::string name() const = 0;
 
   // A training step; see Engine for each.
@@ -94,9 +94,9 @@ class ACCELERATE_API Layer {
   virtual std::optional<int64_t> apart() const { return std::nullopt; }
   virtual comm::Group* replicas() const { return nullptr; }
 
-  // What each rank knows for itself and a resumed run needs.
+  // State that each rank has for itself and a resumed run needs.
 
-  /// What files call it: one name for all layers of which a model has one, so that a state of another is refused.
+  /// Its name in files: one name for all layers of which a model has one, so that a state of another is refused.
   virtual std::string state_name() const { return name(); }
   virtual c10::IValue own_state() const;
   /// @throws CheckpointError: the default, for a state of a layer that has none
@@ -104,7 +104,7 @@ class ACCELERATE_API Layer {
   virtual bool shares_buffers() const { return false; }
   virtual void set_shares_buffers(bool value) { static_cast<void>(value); }
 
-  // What this rank holds.
+  // Tensors as this rank holds them.
 
   /// Whether it leaves ranks different shards of what it is given, the same on all ranks. Not collective.
   virtual bool cuts() const { return false; }
@@ -117,8 +117,8 @@ class ACCELERATE_API Layer {
     return std::nullopt;
   }
   virtual void clear_gradient(const at::Tensor& held) { static_cast<void>(held); }
-  /// What was given, of what this layer has left of it: of a parameter, or of something that lies as a parameter does
-  /// (a moment of Adam). @param held  of held()  @param shard  of the sizes of held.value
+  /// The tensor that this layer was given, made of the part that it has left: of a parameter, or of a tensor that lies
+  /// as a parameter does (a moment of Adam). @param held  of held()  @param shard  of the sizes of held.value
   virtual at::Tensor widen(const Held& held, const at::Tensor& piece) const;
   /// The same of all of held(), in its order, by a layer that can do better than one after the other: peak memory is
   /// one part. @param everywhere  false: only rank 0 needs what comes out

@@ -107,8 +107,7 @@ ChosenFP8 choose_fp8(const GivenFP8& given, PrecisionType precision, bool sharde
   if (fp8.backend == FP8BackendType::MSAMP && sharded)
     throw ConfigError(
         "Accelerator: the fp8 recipe is MS-AMP's, but models are sharded (FSDP), expected AO or TE: what MS-AMP adds "
-        "are "
-        "gradients that travel as fp8 in data parallelism, and a shard's gradient travels as "
+        "are gradients that travel as fp8 in data parallelism, and a shard's gradient travels as "
         "mixed_precision_policy.reduce_dtype says; use AORecipeKwargs or TERecipeKwargs (--fp8_backend ao or te)");
   fp8.recipe = recipe_of(fp8.backend, fp8.settings);
   return fp8;

@@ -142,9 +142,7 @@ FP8BackendType fp8_backend_from_string(const std::string& text) {
   for (const auto type : {FP8BackendType::NO, FP8BackendType::TE, FP8BackendType::MSAMP, FP8BackendType::AO})
     if (name == to_string(type)) return type;
   raise<ConfigError>(
-      "fp8: the back end is '{}', expected AO, TE, MSAMP or NO; check --fp8_backend or "
-      "ACCELERATE_FP8_BACKEND",
-      text);
+      "fp8: the back end is '{}', expected AO, TE, MSAMP or NO; check --fp8_backend or ACCELERATE_FP8_BACKEND", text);
 }
 
 AORecipeKwargs resolve(AORecipeKwargs kwargs) {
@@ -153,8 +151,7 @@ AORecipeKwargs resolve(AORecipeKwargs kwargs) {
       if (field && *field != configured)
         raise<ConfigError>(
             "fp8: AORecipeKwargs has {0} = {1} beside a config with {0} = {2}, expected it in one of them; set "
-            "config's "
-            "{0}",
+            "config's {0}",
             name, *field, configured);
       field = configured;
     };

@@ -21,7 +21,7 @@ class Transfer {
 
 enum class BytesPlace { memory, host, file, shards };
 
-/// Where the bytes of one flat storage are while nobody computes with them. The residency calls it from one thread at a
+/// The place of one flat storage's bytes while nobody computes with them. The residency calls it from one thread at a
 /// time, in the order of touches. `flat` is 1-D, contiguous, of the unit's compute dtype and device, and without the
 /// residency's dispatch key.
 class Home {

@@ -55,8 +55,7 @@ std::string Member::absent_text() const {
          "' is not resident: its data was asked for outside of an operator (data_ptr(), torch::save, accessors) while "
          "its bytes are elsewhere; save a prepared model by accelerator.save_model(), or what "
          "accelerator.get_state_dict() gives rank 0 (all ranks call either); put residency::summon(module) around "
-         "other "
-         "such code, with writeback = false where it is in few bits";
+         "other such code, with writeback = false where it is in few bits";
 }
 
 Home& Member::home() const { return *part_.home; }

@@ -32,7 +32,7 @@ class Member {
   Member(Unit& unit, Part& part, std::string name, at::Tensor tensor, int64_t offset, bool faults);
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
-  /// What still refers to the storage meets an error that says so.
+  /// A tensor that still refers to the storage meets an error that says so.
   ~Member();
 
   /// The member that owns the storage of `tensor` (a member, or any view of one); null for other tensors.

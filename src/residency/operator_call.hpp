@@ -68,7 +68,7 @@ class OperatorCall {
   const OperatorFacts& facts;
   /// The units of the members among the arguments, once *touch* has made them present; until the call ends.
   Pins pins;
-  /// Where these are, of models across devices; *touch* says it to *devices*.
+  /// The device of these, in models across devices; *touch* tells it to *devices*.
   std::optional<at::Device> unit_device;
 
   const std::string& name() const { return schema.name(); }  ///< "aten::add"
@@ -98,7 +98,7 @@ class OperatorCall {
   std::optional<at::Device> real_device() const;
 
   // Each of these leaves results in place of the arguments.
-  /// What the end of the chain does: the operator, below the members' key.
+  /// The end of the chain: the operator, below the members' key.
   void run() {
     const c10::impl::ExcludeDispatchKeyGuard below(kKey);
     if (changed_) op.callBoxed(&stack_);

@@ -7,7 +7,7 @@
 
 namespace accelerate::residency {
 
-/// What handlers must know about an operator before it runs.
+/// The facts about an operator that handlers need before it runs.
 struct OperatorFacts {
   /// false: it makes a view, or a tensor of the same kind, and never looks at its arguments' data
   bool needs_bytes = true;

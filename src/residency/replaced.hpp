@@ -6,8 +6,9 @@
 
 namespace accelerate::residency {
 
-/// Who watches operators on a tensor is not heard any more when the tensor's values are replaced (LibTorch's set_data()
-/// leaves nothing of what stood there). So whoever of us replaces values says so here; the listener may be null.
+/// A listener for replaced values. When a tensor's values are replaced (LibTorch's set_data() leaves nothing of what
+/// stood there), a handler that watches operators on it is not asked any more. So the library's own code that replaces
+/// values says so here; the listener may be null.
 using ReplacedListener = void (*)(const at::Tensor& tensor);
 inline std::atomic<ReplacedListener> replaced_listener{nullptr};
 

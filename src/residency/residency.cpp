@@ -84,7 +84,7 @@ void Residency::pin(Unit& unit, bool writes, bool foretells) {
   unit.last_use_ = ++clock_;
   ++unit.pins_;
   try {
-    // What a rank does with bytes that are open to it is its own affair, and foretells nothing of what all touch.
+    // A rank's use of bytes that are open to it is its own affair, and foretells nothing of what all ranks touch.
     if (foretells && &unit != current_ && unit.open_ == 0) arrive(unit);
     if (unit.state_ != State::absent && unit.pins_ == 1 && out_of_date(unit)) drop(unit);
     if (unit.state_ != State::resident) {
@@ -106,7 +106,7 @@ void Residency::pin(Unit& unit, bool writes, bool foretells) {
   unit.dirty_ |= writes && !unit.writes_through_;
 }
 
-/// What its homes keep has changed since it was filled.
+/// Whether its homes' values have changed since it was filled.
 bool Residency::out_of_date(const Unit& unit) const {
   return !unit.fixed_ && !unit.private_ && std::any_of(unit.parts_.begin(), unit.parts_.end(), [](const Part& part) {
     return part.home->version() != part.version;
@@ -266,9 +266,8 @@ void Residency::look_ahead(int64_t units) {
       if (unit->state_ == State::fetching && unit.get() != current_) ahead += unit->bytes();
     return ahead >= *policy_.prefetch_bytes;
   };
-  const int64_t allowed =
-      policy_.outstanding +
-      (current_ && current_->state_ == State::fetching ? 1 : 0);  // who is being waited for does not count
+  // Who is being waited for does not count.
+  const int64_t allowed = policy_.outstanding + (current_ && current_->state_ == State::fetching ? 1 : 0);
   for (int64_t ahead = 1; ahead <= units && outstanding_ < allowed; ++ahead) {
     const int32_t index = trace_.next(ahead);
     if (index < 0) return;
@@ -291,7 +290,7 @@ void Residency::look_ahead(int64_t units) {
     try {
       start(next);
     } catch (const ResourceError&) {
-      // What does not fit ahead of time may fit when it is needed. Ranks that gather must not part ways, though.
+      // A unit that does not fit ahead of time may fit when it is needed. Ranks that gather must not part ways, though.
       for (const auto& part : next.parts_)
         if (part.home->collective()) throw;
       return;
@@ -405,7 +404,7 @@ void Residency::drop(Unit& unit) {
   }
   for (auto& part : unit.parts_) {
     part.transfer.reset();
-    // What is there may be this rank's own image of what has been written since.
+    // The bytes that are there may be this rank's own image of values that have been written since.
     const bool current =
         part.home->version() == part.version &&
         std::none_of(part.members.begin(), part.members.end(), [](const auto& member) { return member->is_behind(); });
@@ -441,7 +440,7 @@ void Residency::begin_raw_access(Unit& unit, bool writeback) {
   look_at_homes(unit);
   for (const auto& part : unit.parts_)
     for (const auto& member : part.members) bring_up_to_date(unit, *member);
-  // Where rank 0 alone keeps what is lost later, the others have room to fetch ahead, and must not.
+  // If rank 0 alone keeps bytes that are lost later, the others have room to fetch ahead, and must not.
   pin(unit, /*writes=*/false, /*foretells=*/writeback);
   const MutexLock lock(mutex_);
   const bool was_private = unit.private_;
@@ -460,7 +459,7 @@ void Residency::end_raw_access(Unit& unit, bool writeback) {
   if (!unit.fixed_ && !unit.private_) {
     unit.dirty_ = writeback;
     if (--unit.pins_ > 0) return;
-    // What is lost is nothing that neighbours may keep.
+    // Neighbours must not keep bytes that are lost.
     const bool keeps = policy_.keep_for_backward;
     policy_.keep_for_backward = keeps && writeback;
     try_drop(unit);

@@ -37,7 +37,7 @@ struct Policy {
   int64_t reuse_distance = 1;
   /// Instead of `reuse_distance`: unless it comes back after units of at most so many bytes.
   std::optional<int64_t> reuse_bytes;
-  /// What goes is wanted again before it changes, see Home::keep_for_backward(): from forward to backward.
+  /// Units that go are wanted again before they change, see Home::keep_for_backward(): from forward to backward.
   bool keep_for_backward = false;
   /// The model lies on several devices: an operator's operands come to its unit's device (see devices.hpp), of units
   /// that never move too. Decided once, when the Residency is made.
@@ -75,8 +75,8 @@ class Residency {
 
   // Bytes that other processes compute with. Who writes, by operators or around them, gets a copy of its own.
   bool has_private() const;
-  /// What this process decides of its copies goes to where all see it, and the copies end. The caller has seen to it
-  /// that nobody computes meanwhile.
+  /// The elements of its copies that this process decides go to where all see them, and the copies end. The caller has
+  /// seen to it that nobody computes meanwhile.
   void share_again();
   /// What brings up to date what all ranks see, once each has written to its own shards, or to the masters of shared
   /// images; collective. It ends with note_up_to_date().

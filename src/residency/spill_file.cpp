@@ -121,7 +121,7 @@ void SpillFile::read(int64_t offset, void* data, int64_t bytes) {
 }
 
 void* SpillFile::map(int64_t offset, int64_t bytes) {
-  // Where room could not be promised, the file may still be shorter.
+  // If room could not be promised, the file may still be shorter.
   {
     const MutexLock lock(mutex_);
     struct stat status {};

@@ -16,7 +16,7 @@ namespace accelerate::residency {
 
 class Residency;
 
-/// Where each tensor of a part lies in its flat storage.
+/// The place of each tensor of a part in its flat storage.
 struct Layout {
   std::vector<int64_t> offsets;  ///< elements; every one aligned
   int64_t numel = 0;             ///< of the flat storage, padded
@@ -27,14 +27,14 @@ struct Layout {
 /// end is padded so that `shards` equal shards are aligned too.
 Layout lay_out(const std::vector<at::Tensor>& tensors, int64_t shards = 1, const at::Device& device = at::kCPU);
 
-/// What a part is made of, before it is one.
+/// The ingredients of a part, before it is one.
 struct PartSpec {
   NamedTensors members;
   Layout layout;
   at::ScalarType dtype = at::kFloat;  ///< compute dtype of the flat storage
   at::Device device = at::kCPU;
   std::unique_ptr<Home> home;
-  /// What code that asks for absent bytes is told, by the member's name; null: as of parameters.
+  /// The error for code that asks for absent bytes, by the member's name; null: that of parameters.
   std::string (*absent)(const std::string& name) = nullptr;
   bool slice_is_last = false;  ///< of the members: no parameter, but home->own()
 };
@@ -54,14 +54,15 @@ struct Part {
   at::Tensor before;    ///< while raw writes are to be lost: what a private copy holds
 
   int64_t bytes() const { return numel * static_cast<int64_t>(c10::elementSize(dtype)); }
-  /// What this process has to hold for it while it is present.
+  /// The bytes that this process has to hold for it while it is present.
   int64_t resident_bytes() const { return bytes() / home->sharers(); }
 };
 
 enum class State { absent, fetching, resident };
 
-/// What moves as one: a transformer block, say. Its parts differ in dtype or in whether they are trained. What
-/// changes is its Residency's, whose mutex guards it (the check can't follow that from one object into another).
+/// The tensors that move as one: a transformer block, say. Its parts differ in dtype or in whether they are trained.
+/// Members that change belong to its Residency, whose mutex guards them (the check can't follow that from one object
+/// into another).
 class Unit {
  public:
   Unit(Residency& owner, int32_t index, std::string name, bool keep)

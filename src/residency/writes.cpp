@@ -57,7 +57,7 @@ void carry_out_writes(OperatorCall& call, const Next& next, const Written& writt
     });
     next();
     call.put_back(originals);
-    // Who saved such a tensor for backward must hear of it.
+    // An operator that saved such a tensor for backward must hear of it.
     for (size_t i = 0; i < originals.size(); ++i)
       if (call.writes(i))
         for_each_tensor(originals[i], [&](const at::Tensor& tensor) {

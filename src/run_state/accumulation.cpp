@@ -25,7 +25,7 @@ using Dict = c10::impl::GenericDict;
 
 fs::path gradients_file(const fs::path& folder, int64_t rank) { return folder / fmt::format("gradients_{}.bin", rank); }
 
-/// What may hold gradients, by a name that all ranks know it by: whole parameters, which accumulate without
+/// The tensors that may hold gradients, by names that all ranks know: whole parameters, which accumulate without
 /// communication, and the shards of sharded ones, where every micro-step communicates.
 struct Holders {
   std::map<std::string, at::Tensor> whole, pieces;
@@ -243,9 +243,8 @@ void StagedAccumulation::agree() const {
     if (!(all[rank] == all[0]))
       raise<CheckpointError>(
           "load_state: rank 0 finds an accumulation group after micro-step {} of {} of {} ranks, rank {} one after {} "
-          "of "
-          "{} of {}, expected the same; every rank needs the files gradients_<rank>.bin that it wrote, and for another "
-          "number of ranks all of them",
+          "of {} of {}, expected the same; every rank needs the files gradients_<rank>.bin that it wrote, and for "
+          "another number of ranks all of them",
           all[0].step, all[0].num_steps, all[0].num_processes, rank, all[rank].step, all[rank].num_steps,
           all[rank].num_processes);
 }

@@ -27,7 +27,7 @@ struct GroupPosition {
 /// Writes this rank's file if the group is unfinished. Not collective.
 void save_accumulation(const RunState& run, const std::filesystem::path& folder, const SaveOptions& options);
 
-/// What the files say, for this number of ranks and this length of groups.
+/// The accumulation in the files, for this number of ranks and this length of groups.
 class StagedAccumulation {
  public:
   /// Reads this rank's file, or, for another number of ranks, all: then each rank gets the average, so that the sum

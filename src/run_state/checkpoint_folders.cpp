@@ -208,7 +208,7 @@ UnfinishedCheckpoint::UnfinishedCheckpoint(const fs::path& folder, bool first_he
   broadcast_object_list(within);
   choose();
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
-    // Who does not see the mark has a disk of its own.
+    // A rank that does not see the mark has a disk of its own.
     is_first_on_its_disk_ = comm::rank() == 0 || (first_here_ && !fs::exists(where_ / kMark));
     if (comm::rank() != 0 && is_first_on_its_disk_) make_folder(folder_, where_);
   });

@@ -16,7 +16,7 @@ std::optional<int64_t> checkpoint_number(const std::filesystem::path& folder);
 /// The highest number that is there, complete or not; -1 without any.
 int64_t last_checkpoint(const std::filesystem::path& all);
 
-/// What a checkpoint lacks that is needed here; nothing: it is complete.
+/// The files that a checkpoint lacks and this run needs; nothing: it is complete.
 using Lacks = std::function<std::vector<std::string>(const std::filesystem::path& folder)>;
 
 /// The one with the highest number that is complete on all ranks. Says on the main process which it passed over.

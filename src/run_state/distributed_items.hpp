@@ -10,8 +10,8 @@
 
 namespace accelerate::run_state {
 
-/// What this rank writes of a state dict into a distributed checkpoint. What several ranks have alike is the first
-/// one's to write; a rank may have values of its own.
+/// The items of a state dict that this rank writes into a distributed checkpoint. Of values that several ranks have
+/// alike, the first rank writes them; a rank may have values of its own.
 class DistributedItems {
  public:
   /// The dict's tensors are read when they are written. Collective.

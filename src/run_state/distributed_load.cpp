@@ -20,7 +20,7 @@ namespace {
 using distributed_checkpoint::Bytes;
 using formats::DcpBox;
 
-/// What is to be read, when all of it has been found to fit.
+/// The plan of what is to be read, when all of it has been found to fit.
 struct DistributedLoadPlan {
   struct LoadedSlice {
     std::string name;

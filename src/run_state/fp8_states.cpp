@@ -25,7 +25,7 @@ Dict empty_dict() { return Dict(c10::StringType::get(), c10::AnyType::get()); }
 
 fs::path file_of(const fs::path& folder) { return folder / "fp8_states.bin"; }
 
-/// What scales depend on: who goes on with another recipe has none.
+/// The recipe that scales depend on: a run that goes on with another one has no scales.
 std::map<std::string, int64_t> recipe_of(const FP8Training& training) {
   const FP8Recipe& recipe = training.recipe();
   return {{"backend", static_cast<int64_t>(recipe.backend)},
@@ -36,7 +36,7 @@ std::map<std::string, int64_t> recipe_of(const FP8Training& training) {
           {"interval", recipe.interval}};
 }
 
-/// What the user calls it.
+/// The user's name for it.
 std::string shown(const std::string& field, int64_t value) {
   using Names = std::vector<const char*>;
   static const std::map<std::string, Names> all{{"backend", {"TE", "AO", "MSAMP"}},
@@ -54,8 +54,7 @@ void check_recipe(const std::string& file, size_t model, const FP8Training& trai
       raise<CheckpointError>(
           "load '{}': the fp8 recipe of prepared model {} had {} = {} when it was saved, and now it is {}, so that the "
           "scales in it are not this recipe's, expected the same; set the recipe as it was, or delete the file to "
-          "begin "
-          "with new scales",
+          "begin with new scales",
           file, model, field, shown(field, before), shown(field, value));
 }
 

@@ -11,7 +11,7 @@
 
 #include "run_state/run_state.hpp"
 
-/// What fp8 remembers of each model, scales and largest values: fp8_states.bin, where there is anything. It is the same
+/// The memory of fp8 for each model, scales and largest values: fp8_states.bin, where there is anything. It is the same
 /// on all ranks, so that one writes it and any number of ranks reads it.
 namespace accelerate::run_state {
 

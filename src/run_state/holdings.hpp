@@ -9,14 +9,14 @@
 #include "accelerate/run_state/state_dict.hpp"
 #include "checkpoint/saved_state.hpp"
 
-/// What a rank holds of the tensors of prepared models. Files are written and read in terms of this alone, whether an
+/// The tensors of prepared models as a rank holds them. Files are written and read in terms of this alone, whether an
 /// engine cuts tensors into shards or leaves them whole.
 namespace accelerate::run_state {
 
 /// Those in shards, in the order in which they become whole, then the rest of the model's state.
 std::vector<parallel::Held> holdings_of(const detail::PreparedModel& model);
 
-/// What all ranks have whole.
+/// A tensor that all ranks have whole.
 parallel::Held whole_on_all_ranks(std::vector<std::string> names, const at::Tensor& tensor);
 
 /// `values`, which are of the slice that is held (it itself, a moment of Adam), as rectangles of the whole.
@@ -24,7 +24,7 @@ std::vector<checkpointing::SliceBox> boxes_of(const parallel::Held& holding, con
 /// The same in a state dict, without copies. @param engine  to be told when the values are loaded, or null
 distributed_checkpoint::ShardedTensor sharded(const parallel::Held& holding, const at::Tensor& values,
                                               std::shared_ptr<parallel::Engine> engine = nullptr);
-/// What this rank holds of a stored tensor of the whole's sizes. @param dtype  unset: that of what it holds
+/// This rank's values of a stored tensor of the whole's sizes. @param dtype  unset: that of what it holds
 /// @throws CheckpointError when the file is damaged.
 at::Tensor read_piece(const checkpointing::StoredTensor& stored, const parallel::Held& holding,
                       std::optional<at::ScalarType> dtype = std::nullopt);

@@ -297,7 +297,7 @@ std::map<std::string, at::Tensor> whole_state(const detail::PreparedModel& model
       at::Tensor& value = values[tensor.unsafeGetTensorImpl()];
       if (!value.defined()) {
         value = pieces.contains(tensor.unsafeGetTensorImpl()) ? stream.get(tensor) : tensor.detach();
-        // What stands for codes would ask all ranks for them whenever it is read.
+        // A stand-in for codes would ask all ranks for them whenever it is read.
         if (is_left_out(tensor)) value = value.clone();
         if (config.offload_to_cpu) value = value.cpu();
       }

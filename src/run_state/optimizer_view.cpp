@@ -21,7 +21,7 @@ std::vector<parallel::Held> parameters_of(const AcceleratedOptimizer& optimizer,
   std::unordered_map<const at::TensorImpl*, std::pair<size_t, parallel::Held>> known;
   for (size_t i = 0; i < models.size(); ++i)
     for (auto& holding : holdings_of(*models[i])) {
-      // What is not element-wise steps on whole parameters.
+      // An optimizer that is not element-wise steps on whole parameters.
       if (holding.in_pieces() && !holding.value.is_same(holding.tensor))
         known.try_emplace(holding.tensor.unsafeGetTensorImpl(), i, whole_on_all_ranks(holding.names, holding.tensor));
       const auto* held = holding.value.unsafeGetTensorImpl();

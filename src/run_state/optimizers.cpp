@@ -248,8 +248,7 @@ c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const Prepared
       if (kind != kSteps && field.sizes != holding.whole.sizes().vec())
         raise<CheckpointError>(
             "{}: found '{}' of '{}' of size {}, expected {} like its parameter; the state may belong to another model "
-            "or "
-            "to parameters in another order",
+            "or to parameters in another order",
             stored.source, kind, key, formats::to_string(field.sizes), formats::to_string(holding.whole.sizes().vec()));
       // Moments may be more exact than what is stepped on; the optimizer takes them in its own precision.
       const auto type = holding.value.scalar_type();

@@ -32,7 +32,7 @@ bool same(const at::Tensor& one, const at::Tensor& other) {
          at::equal(bytes_of(one), bytes_of(other));
 }
 
-/// What a file says of one model.
+/// The entry of one model in a file.
 struct Saved {
   Buffers buffers;      ///< that are not as rank 0's
   bool shared = false;  ///< its engine would have replaced them before the next forward

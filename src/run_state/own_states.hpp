@@ -7,8 +7,8 @@
 
 #include "run_state/run_state.hpp"
 
-/// What each rank knows for itself: own_states_<rank>.bin has it, by names, where there is anything. The errors that
-/// compression of gradients has left are such states, and models that train apart (LocalSGD).
+/// The state that each rank has for itself: own_states_<rank>.bin has it, by names, where there is anything. The errors
+/// that compression of gradients has left are such states, and models that train apart (LocalSGD).
 namespace accelerate::run_state {
 
 /// Writes this rank's file, if there is anything. Not collective.

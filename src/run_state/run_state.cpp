@@ -60,11 +60,9 @@ void give_pieces(const ShardOfParameter& pieces, torch::optim::Optimizer& optimi
       }))
     raise<ConfigError>(
         "prepare: found an optimizer of class {} for parameters that are sharded, expected one whose states are "
-        "tensors "
-        "like their parameters: a state of a layout of its own (AdamW8bit's codes come in blocks of 256) can't be "
-        "saved "
-        "and loaded in pieces. Use torch::optim::AdamW, of whose states each rank holds its shard, or train without "
-        "fsdp_plugin",
+        "tensors like their parameters: a state of a layout of its own (AdamW8bit's codes come in blocks of 256) can't "
+        "be saved and loaded in pieces. Use torch::optim::AdamW, of whose states each rank holds its shard, or train "
+        "without fsdp_plugin",
         c10::demangle(typeid(optimizer).name()));
   // Adagrad has states from its start, others when they have stepped before they are prepared.
   for (auto& group : optimizer.param_groups())
@@ -84,7 +82,7 @@ void give_pieces(const ShardOfParameter& pieces, torch::optim::Optimizer& optimi
     }
 }
 
-/// What steps on whole parameters is told to, once per class: it takes their memory.
+/// Tells the user of an optimizer that steps on whole parameters, once per class: it takes their memory.
 void tell_of_whole_parameters(const torch::optim::Optimizer& optimizer) {
   static std::set<std::string> told;
   const std::string name = c10::demangle(typeid(optimizer).name());
@@ -146,7 +144,7 @@ void give_pieces_to_optimizers(const RunState& run) {
         if (const auto here = told.lock()) here->clear_gradient(parameter);
       };
       hooks.look();
-      // Who steps on whole parameters writes to them as any operator does.
+      // An optimizer that steps on whole parameters writes to them as any operator does.
       const bool whole = engine->holds_pieces() && !optim::steps_on_pieces(optimizer.optimizer());
       hooks.before = [told, whole, &bare = optimizer.optimizer()] {
         const auto here = told.lock();

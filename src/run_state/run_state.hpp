@@ -22,7 +22,7 @@
 #include "accelerate/utils/kwargs.hpp"
 #include "run_state/state_files.hpp"
 
-/// What was prepared, and how is it saved and loaded?
+/// Prepared objects, and how they are saved and loaded.
 namespace accelerate::run_state {
 
 /// Something that each rank knows for itself, see own_states.hpp.
@@ -50,7 +50,7 @@ struct RunState {
   parallel::Engines engines() const;
   /// The prepared model with this module; null if there is none.
   std::shared_ptr<detail::PreparedModel> find(const ModelRef& model) const;
-  /// What prepare() made, but for the scaler and the users' own objects, is forgotten.
+  /// Forgets all that prepare() made, but for the scaler and the users' own objects.
   void clear();
 };
 

@@ -14,8 +14,8 @@ using distributed_checkpoint::ShardedTensor;
 using distributed_checkpoint::StateDict;
 using distributed_checkpoint::Value;
 
-/// What is saved under a name of its own: everything that is neither a dict nor a list with tensors or dicts in it, as
-/// in Python. A list of plain data is one.
+/// A value that is saved under a name of its own: everything that is neither a dict nor a list with tensors or dicts in
+/// it, as in Python. A list of plain data is one.
 struct Leaf {
   formats::DcpPath path;
   std::string name;
@@ -28,7 +28,7 @@ std::vector<Leaf> leaves_of(const StateDict& state);
 /// The value that a leaf's path leads to.
 Value& value_at(StateDict& state, const formats::DcpPath& path);
 
-/// What ranks tell each other of a leaf.
+/// A leaf as ranks tell each other of it.
 struct SentLeaf {
   struct Step {
     std::string key;

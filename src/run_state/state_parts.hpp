@@ -9,28 +9,28 @@
 
 #include "run_state/run_state.hpp"
 
-/// What a resumed run needs, a part for each kind of state: by this one list checkpoints are written, looked through,
-/// loaded and replaced. What a model's engine or another helper (LocalSGD) remembers needs no part of its own: see
-/// OwnState.
+/// The list of what a resumed run needs, a part for each kind of state: checkpoints are written, looked through, loaded
+/// and replaced by this one list. The memory of a model's engine, or of another helper (LocalSGD), needs no part of its
+/// own: see OwnState.
 namespace accelerate::run_state {
 
-/// Who writes.
+/// The ranks that write.
 enum class WriteScope {
   together,   ///< all ranks, in step; what goes wrong is thrown on all of them
   once,       ///< it is the same on all ranks, so those that write for all
   each_rank,  ///< every rank, files of its own
 };
 
-/// What gives back what was there before, in the order in which it was replaced.
+/// Functions that give back the values from before, in the order in which they were replaced.
 using Undo = std::vector<std::function<void()>>;
 
-/// What was read of one part, and found to fit. Members may be missing.
+/// One part as it was read, and found to fit. Members may be missing.
 struct StagedPart {
   /// Before anything changes: whether all ranks have read the same. Collective; throws on all ranks.
   std::function<void()> agree = nullptr;
-  /// What may refuse what it is given, on any rank: then all give back what they have taken. Not collective.
+  /// Steps that may refuse their values, on any rank: then all give back what they have taken. Not collective.
   std::vector<std::function<void(Undo&)>> take = {};
-  /// What can't refuse, after all that can. Collective.
+  /// A step that can't refuse, after all that can. Collective.
   std::function<void()> finish = nullptr;
 };
 

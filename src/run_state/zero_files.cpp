@@ -46,7 +46,7 @@ struct PlacedItem {
   int64_t at = 0;               ///< in the rank's vector
 };
 
-/// What is flat together: a group of parameters at stages 1 and 2, at stage 3 a part of one.
+/// Parameters that are flat together: a group at stages 1 and 2, at stage 3 a part of one.
 struct FlatGroup {
   std::vector<const Item*> items;
   size_t group = 0;              ///< the optimizer's
@@ -192,7 +192,7 @@ at::Tensor piece_of(const Item& item, const std::string& kind) {
   return found == item.state.end() ? at::Tensor() : found->second;
 }
 
-/// What becomes whole for one vector: neighbours of one part together.
+/// The items that become whole for one vector: neighbours of one part together.
 std::vector<const Item*> in_order_of_parts(const std::vector<const Item*>& items, const std::string& kind) {
   auto order = items;
   std::stable_sort(order.begin(), order.end(),
@@ -264,7 +264,7 @@ void write_version_and_config(TorchPickle& pickle, const parallel::DeepSpeedFile
   write_key(pickle, "ds_config", how.ds_config), write_key(pickle, "ds_version", how.ds_version);
 }
 
-/// What the optimizer that steps on flat vectors would say of itself.
+/// The state dict that an optimizer stepping on flat vectors would write.
 void write_flat_optimizer(TorchPickle& pickle, const Contents& contents, WholeStream& stream) {
   pickle.empty_dict(), pickle.mark();
   pickle.text("state"), pickle.empty_dict(), pickle.mark();
@@ -310,7 +310,7 @@ void write_masters(TorchPickle& pickle, const Contents& contents, WholeStream& s
   pickle.append_to_mark();
 }
 
-/// Where parameters lie in this rank's vectors, for DeepSpeed's tool that makes universal checkpoints.
+/// The places of parameters in this rank's vectors, for DeepSpeed's tool that makes universal checkpoints.
 void write_slice_mappings(TorchPickle& pickle, const Contents& contents) {
   pickle.empty_list(), pickle.mark();
   for (const auto& flat : contents.flats) {
@@ -580,7 +580,7 @@ void write_model_file(const Contents& contents, const ModelFile& file, WholeStre
   write_archive(file.path, std::move(pickle));
 }
 
-/// What becomes whole while the model's file is written, in the order in which it is asked for.
+/// The tensors that become whole while the model's file is written, in the order in which they are asked for.
 std::vector<WholeStream::Stage> stages_of_model_file(const Contents& contents, const SaveZeroOptions& options) {
   std::vector<WholeStream::Stage> stages;
   const auto add = [&](const std::vector<const Held*>& all) {

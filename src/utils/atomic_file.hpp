@@ -41,7 +41,7 @@ class AtomicFiles {
   AtomicFiles(const AtomicFiles&) = delete;
   AtomicFiles& operator=(const AtomicFiles&) = delete;
 
-  /// Where to write the file that will have this name.
+  /// The path at which to write the file that will have this name.
   std::filesystem::path place(const std::string& name);
   /// Gives the files their names, in the order of place(). The last one of several says which belong together: one that
   /// is there is removed first, so that whoever looks meanwhile finds no mixture of old and new ones.

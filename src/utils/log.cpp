@@ -47,7 +47,7 @@ bool json_is_wanted() {
   return format == "json";
 }
 
-/// Whoever logs must not fail for a setting: PartialState and get_logger() have said that it is wrong.
+/// Logging must not fail for a wrong setting: PartialState and get_logger() have said that it is wrong.
 template <class F> auto or_default(F&& f) -> decltype(f()) {
   try {
     return f();

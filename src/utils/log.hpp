@@ -10,7 +10,7 @@
 
 #include "accelerate/utils/log_sink.hpp"
 
-/// What the library has to say goes through here: levels by logger, one sink for all. Thread-safe.
+/// All messages of the library go through here: levels by logger, one sink for all. Thread-safe.
 namespace accelerate::logs {
 
 /// @param logger  "" is the root. Names are dotted: "a.b" has a's level until it gets its own, and a the root's, which

@@ -86,7 +86,8 @@ struct ProgressBar::Impl {
   }
 };
 
-/// Where nothing can be drawn over: a log gets a line each tenth of the way, and when nothing was said for long.
+/// For streams in which nothing can be drawn over: a log gets a line each tenth of the way, and when nothing was said
+/// for long.
 void ProgressBar::Impl::say() {
   constexpr auto kSilence = std::chrono::seconds(30);
   if (!enabled || closed || terminal || too_soon()) return;

@@ -15,7 +15,8 @@ struct OutlinedArchitecture {
   std::vector<std::string> keep_in_fp32_modules = {};
 };
 
-/// What differs within a family: the prefix of its class names, "Bert" or "Roberta", and what the config leaves out.
+/// The differences within a family are the prefix of its class names, "Bert" or "Roberta", and the fields that the
+/// config leaves out.
 OutlinedArchitecture bert(const Config& config, const std::string& family);
 OutlinedArchitecture distilbert(const Config& config, const std::string& family);
 OutlinedArchitecture gpt2(const Config& config, const std::string& family);

@@ -42,7 +42,7 @@ class Config {
     if (number > kMost) fail(key, *find(key), "a count of at most 10000");
     return number;
   }
-  /// What is divided by: 1 or more.
+  /// A divisor: 1 or more.
   int64_t divisor(const char* key, int64_t otherwise) const {
     const int64_t number = size(key, otherwise);
     if (number == 0) fail(key, number, "1 or more");

@@ -156,8 +156,8 @@ CUfunction find_or_warn(CompiledKernels*& kernels, const std::string& kernel, co
   static std::atomic<bool> failed = false;
   if (failed) return nullptr;
   try {
-    static CompiledKernels& only =
-        *new CompiledKernels;  // for good: the driver may be gone before what is destroyed at exit
+    // For good: the driver may be gone before what is destroyed at exit.
+    static CompiledKernels& only = *new CompiledKernels;
     kernels = &only;
     return only.find(kernel, device);
   } catch (const std::exception& error) {

@@ -67,9 +67,8 @@ Tensor BatchDecoder::step(const Tensor& tokens) {
   Tensor mask, positions;
   if (mask_.defined()) {
     mask = mask_.narrow(1, 0, length_);
-    positions = positions_.defined()
-                    ? positions_ + 1
-                    : (mask.cumsum(1) - 1).clamp_min(0);  // padding has positions, too, which nobody sees
+    // Padding has positions, too, which nobody sees.
+    positions = positions_.defined() ? positions_ + 1 : (mask.cumsum(1) - 1).clamp_min(0);
     positions_ = positions.slice(1, -1);
   }
   Tensor logits;

@@ -7,7 +7,7 @@
 
 namespace accelerate::models {
 
-/// What the configuration does to the scores of the next token. @param scores  [B, V] fp32, changed in place where
+/// Applies the configuration to the scores of the next token. @param scores  [B, V] fp32, changed in place where
 /// possible @param tokens  [B, S] int64, all so far; negative: padding
 ACCELERATE_API at::Tensor process_scores(at::Tensor scores, const at::Tensor& tokens, int64_t new_tokens,
                                          const GenerationConfig& config);

@@ -27,8 +27,8 @@ class Bpe {
   Bpe(const std::vector<std::string>& bytes, const std::vector<Merge>& merges, const BpeOptions& options);
 
   /// Remembers the pieces of a text, most of which occur again.
-  using Cache =
-      std::unordered_map<std::string_view, std::pair<size_t, size_t>>;  ///< piece -> where its ids lie in the output
+  /// Piece -> where its ids lie in the output.
+  using Cache = std::unordered_map<std::string_view, std::pair<size_t, size_t>>;
 
   /// Appends the ids of a piece; @param cache  of this text, whose bytes stay
   /// where they are, and this output

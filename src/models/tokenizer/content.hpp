@@ -22,7 +22,7 @@ struct Replacement {
 };
 using Normalization = std::variant<NormalForm, Replacement>;
 
-/// What becomes of the matches of a pattern.
+/// The treatment of a pattern's matches.
 enum class SplitBehavior { isolated, removed, contiguous, merged_with_previous, merged_with_next };
 /// One step of cutting text into pieces.
 struct SplitStep {
@@ -49,7 +49,7 @@ struct AddedToken {
 /// Ids that no token has, at most: the largest id is below the number of tokens and this.
 inline constexpr int64_t kMostGaps = 65'536;
 
-/// What the readers of files fill in.
+/// The parts of a tokenizer that the readers of files fill in.
 struct TokenizerParts {
   std::vector<std::string> tokens;  ///< by id, as files spell them; empty where an id is not used
   std::vector<std::pair<std::string, std::string>> merges;

@@ -309,7 +309,7 @@ TokenizerParts read_vocabulary(const fs::path& vocab, const fs::path& merges, co
   return parts;
 }
 
-/// What the files beside the vocabulary add to it.
+/// Adds the tokens and settings of the files beside the vocabulary to it.
 void apply(const formats::TokenizerSettings& settings, bool of_json, const fs::path& path, TokenizerParts& parts) {
   const auto* known = settings.known_class;
   std::vector<formats::PlacedToken> given;
@@ -443,9 +443,8 @@ TokenizerParts read_tokenizer(const fs::path& path) {
       refuse_file(path,
                   "it is of the class {}, which is not made of vocab.json and merges.txt here, expected GPT2Tokenizer, "
                   "CodeGenTokenizer, GPTNeoXTokenizer, Qwen2Tokenizer or RobertaTokenizer. Bring it into one file with "
-                  "transformers: "
-                  "AutoTokenizer.from_pretrained(IN).save_pretrained(OUT), or name the class in tokenizer_config.json "
-                  "(tokenizer_class).",
+                  "transformers: AutoTokenizer.from_pretrained(IN).save_pretrained(OUT), or name the class in "
+                  "tokenizer_config.json (tokenizer_class).",
                   settings.class_name.empty() ? "that transformers has for this model_type" : settings.class_name);
     parts = read_vocabulary(vocab, merges, *known, settings.add_prefix_space);
     apply(settings, /*of_json=*/false, path, parts);

@@ -25,7 +25,7 @@ class TokenIndex {
   int32_t find(std::string_view token) const { return slots_[slot_of(token)]; }
 
  private:
-  /// Where the token is, or would be put.
+  /// The slot where the token is, or would be put.
   size_t slot_of(std::string_view token) const {
     const size_t mask = slots_.size() - 1;
     size_t slot = std::hash<std::string_view>()(token) & mask;

@@ -9,7 +9,7 @@ namespace accelerate::models {
 
 inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-/// What the text begins with: a character of `bytes` bytes, ill-formed bytes to be replaced by one U+FFFD, or the start
+/// The beginning of the text: a character of `bytes` bytes, ill-formed bytes to be replaced by one U+FFFD, or the start
 /// of a character that ends too early (`incomplete`).
 struct Utf8Step {
   size_t bytes;

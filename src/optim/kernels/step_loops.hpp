@@ -4,7 +4,7 @@
 
 namespace accelerate::optim::kernels {
 
-/// What is the same for all elements in one step of Adam or AdamW.
+/// The numbers that are the same for all elements in one step of Adam or AdamW.
 template <class T> struct AdamRates {
   T shrink;           ///< a parameter is multiplied by it: AdamW's weight decay
   T l2;               ///< times the parameter is added to its gradient: Adam's

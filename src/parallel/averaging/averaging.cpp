@@ -84,7 +84,7 @@ class BucketReducer final : public c10d::Reducer {
     const std::lock_guard lock(mutex_);
     return expect_autograd_hooks_;
   }
-  /// What was announced does not come. Between steps.
+  /// Gradients that were announced do not come. Between steps.
   void expect_nothing() {
     const std::lock_guard lock(mutex_);
     expect_autograd_hooks_ = false;
@@ -98,7 +98,7 @@ class BucketReducer final : public c10d::Reducer {
     const std::lock_guard lock(mutex_);
     return require_finalize_;
   }
-  /// Of which parameters each bucket is made, by their numbers.
+  /// The parameters of each bucket, by their numbers.
   std::vector<std::vector<size_t>> layout() const {
     const std::lock_guard lock(mutex_);
     std::vector<std::vector<size_t>> all;
@@ -120,7 +120,7 @@ class BucketReducer final : public c10d::Reducer {
     auto* const counts = local_used_map_.mutable_data_ptr<int32_t>();
     for (size_t i = 0; used && i < used->size(); ++i) counts[i] = (*used)[i] != 0;
   }
-  /// What has been sent to be averaged and has not come back.
+  /// The buckets that have been sent to be averaged and have not come back.
   std::vector<c10::intrusive_ptr<at::ivalue::Future>> in_flight() const {
     const std::lock_guard lock(mutex_);
     std::vector<c10::intrusive_ptr<at::ivalue::Future>> all;
@@ -128,7 +128,7 @@ class BucketReducer final : public c10d::Reducer {
       if (bucket.future_work) all.push_back(bucket.future_work);
     return all;
   }
-  /// What micro-steps have used and is not among these has not been used.
+  /// A parameter that micro-steps have used and that is not among these has not been used.
   void count_only(const std::vector<char>& among) {
     const std::lock_guard lock(mutex_);
     if (!local_used_map_.defined()) return;
@@ -157,8 +157,8 @@ struct Averaging::Impl {
   bool buffers_differ = false;                      ///< a forward that nobody announced may have changed them
   WeakTensor loss{at::Tensor().getIntrusivePtr()};  ///< of the backward that runs
   bool grad_sync = true;                            ///< the next backward averages
-  bool forward_sync =
-      true;  ///< the last forward was followed by an averaging backward, so buffers may differ from rank 0's
+  /// The last forward was followed by an averaging backward, so buffers may differ from rank 0's.
+  bool forward_sync = true;
   bool joining = false;  ///< inside join()
   bool apart = false;    ///< nothing is averaged in backward
   std::shared_ptr<GradientHook> hook;
@@ -218,7 +218,8 @@ struct Averaging::Impl {
           operation);
     if (reducer) check_finished(operation);
     drop_reducer();
-    // What came without averaging stays with those that are frozen from here on, and the Reducer knows nothing of it.
+    // Gradients that came without averaging stay with parameters that are frozen from here on, and the Reducer knows
+    // nothing of them.
     of_frozen |= suspended && !apart;
     make_reducer();
     count_gradients_as_used();  // by micro-steps that this one has not seen
@@ -451,7 +452,7 @@ struct Averaging::Impl {
     }
   }
 
-  /// What a rank that stood still has left is older than what the others have.
+  /// The gradients that a rank which stood still has left are older than the others'.
   void take_gradients(int64_t source) {
     at::NoGradGuard no_grad;
     std::vector<int32_t> here;
@@ -471,8 +472,8 @@ struct Averaging::Impl {
     broadcast_in_place(*group, gradients, source);
   }
 
-  /// Where a backward threw: what it has begun to average ends, and averaging begins anew. Collective, of ranks to
-  /// which that has happened alike; the others hear of it.
+  /// After a backward that threw: the averages that it has begun end, and averaging begins anew. Collective, of ranks
+  /// to which that has happened alike; the others hear of it.
   void recover() {
     if (!averaging.threw() || !reducer || !(reducer->unfinished() || *learns)) return;
     group->all_gather(at::zeros({1}, at::TensorOptions().device(group->device())), "the end of a backward that threw");
@@ -494,8 +495,7 @@ struct Averaging::Impl {
     if (count > kMost) without.resize(kMost);
     raise<ConfigError>(
         "{}: the last backward gave no gradient to {}{}, expected one for every parameter, because averaging over "
-        "ranks "
-        "waits for all of them. {}",
+        "ranks waits for all of them. {}",
         operation, fmt::join(without, ", "), count > kMost ? fmt::format(", … ({} parameters)", count) : "",
         searches_unused()
             ? "Unused parameters are looked for from what the forward returns, so all of that must go into the loss: "
@@ -536,10 +536,10 @@ struct Averaging::Impl {
   /// Whether collectives block the host, and not the device's streams.
   bool on_host() const { return group->device().is_cpu(); }
 
-  /// What a rank without data does while others take a step, which `averaging` of them will average.
+  /// The part of a rank without data while others take a step, which `averaging` of them will average.
   void shadow(int64_t averaging) {
     const WaitClock waiting(RunCount::comm_wait_ns, on_host());
-    // What a forward before has announced does not come, and would be in the way of new buckets.
+    // Gradients that a forward before has announced do not come, and would be in the way of new buckets.
     if (reducer && reducer->expects_gradients()) reducer->expect_nothing();
     rebuild_buckets();
     if (kwargs.broadcast_buffers && forward_sync && !buffers.empty()) sync_buffers(last_candidate(*group, false));
@@ -548,8 +548,7 @@ struct Averaging::Impl {
     if (kwargs.static_graph && !delayed)
       throw ConfigError(
           "join_uneven_inputs: this rank's data ended before its first averaging backward, from which a static_graph "
-          "is "
-          "learned, expected one step at least on each rank; leave static_graph out, or give every rank a batch");
+          "is learned, expected one step at least on each rank; leave static_graph out, or give every rank a batch");
     std::vector<c10::intrusive_ptr<c10::ivalue::Future>> futures;
     for (auto& bucket : reducer->get_grad_buckets(/*return_zero_tensors=*/true))
       futures.push_back(reducer->run_comm_hook(bucket));
@@ -657,7 +656,7 @@ void Averaging::resume_accumulation() {
 }
 
 void Averaging::settle_gradients() {
-  // Where neither the forward nor the backward came by here.
+  // For a step whose forward and backward did not come by here.
   impl_->check_in_place("step");
   impl_->check_all_averaged();
   if (impl_->apart) return;
@@ -772,7 +771,7 @@ std::optional<bool> Averaging::shadow_step() {
 void Averaging::finish_join(int64_t source) {
   broadcast_in_place(*impl_->group, tensors_of(impl_->parameters), source);
   broadcast_in_place(*impl_->group, tensors_of(impl_->buffers), source);
-  // What any rank has left over is averaged with the next step of all.
+  // Gradients that any rank has left over are averaged with the next step of all.
   impl_->suspended = last_candidate(*impl_->group, impl_->suspended) >= 0;
   if (!impl_->suspended) impl_->take_gradients(source);
 }

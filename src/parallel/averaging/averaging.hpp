@@ -59,7 +59,7 @@ class ACCELERATE_API Averaging final : public Layer {
   void set_apart(bool apart) override;
   std::optional<int64_t> apart() const override;
   comm::Group* replicas() const override;
-  /// What compression of gradients has lost, and of which parameters buckets are made.
+  /// The errors of compressed gradients, and the parameters of each bucket.
   std::string state_name() const override { return "gradients"; }
   c10::IValue own_state() const override;
   std::function<void()> stage_own_state(const c10::IValue& state) override;

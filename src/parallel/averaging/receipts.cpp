@@ -61,7 +61,7 @@ Deed bucket_cap_mb(const AveragingFacts& f) {
   if (const auto none = no_averaging(f, "whose gradients travel by units")) return *none;
   if (read(AveragingCount::gradient_buckets) == 0) return not_due("nothing was trained");
   constexpr int64_t kMiB = 1 << 20;
-  // What differs from the default shows where gradients take more than the smaller of both.
+  // A difference from the default shows where gradients take more than the smaller of both.
   const int64_t cap = std::min(f.given.bucket_cap_mb, Ddp{}.bucket_cap_mb) * kMiB,
                 all = read(AveragingCount::gradients_most);
   if (f.given.bucket_cap_mb != Ddp{}.bucket_cap_mb && all <= cap + kMiB)

@@ -22,7 +22,7 @@ namespace {
 
 using residency::EncodedWeight;
 
-/// What the codes consist of, as text for the others.
+/// The parts of the codes, as text for the others.
 std::string message_of(const EncodedWeight& weight) {
   const float offset = weight.codes.nested ? weight.codes.nested->offset : 0;
   const at::Tensor bytes = residency::bytes_of(weight.codes);

@@ -50,7 +50,7 @@ int64_t fetches() {
   const auto moved = residency::stats();
   return moved.faults + moved.prefetch_hits;
 }
-/// What the resolved plugin says of precision; empty where there is none.
+/// The resolved plugin's precision; empty where there is none.
 MixedPrecision policy_of(const ShardedFacts& f) {
   return f.sharding ? f.sharding->mixed_precision_policy.value_or(MixedPrecision{}) : MixedPrecision{};
 }
@@ -70,7 +70,7 @@ std::optional<Deed> no_sharding_over_ranks(const ShardedFacts& f) {
   if (f.run.ranks == 1) return nothing("one process holds everything");
   return std::nullopt;
 }
-/// What is about units that come and go.
+/// The answer of settings about units that come and go.
 std::optional<Deed> no_gathering(const ShardedFacts& f) {
   if (const auto none = no_sharding_over_ranks(f)) return none;
   if (read(ShardingCount::elements_held) == read(ShardingCount::elements_sharded))

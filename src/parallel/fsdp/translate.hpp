@@ -13,8 +13,8 @@ namespace accelerate::parallel {
 /// plugin's numbers of ranks don't fit together, with all of them.
 std::vector<comm::AxisSize> axes_of(const FullyShardedDataParallelPlugin& plugin, int64_t ranks, int64_t local_ranks);
 
-/// What a resolved plugin means to the engine that shards. @throws ConfigError as axes_of(), and for other numbers in
-/// reshard_after_forward than divisors of the ranks that hold a replica.
+/// The settings of a resolved plugin for the engine that shards. @throws ConfigError as axes_of(), and for other
+/// numbers in reshard_after_forward than divisors of the ranks that hold a replica.
 ShardingSettings settings_of(const FullyShardedDataParallelPlugin& plugin, int64_t ranks, int64_t local_ranks);
 
 }  // namespace accelerate::parallel

@@ -89,7 +89,7 @@ void measure(std::vector<pipeline::StageLayer>& layers, const NamedTensors& para
     for (const size_t i : layer.parameters) layer.milliseconds += watch.milliseconds[i];
 }
 
-/// What rank 0 decides.
+/// The decision of rank 0.
 struct StageDecision {
   std::vector<int64_t> stage_of;                  ///< by parameter
   std::vector<std::vector<int64_t>> holders;      ///< by parameter
@@ -181,8 +181,8 @@ struct Pipeline::Impl {
   PipelineReport report;
   std::vector<std::string> split_points;
 
-  bool agreed =
-      false;  ///< what is thrown now is thrown on all ranks: nobody has to be told, and the group stays usable
+  /// What is thrown now is thrown on all ranks: nobody has to be told, and the group stays usable.
+  bool agreed = false;
 
   void prepare(const std::function<void()>& example) {
     const NamedTensors named = model.parameters();

@@ -9,7 +9,7 @@
 
 namespace accelerate::parallel::pipeline {
 
-/// What stages are made of: the parameters of one module and, if it is not to be split, of all below it.
+/// The parts of stages: the parameters of one module and, if it is not to be split, of all below it.
 struct StageLayer {
   std::string path;
   std::vector<size_t> parameters;  ///< indices in ModelRef::parameters()

@@ -52,7 +52,7 @@ bool is_view(const OperatorCall& call) {
   return true;
 }
 
-/// What the program does next, or the size of the result, depends on values that only one rank has.
+/// Whether the program's next operator, or the size of the result, depends on values that only one rank has.
 bool depends_on_values(const OperatorCall& call, const std::function<bool(const at::Tensor&)>& is_staged) {
   if (call.op.hasTag(at::Tag::data_dependent_output) || call.name() == "aten::is_nonzero") return true;
   if (!call.op.hasTag(at::Tag::dynamic_output_shape) && call.name() != "aten::index") return false;
@@ -308,7 +308,7 @@ void Stages::run_on_sizes(OperatorCall& call, int64_t stage, residency::Next nex
           "other stages than {} need, expected one; LibTorch has some of them only in Python. Register one with "
           "TORCH_LIBRARY_IMPL(aten, Meta, m), or write the forward without the operator",
           call.full_name(), stage);
-    // What gives back its arguments has no sizes to work out; the caller puts them there.
+    // An operator that gives back its arguments has no sizes to work out; the caller puts the arguments there.
     call.finish(std::vector<c10::IValue>(call.schema.returns().size()));
   } catch (c10::Error& error) {
     error.add_context("in operator " + call.full_name() + " of stage " + std::to_string(stage) +

@@ -106,13 +106,13 @@ class CollectiveReducer final : public GradientReducer {
       const auto bits = static_cast<int32_t>(digest >> (32 * word));
       *flags++ = bits, *flags++ = ~bits;
     }
-    // Where a rank has no gradient it sends zeros, of whole parts too: others may have sent theirs already, and all
-    // must send the same in the same order.
+    // A rank without a gradient sends zeros, of whole parts too: others may have sent theirs already, and all must send
+    // the same in the same order.
     for (size_t i : trained)
       if (!states_[i].gradient.complete()) complete(i);
     advance();
     while (!running_.empty()) collect();
-    // Whose gradients exist anywhere? Where nobody has any the optimizer must not see zeros.
+    // The parameters that have a gradient on any rank: without one anywhere the optimizer must not see zeros.
     at::Tensor common = present.to(group_->device());
     group_->all_reduce_(common, Reduction::max);
     common = common.cpu();
@@ -143,11 +143,11 @@ class CollectiveReducer final : public GradientReducer {
     c10::intrusive_ptr<c10::ivalue::Future> reduced;
   };
 
-  /// Where the part is computed with and gradients travel, which is not where offloaded masters lie.
+  /// The device on which the part is computed with and gradients travel; offloaded masters lie elsewhere.
   static at::Device device_of(const ShardedPart& part) { return part.members.front().tensor.device(); }
 
   void begin(const ShardedPart& part, at::ScalarType dtype) {
-    // What nobody else has a shard of is the result.
+    // A part of which nobody else has a shard of is the result.
     const meta_memory::Purpose whole(group_->world_size() == 1 ? MemoryUse::gradients : MemoryUse::staging);
     states_[part.index].gradient.begin(part, buffers_.take(part.numel(), dtype, device_of(part)));
   }

@@ -11,8 +11,8 @@ struct InsteadOfDdp {
   const char* types;   ///< "mixed_precision_policy.reduce_dtype says how gradients travel"
 };
 
-/// What data parallelism does by its buckets and its graph. The other settings hold for sharded models anyway: unused
-/// parameters are found, gradients are views, buffers are not sent before forwards. @throws ConfigError
+/// Refuses settings about the buckets and the graph of data parallelism. The other settings hold for sharded models
+/// anyway: unused parameters are found, gradients are views, buffers are not sent before forwards. @throws ConfigError
 void refuse_settings_of_ddp(const DistributedDataParallelKwargs& kwargs, const InsteadOfDdp& instead);
 
 }  // namespace accelerate::parallel

@@ -53,7 +53,7 @@ struct ShardingSettings {
   /// How units come and go.
   residency::Policy forward = {}, backward = {};
   bool prefetch_after_unit = false;  ///< in backward, the next one when a unit's gradients are complete
-  /// What is whole when a pass ends stays so until values change, for the next micro-step; else it goes.
+  /// Units that are whole when a pass ends stay so until values change, for the next micro-step. false: they go.
   bool keep_until_step = false;
   bool tells_changed_order = false;  ///< a warning when units are used in another order than before
   bool all_have_gradients = false;   ///< else a step is an error, which names what has none on any rank

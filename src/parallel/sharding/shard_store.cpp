@@ -104,7 +104,7 @@ class GatheredStore final : public ShardStore {
     work_out_scales();
     if (keeps_) digests_ = digests();
   }
-  /// What is whole from step to step would be gathered anew for each micro-step otherwise.
+  /// Otherwise a unit that is whole from step to step would be gathered anew for each micro-step.
   std::optional<std::vector<char>> changed_parts() override {
     if (!keeps_) return std::nullopt;
     const auto before = std::exchange(digests_, digests());

@@ -20,8 +20,8 @@ class Unit;
 
 namespace accelerate::parallel {
 
-/// Where the shards of a model lie, and how they get to the other ranks of the mesh's shard group, which is what
-/// "collective" is about here.
+/// The store of a model's shards, which also brings them to the other ranks of the mesh's shard group. "Collective" is
+/// about this group here.
 class ShardStore {
  public:
   virtual ~ShardStore() = default;
@@ -31,8 +31,8 @@ class ShardStore {
   virtual std::unique_ptr<GradientReducer> make_reducer() = 0;
   /// Whether part.master is to be a member of the part's unit: the same bytes as the flat storage's.
   virtual bool pieces_in_unit(const ShardedPart& part) const { return static_cast<void>(part), false; }
-  /// What modules compute with, where it lies in this process's own memory for good: the master itself, or an image of
-  /// it. Undefined where units come and go, and where ranks share memory.
+  /// The tensor that modules compute with, if it lies in this process's own memory for good: the master itself, or an
+  /// image of it. Undefined where units come and go, and where ranks share memory.
   virtual at::Tensor computed(const ShardedPart& part) const { return static_cast<void>(part), at::Tensor(); }
   /// Whether this rank has changed part.master since the others were given it, as far as what is computed with tells;
   /// true where nothing tells. Not collective.
@@ -43,7 +43,7 @@ class ShardStore {
   /// This rank computes with the unit. Where no gather compares that between ranks, the next of the collective
   /// functions below does, @throws CommError on all ranks when they were others, or came in another order.
   virtual void use(const residency::Unit& unit) { static_cast<void>(unit); }
-  /// Who uses a unit from here on gathers it anew. @param kept  those that stay through a pass, too
+  /// From here on the first use of a unit gathers it anew. @param kept  those that stay through a pass, too
   virtual void reshard(bool kept) { static_cast<void>(kept); }
   /// Before ranks gather something together that is no forward: names those that do something else. Collective.
   virtual void meet(const char* operation) { static_cast<void>(operation); }

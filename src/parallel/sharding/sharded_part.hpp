@@ -67,7 +67,7 @@ struct ShardedPart {
 /// @param widens  a sum has the parameter's dtype, whatever its terms have
 void add_to_gradient(const at::Tensor& parameter, const at::Tensor& term, bool widens);
 
-/// Where the gradients of one part gather as backward makes them, until the part is complete.
+/// The buffer in which the gradients of one part gather as backward makes them, until the part is complete.
 class FlatGradient {
  public:
   /// Whether anything has come.

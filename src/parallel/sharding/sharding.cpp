@@ -44,7 +44,7 @@ namespace accelerate::parallel {
 namespace {
 
 bool is_low_precision(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
-/// What ranks can average, however they are connected.
+/// Whether ranks can average this dtype, however they are connected.
 bool is_trainable(at::ScalarType type) { return is_low_precision(type) || type == at::kFloat || type == at::kDouble; }
 
 /// As DeepSpeed calls it.
@@ -64,10 +64,10 @@ const char* name_of(OffloadStateTypeEnum state) {
   return "";
 }
 
-/// What is sharded instead of a parameter.
+/// The stand-ins that are sharded instead of parameters.
 using Placed = std::vector<std::pair<std::shared_ptr<StandIn>, at::Tensor>>;
 
-/// What the members of one part have in common.
+/// The properties that the members of one part have in common.
 struct PartKind {
   at::ScalarType dtype;
   bool trained;
@@ -93,11 +93,11 @@ struct Sharding::Impl {
   std::unordered_map<const at::TensorImpl*, CapturedGradient> captured;       ///< by the module's parameter
   std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of;        ///< by the module's parameter; of `parts`
   std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of_piece;
-  std::unordered_map<const at::TensorImpl*, Held>
-      others;  ///< by the module's parameter: what layers before have cut, or put in its place
-  std::vector<std::string>
-      full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
-  DriftCheck drift;    ///< of replicas
+  /// By the module's parameter: what layers before have cut, or put in its place.
+  std::unordered_map<const at::TensorImpl*, Held> others;
+  /// Paths of modules that compute in their own dtype (batch norms): their buffers do too.
+  std::vector<std::string> full_precision;
+  DriftCheck drift;  ///< of replicas
   bool sync = true;
   bool in_forward = false;
   std::unordered_set<const residency::Unit*> read;  ///< by the program's own operators, since all have met
@@ -108,13 +108,13 @@ struct Sharding::Impl {
   bool announced = false;        ///< somebody calls after_backward()
   BackwardWatch averaging;
   bool ends_itself = false;  ///< nobody does: the backward that runs has been told to do what that does
-  bool gradients_are_open =
-      false;  ///< outside of forward and backward: shards have some, and no prepared optimizer has stepped on them
+  /// Outside of forward and backward: shards have some, and no prepared optimizer has stepped on them.
+  bool gradients_are_open = false;
   bool gradients_were_left = false;          ///< the same, from before a forward whose backward has not come yet
   std::set<OffloadStateTypeEnum> offloaded;  ///< the same on all ranks
   residency::PutAway away;                   ///< what of them has left the device
 
-  /// What layers before have left of a parameter, where that is not the parameter as it was. Null: it is.
+  /// The part of a parameter that layers before have left. Null: it is the parameter as it was.
   const Held* other(const at::Tensor& parameter) const {
     const auto found = others.find(parameter.unsafeGetTensorImpl());
     return found == others.end() ? nullptr : &found->second;
@@ -343,7 +343,7 @@ struct Sharding::Impl {
     });
   }
 
-  /// What is not sharded: buffers, and the parameters of ignored modules.
+  /// Places all that is not sharded: buffers, and the parameters of ignored modules.
   void place_rest(const ModelRef& model, const at::Device& device) {
     materialize(model, {.device = device.is_meta() ? std::optional(device) : std::nullopt});
     at::NoGradGuard no_grad;
@@ -429,7 +429,7 @@ struct Sharding::Impl {
     }
   }
 
-  /// What is shown of a gradient goes before the next backward adds to it.
+  /// A gradient that is shown goes before the next backward adds to it.
   void make_way_before(ShardedMember& member) {
     if (member.tensor.requires_grad())
       before_gradient.try_emplace(member.tensor.unsafeGetTensorImpl(), member.tensor,
@@ -478,7 +478,7 @@ struct Sharding::Impl {
   void finish_backward() {
     if (!backward_is_due || !sync) return;
     const auto finish = [&] {
-      // What accumulated without synchronisation and got nothing in this backward.
+      // Parts that accumulated without synchronisation and got nothing in this backward.
       for (auto& part : parts) {
         if (!part.trainable) continue;
         for (auto& member : part.members) {
@@ -507,8 +507,8 @@ struct Sharding::Impl {
         if (part.trained) make_way_before(member);
   }
 
-  /// Where a backward threw: what it has begun to average ends, and all gradients go. Collective, of ranks to which
-  /// that has happened alike; the others hear of it.
+  /// After a backward that threw: the averages that it has begun end, and all gradients go. Collective, of ranks to
+  /// which that has happened alike; the others hear of it.
   void recover() {
     if (!averaging.threw()) return;
     ends_itself = false;
@@ -605,7 +605,7 @@ struct Sharding::Impl {
     const bool parameters = offloaded.contains(OffloadStateTypeEnum::lp_params);
     for (const auto& part : parts) {
       const at::Tensor computed = store->computed(part);
-      // What is not trained has no master besides what is computed with.
+      // A part that is not trained has no master besides the tensor that is computed with.
       const bool masters = part.trained ? offloaded.contains(OffloadStateTypeEnum::hp_params) : parameters;
       if (!computed.defined()) {  // units are gathered from the masters, wherever these lie
         if (masters || (parameters && part.master_dtype == part.compute_dtype)) put(part.master);

@@ -32,8 +32,8 @@ namespace {
 constexpr size_t kLine = 64;
 constexpr int64_t kNothing = -1;
 
-/// What a rank tells the others about its gradients of one part. Two of them are used in turn, because a fast rank may
-/// be a whole backward ahead of a slow one.
+/// A rank's message to the others about its gradients of one part. Two messages are used in turn, because a fast rank
+/// may be a whole backward ahead of a slow one.
 struct alignas(kLine) Announcement {
   std::atomic<uint64_t> generation;  ///< of backward passes; set last
   int64_t offset;                    ///< of the part's gradients in the rank's room; kNothing: it has none
@@ -45,7 +45,7 @@ struct alignas(kLine) Waiting {
   std::atomic<bool> for_room;  ///< the rank can't go on before others have read its gradients
 };
 
-/// Where everything lies in the mapping. The same on all ranks.
+/// The layout of the mapping. The same on all ranks.
 struct StorePlan {
   StorePlan(const std::vector<ShardedPart>& parts, int64_t world) : world(world), parts(parts.size()) {
     const auto reserve = [this](size_t bytes) {
@@ -229,8 +229,8 @@ class SharedReducer final : public GradientReducer {
       waits.store(false, std::memory_order_release);
     }
     if (begin) return *begin;
-    // What lies in that place is of the last backward, of which every rank has announced everything: nobody needs us to
-    // read it.
+    // The bytes in that place are of the last backward, of which every rank has announced everything: nobody needs us
+    // to read them.
     const auto taken = [&](const Slot& slot) { return slot.begin == mapping_->plan.dedicated[p]; };
     mapping_->memory->wait(
         "room for gradients",

@@ -10,8 +10,9 @@
 
 namespace accelerate::parallel {
 
-/// What this rank computes with: each unit once until it is resharded. Ranks that use others, or in another order, part
-/// ways: gathers are not all compared where some have fetched ahead what others need, or share memory.
+/// The units that this rank computes with, each once until it is resharded. Ranks that use other units, or in another
+/// order, part ways; a comparison of gathers would not always show it, because some ranks fetch ahead what others need,
+/// or share memory.
 class UsedUnits {
  public:
   void add(const residency::Unit& unit) {
@@ -27,7 +28,7 @@ class UsedUnits {
     for (auto& unit : present_)
       if (unit && (kept || !unit->keep())) unit = nullptr;
   }
-  /// Of which units came since forget(), and in which order.
+  /// A digest of the units that came since forget(), and of their order.
   uint64_t digest() const { return digest_; }
   /// The first of them for people.
   std::string names() const {

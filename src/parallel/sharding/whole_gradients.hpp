@@ -40,9 +40,9 @@ class WholeGradients {
   void start_anew();
   /// Backward has added to grad() without averaging.
   void note_local(const ShardedMember& member);
-  /// What stands in grad() is to be averaged, and leaves.
+  /// Takes the gradient in grad() to be averaged; it leaves grad().
   at::Tensor take(ShardedMember& member);
-  /// What was gathered for readers is given back.
+  /// Gives back the gradients that were gathered for readers.
   void release();
   /// Nothing is shown any more of a member whose shard's gradient somebody has cleared, nor what waits to be averaged.
   /// @param by_whole  what was cleared is the module's grad(), not the shard's

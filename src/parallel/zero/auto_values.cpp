@@ -183,7 +183,7 @@ Filled fill_auto(DeepSpeedPlugin& plugin, const AutoFacts& facts) {
     filled.scheduler_of_configuration = !dummy->has_callable;
   }
   if (const auto* program = std::get_if<ProgramOptimizerFacts>(&facts.optimizer)) {
-    // Whoever brings an optimizer has chosen it.
+    // A program that brings an optimizer has chosen it.
     config.set_value("zero_allow_untested_optimizer", true);
     filled.host_kernel = host_kernel_of(plugin, *program);
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-/// What prepare() writes where a DeepSpeed configuration says "auto". Needs no LibTorch.
+/// The values that prepare() writes where a DeepSpeed configuration says "auto". Needs no LibTorch.
 
 #include <cstdint>
 #include <optional>
@@ -31,7 +31,7 @@ struct DummySchedulerFacts {
 };
 struct ProgramSchedulerFacts {};
 
-/// What is known of a training when its objects are prepared.
+/// The facts about a training that are known when its objects are prepared.
 struct AutoFacts {
   int64_t ranks = 1;
   std::optional<int64_t> hidden_size;                      ///< of the model; of several sizes the largest
@@ -46,7 +46,7 @@ struct AutoFacts {
   int64_t sp_size = 1;
 };
 
-/// Where a training's optimizer and schedule come from.
+/// The sources of a training's optimizer and schedule.
 struct Filled {
   bool optimizer_of_configuration = false;
   bool scheduler_of_configuration = false;
@@ -54,7 +54,7 @@ struct Filled {
   /// The program's optimizer is stepped by the kernel of this name on the states in host memory: Adam (L2), AdamW,
   /// Adagrad or Lion. Empty: as it is.
   std::string host_kernel;
-  /// Where the configuration and the program say different things, a line each: the configuration's holds.
+  /// Differences between the configuration and the program, a line each: the configuration's value holds.
   std::vector<std::string> warnings;
 };
 

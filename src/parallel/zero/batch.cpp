@@ -13,7 +13,7 @@ int64_t share(int64_t a, int64_t b) { return b > 0 ? a / b : 0; }
 std::string complete(Batch& batch, int64_t ranks) {
   auto& [all, micro, steps] = batch;
   const Batch given = batch;
-  // What is given must be right by itself before anything is made of it.
+  // A number that is given must be right by itself before anything is made of it.
   const auto positive = [](const char* name, const std::optional<int64_t>& number) {
     return !number || *number > 0 ? std::string()
                                   : fmt::format("'{}' is {}, expected a whole number above 0", name, *number);

@@ -69,7 +69,7 @@ bool has_amsgrad(const torch::optim::OptimizerOptions& options) {
   return plain && plain->amsgrad();
 }
 
-/// What is left open, before prepare() is given anything, has its default or any value that is fine.
+/// A setting that is left open, before prepare() is given anything, has its default or any value that is fine.
 void leave_open(nlohmann::ordered_json& section) {
   for (auto at = section.begin(); at != section.end();) {
     if (at->is_object()) leave_open(*at);
@@ -139,8 +139,7 @@ class ChosenZero final : public ChosenLayer {
         settings_ = before;
         raise<ConfigError>(
             "prepare: the DeepSpeedPlugin '{}' has stage {}, another one of deepspeed_plugins stage {}, expected stage "
-            "0 "
-            "in all of them or in none: ranks are laid out once",
+            "0 in all of them or in none: ranks are laid out once",
             plugins_->name(plugins_->active()), other, one);
       }
       heard_ = plugins_->active();
@@ -246,9 +245,8 @@ class ChosenZero final : public ChosenLayer {
       if (!std::exchange(told_of_init_, true))
         logs::warn(
             "accelerate.parallel",
-            "DeepSpeed configuration: zero3_init_flag is true, and a model was made with memory for all of it on "
-            "each rank: make it within accelerate::init_empty_weights(), so that a rank never has more than its "
-            "pieces");
+            "DeepSpeed configuration: zero3_init_flag is true, and a model was made with memory for all of it on each "
+            "rank: make it within accelerate::init_empty_weights(), so that a rank never has more than its pieces");
     }
   }
 
@@ -273,15 +271,13 @@ class ChosenZero final : public ChosenLayer {
       return;
     raise<ConfigError>(
         "prepare: masters have 16 bits ({}_master_weights_and_grads) and lie on the host, and the program's optimizer "
-        "is "
-        "{}{}, expected {}optim::DeepSpeedAdam with fp32_optimizer_states({}), or a DummyOptim for the file's Adam or "
-        "AdamW: others would keep moments of other precision",
+        "is {}{}, expected {}optim::DeepSpeedAdam with fp32_optimizer_states({}), or a DummyOptim for the file's Adam "
+        "or AdamW: others would keep moments of other precision",
         settings_.fp16.enabled ? "fp16.fp16" : "bf16.bf16", class_name_of(optimizer),
         own ? exact ? " with fp32_optimizer_states(false)" : " with fp32_optimizer_states(true)" : "",
         !exact                                  ? ""
         : settings_.zero_force_ds_cpu_optimizer ? "torch::optim::Adam or AdamW, "
-                                                : "zero_force_ds_cpu_optimizer true with torch::optim::Adam or "
-                                                  "AdamW, ",
+                                                : "zero_force_ds_cpu_optimizer true with torch::optim::Adam or AdamW, ",
         exact);
   }
 
@@ -368,8 +364,7 @@ std::unique_ptr<ChosenLayer> choose_zero(const EngineRequest& request) {
   if (request.fsdp || fsdp_requested())
     throw ConfigError(
         "Accelerator: found deepspeed_plugin (ACCELERATE_USE_DEEPSPEED) and fsdp_plugin (ACCELERATE_USE_FSDP), "
-        "expected "
-        "one of them: both say how models are split");
+        "expected one of them: both say how models are split");
   const auto& axes = request.parallelism;
   if (axes && (axes->dp_replicate_enabled() || axes->dp_shard_enabled()))
     throw ConfigError(

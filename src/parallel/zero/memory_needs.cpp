@@ -92,7 +92,7 @@ ZeroMemoryNeeds estimate_zero3_model_states_mem_needs(const Zero3MemoryOptions& 
   check("estimate_zero3_model_states_mem_needs", o, o.largest_layer_params);
   const int64_t ranks = o.num_gpus_per_node * o.num_nodes, layer = 4 * o.largest_layer_params;
   const double of_host = 1 / number(o.num_nodes), copies = 4 * number(o.num_gpus_per_node);
-  // What lies on the host for good; or what is there while each process of it makes the whole model.
+  // The bytes that lie on the host for good, or those that are there while each process of it makes the whole model.
   const auto cpu = [&](double kept) {
     return on_host(o.zero_init ? kept : std::max(copies, kept), o.total_params, o.additional_buffer_factor);
   };

@@ -60,8 +60,7 @@ std::shared_ptr<torch::optim::Optimizer> make_optimizer(const ZeroSettings& sett
   if (!settings.optimizer)
     throw ConfigError(
         "prepare: found a DummyOptim, but the DeepSpeed configuration has no section optimizer that it could stand "
-        "for, "
-        "expected an optimizer of the program's own; or write the section");
+        "for, expected an optimizer of the program's own; or write the section");
   namespace to = torch::optim;
   const auto& [type, p] = *settings.optimizer;
   const std::tuple<double, double> betas(p.betas[0], p.betas[1]);
@@ -118,8 +117,7 @@ std::shared_ptr<torch::optim::Optimizer> make_optimizer(const ZeroSettings& sett
                                                                  .momentum(p.momentum)
                                                                  .centered(p.centered));
   throw InternalError("DeepSpeed configuration: no optimizer is made of type '" + type +
-                      "', expected one for each that "
-                      "is read");
+                      "', expected one for each that is read");
 }
 
 namespace {
@@ -181,8 +179,7 @@ optim::Scheduler scheduler_of_file(const SchedulerSettings& scheduler, const std
                                             .lr_range_test_staircase = p.lr_range_test_staircase,
                                             .last_batch_iteration = p.last_batch_iteration});
   throw InternalError("DeepSpeed configuration: no schedule is made of type '" + type +
-                      "', expected one for each that "
-                      "is read");
+                      "', expected one for each that is read");
 }
 
 }  // namespace

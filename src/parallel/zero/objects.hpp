@@ -26,7 +26,7 @@ class CheckpointRulesScope;
 }  // namespace residency
 }  // namespace accelerate
 
-/// What a configuration has instead of the program: its optimizer, its schedule, its loss scale.
+/// Objects that a configuration has instead of the program: its optimizer, its schedule, its loss scale.
 namespace accelerate::zero {
 
 /// Of parameters of the models that train.
@@ -47,7 +47,8 @@ bool is_of_recomputation(std::string_view key);
 /// How those are, while it lives; null: as without a configuration.
 std::unique_ptr<residency::CheckpointRulesScope> checkpoint_rules_of(const ZeroSettings& settings);
 
-/// What checkpoints are written by. @param config  of which settings were read, filled
+/// The settings that checkpoints are written by. @param config  the filled configuration that the settings were read
+/// from
 std::shared_ptr<const parallel::DeepSpeedFiles> make_files(const ZeroSettings& settings, const DeepSpeedConfig& config);
 
 /// Null where gradients are neither scaled nor looked at.

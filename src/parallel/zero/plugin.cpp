@@ -233,8 +233,7 @@ void DeepSpeedPlugin::deepspeed_config_process(const DeepSpeedValues& values, bo
   if (mismatches.empty()) return;
   refuse_plugin(
       "the DeepSpeed configuration says something else than the program:\n  {}\nCorrect them, or write \"auto\" into "
-      "the "
-      "configuration",
+      "the configuration",
       fmt::join(mismatches, "\n  "));
 }
 
@@ -253,8 +252,7 @@ void DeepSpeedPlugin::set_mixed_precision(std::string_view mixed_precision) {
     if (text == "true" || (enabled && *enabled == DeepSpeedValue(true)))
       refuse_plugin(
           "mixed_precision is {0}, but the DeepSpeed configuration enables {1}; set {1}.enabled to \"auto\" there, or "
-          "use "
-          "--mixed_precision {1}",
+          "use --mixed_precision {1}",
           mixed_precision, other);
   }
   if (fp16 && !config.contains("fp16")) {

@@ -119,7 +119,7 @@ void check_together(const ZeroSettings& s, const GivenKeys& given, const ReadOpt
         "'fp16.fp16_master_weights_and_grads' is true at stage 0, expected zero_optimization.stage 1, 2 or 3");
   wrong(zero.stage == 0 && s.bf16.enabled && s.bf16.bf16_master_weights_and_grads,
         "'bf16.bf16_master_weights_and_grads' is true at stage 0, expected zero_optimization.stage 1, 2 or 3");
-  // What has fp32 moments of 16-bit masters is DeepSpeed's Adam for the host alone.
+  // Only DeepSpeed's Adam for the host has fp32 moments of 16-bit masters.
   const bool needs_host_adam =
       zero.stage > 0 && s.has_low_masters() && (!s.bf16.bf16_optimizer_states || offloads || s.fp16.enabled);
   const char* const low = s.fp16.enabled ? "fp16.fp16_master_weights_and_grads" : "bf16.bf16_master_weights_and_grads";
@@ -140,7 +140,7 @@ void check_together(const ZeroSettings& s, const GivenKeys& given, const ReadOpt
             "'data_types.grad_accum_dtype' is {}, but at stage 0 gradients add up in the model's dtype, {}; leave "
             "it out, or use zero_optimization.stage 1, 2 or 3",
             s.data_types.grad_accum_dtype.value_or(""), dtype));
-  // What is added up is as it has travelled, or as wide as the masters.
+  // Gradients are added up in the dtype in which they travel, or in that of the masters.
   const auto& sums = s.data_types.grad_accum_dtype;
   const std::string travels = s.communication_data_type.value_or(dtype);
   wrong(zero.stage > 0 && sums && *sums != "fp32" && (*sums != dtype || travels != dtype),
@@ -162,14 +162,12 @@ void check_together(const ZeroSettings& s, const GivenKeys& given, const ReadOpt
   wrong(s.torch_autocast.enabled && zero.stage == 3 && zero.zero_quantized_weights &&
             has("torch_autocast.lower_precision_safe_modules"),
         "'torch_autocast.lower_precision_safe_modules' and 'zero_optimization.zero_quantized_weights' exclude each "
-        "other: "
-        "both say how weights travel. Leave one out");
+        "other: both say how weights travel. Leave one out");
 
   // ---- stages
   wrong(zero.allgather_bucket_size == 0 && (zero.stage == 1 || zero.stage == 2),
         "'zero_optimization.allgather_bucket_size' is 0, expected a whole number above 0: by pieces of 0 elements "
-        "nothing "
-        "is gathered");
+        "nothing is gathered");
   wrong(!zero.compute_grad_norm && (zero.stage == 0 || zero.stage == 3 || s.gradient_clipping > 0 || offloads),
         fmt::format(
             "'zero_optimization.compute_grad_norm' is false, which needs stage 1 or 2, gradient_clipping 0 and no "

@@ -7,10 +7,10 @@
 
 #include "parallel/zero/zero_settings.hpp"
 
-/// What depends on more than one key.
+/// Rules about more than one key.
 namespace accelerate::zero {
 
-/// What a reader has found.
+/// The findings of a reader.
 struct Findings {
   std::vector<std::string> problems;  ///< what is wrong
   std::vector<std::string> later;     ///< what is right, and not in this version

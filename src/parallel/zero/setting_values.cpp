@@ -81,7 +81,7 @@ std::string small_letters(std::string text) {
   return text;
 }
 
-/// What pydantic takes for a truth value.
+/// The truth value that pydantic makes of a value.
 std::optional<bool> truth_of(const Json& value) {
   if (value.is_number()) {
     const double number = value.get<double>();

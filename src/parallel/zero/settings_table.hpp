@@ -11,7 +11,7 @@
 /// Every key of DeepSpeed's, once: from these rows come reading, checks, defaults, verdicts and reasons.
 namespace accelerate::zero {
 
-/// Where a value lies. Its alternative is the type of the key, and an optional one may be null.
+/// The place of a value. Its alternative is the type of the key, and an optional one may be null.
 using Place = std::variant<bool*, int64_t*, double*, std::string*, std::optional<bool>*, std::optional<int64_t>*,
                            std::optional<double>*, std::optional<std::string>*, std::vector<std::string>*,
                            std::vector<double>*, std::array<double, 2>*>;

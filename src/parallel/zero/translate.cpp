@@ -59,7 +59,7 @@ void hold_in_pieces(const ZeroSettings& zero, ShardingSettings& settings) {
                   .classes = given.leaf_module.classes,
                   .names = given.leaf_module.names,
                   .name_suffixes = given.leaf_module.name_suffixes};
-  // What is fetched ahead of its use may as well come at once: a transformer's blocks, mostly.
+  // Units that are fetched ahead of their use may as well come at once: a transformer's blocks, mostly.
   const int64_t together = ahead ? std::min(given.prefetch_bucket_size, given.max_live_parameters) : 0;
   settings.units = [how, together](const ModelRef& model) mutable {
     how.largest_whole = std::min(together, elements_of(model) / kPieces);

@@ -21,7 +21,7 @@ std::optional<at::ScalarType> compute_dtype(const zero::ZeroSettings& zero);
 /// That torch_autocast computes in; unset: it is off.
 std::optional<at::ScalarType> autocast_dtype(const zero::ZeroSettings& zero);
 
-/// What the stages of ZeRO mean to the engine that shards. Source: arXiv:1910.02054; deepspeed 0.19.8.
+/// The settings of ZeRO's stages for the engine that shards. Source: arXiv:1910.02054; deepspeed 0.19.8.
 ShardingSettings settings_of(const zero::ZeroSettings& zero, int64_t ranks);
 
 }  // namespace accelerate::parallel

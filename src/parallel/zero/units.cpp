@@ -155,8 +155,7 @@ std::set<const at::TensorImpl*> parameters_of_classes(const ModelRef& model, con
     const auto nearest = nearest_name(std::string(last_part(name)), {known.begin(), known.end()});
     raise<ConfigError>(
         "DeepSpeed configuration: 'torch_autocast.lower_precision_safe_modules' has '{}', expected a class of "
-        "LibTorch's or "
-        "of the model's modules{}",
+        "LibTorch's or of the model's modules{}",
         name, nearest ? fmt::format("; did you mean {}?", *nearest) : "");
   }
   return found;

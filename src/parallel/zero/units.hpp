@@ -16,7 +16,7 @@ namespace accelerate::parallel {
 /// alone. What is reduced, and gathered after a step, together.
 std::vector<ShardedUnit> units_by_size(const ModelRef& model, int64_t most_elements);
 
-/// What decides about the units of stage 3.
+/// The facts that decide about the units of stage 3.
 struct ModuleUnits {
   int64_t stays_up_to = 0;       ///< parameters of at most so many elements stay whole …
   int64_t all_that_stays = 0;    ///< … of at most so many together, in the order of registration

@@ -1,7 +1,7 @@
 #pragma once
 
-/// What a DeepSpeed configuration says, read and checked. The members are named as DeepSpeed's keys are; their initial
-/// values are the defaults of DeepSpeed 0.19.8. Needs no LibTorch.
+/// The settings of a DeepSpeed configuration, read and checked. The members are named as DeepSpeed's keys are; their
+/// initial values are the defaults of DeepSpeed 0.19.8. Needs no LibTorch.
 ///
 /// Which values a key may have, what it does here, and why it does nothing where that is so, stands in one table
 /// (settings_table.cpp), from which reading, checking and the effective configuration come.
@@ -174,8 +174,8 @@ struct CheckpointSettings {
 /// fp32, fp16 or bf16; none: the model's own.
 struct DataTypes {
   std::optional<std::string> grad_accum_dtype, param_dtype, buffer_dtype;
-  std::vector<std::string>
-      keep_in_fp32_modules;  ///< patterns; the one word auto: the model's own list, of which none has one here
+  /// Patterns; the one word auto: the model's own list, of which none has one here.
+  std::vector<std::string> keep_in_fp32_modules;
 };
 
 struct TorchAutocast {
@@ -260,7 +260,7 @@ struct ACCELERATE_API ZeroSettings {
   int64_t timeout_minutes = 10;
   /// Every key that DeepSpeed knows, in the table's order: complete, and never with a secret.
   std::vector<Entry> effective;
-  /// What whoever wrote the file should hear, a line each.
+  /// Warnings for the author of the file, a line each.
   std::vector<std::string> warnings;
 
   /// Optimizers step on masters of 16 bits.
@@ -276,7 +276,7 @@ struct ACCELERATE_API ZeroSettings {
   bool offloads_states() const {
     return zero_optimization.stage > 0 && zero_optimization.offload_optimizer.device != "none";
   }
-  /// What the file gave and what changes nothing here.
+  /// The entries of the file that change nothing here.
   std::vector<Entry> without_meaning() const;
 };
 

@@ -29,7 +29,7 @@ struct Fp8Weight {
   std::optional<Kept> kept;
 };
 
-/// What products know of the weight that they meet.
+/// The weight that a product meets.
 struct FoundWeight {
   Fp8Weight* weight;
   bool turned;  ///< the operand is the parameter's transpose

@@ -58,7 +58,7 @@ void Histories::update(const AmaxReduction& reduction) {
   const at::Tensor amax =
       rule_.algorithm == AmaxComputeAlgo::most_recent ? last : without_nan(at::cat({past, newest})).amax(0);
   history_ = at::where(seen, rolled, history_);
-  // Where nothing was seen at all, on any rank, another model has computed. All stays on the device: nobody waits.
+  // If nothing was seen at all, on any rank, another model has computed. All stays on the device: nobody waits.
   const at::Tensor due = updates_.remainder(rule_.interval).eq(0);
   updates_.add_(seen.any());
   const float target = rule_.largest * std::exp2(-static_cast<float>(rule_.margin));

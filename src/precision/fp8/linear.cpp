@@ -20,7 +20,7 @@ using residency::Member;
 using residency::OwnOperators;
 using residency::TorchLayers;
 
-/// What a node of the graph needs to know besides tensors.
+/// The facts that a node of the graph needs besides tensors.
 struct ProductJob final : torch::CustomClassHolder {
   ProductJob(ProductPass pass, Fp8Weight* weight, bool turned)
       : pass(std::move(pass)), weight(weight), turned(turned) {}

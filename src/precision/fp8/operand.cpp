@@ -128,8 +128,8 @@ at::Tensor multiply_scaled(const Operand& a, const Operand& b, at::ScalarType dt
 
 at::Tensor multiply(const Operand& a, const Operand& b, at::ScalarType dtype) {
   if (a.is_high()) return at::mm(a.high, b.high.to(a.high.scalar_type()).t()).to(dtype);
-  const bool both_e5m2 =
-      a.codes.scalar_type() == at::kFloat8_e5m2 && b.codes.scalar_type() == at::kFloat8_e5m2;  // no GPU has that
+  // No GPU has that.
+  const bool both_e5m2 = a.codes.scalar_type() == at::kFloat8_e5m2 && b.codes.scalar_type() == at::kFloat8_e5m2;
   if (a.codes.is_cuda() && !both_e5m2 && !a.exponents.defined() && gpu_multiplies(a.codes.device()))
     return multiply_scaled(a, b, dtype);
   return multiply_emulated(a, b, dtype);

@@ -22,7 +22,7 @@ struct Operand {
   /// The operand of [K, I], for codes that serve all products.
   Operand turned() const;
 
-  /// What has to be saved for backward, and back. Undefined where there is nothing.
+  /// The tensors that have to be saved for backward, and the way back. Undefined where there is nothing.
   static constexpr size_t kSaved = 4;
   std::array<at::Tensor, kSaved> saved() const { return {codes, inverse, exponents, high}; }
   static Operand restored(const at::Tensor* saved) { return {saved[0], {}, saved[1], saved[2], saved[3], {}}; }

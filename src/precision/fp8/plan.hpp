@@ -7,7 +7,7 @@
 
 namespace accelerate::fp8 {
 
-/// Where a scale comes from, and for how many values it is.
+/// The source of a scale, and the number of values that it is for.
 enum class Scaling {
   none,     ///< high precision: no codes
   delayed,  ///< one per tensor, from the history of its amax

@@ -21,7 +21,7 @@ class AwayBytes {
   virtual at::Tensor fetch() = 0;
 };
 
-/// Where activations go. Thread-safe.
+/// The home of activations. Thread-safe.
 class ActivationHome {
  public:
   virtual ~ActivationHome() = default;

@@ -60,10 +60,10 @@ struct Recipe {
   }
 };
 
-/// What a slot gets in the second run; monostate while it is empty.
+/// The content that a slot gets in the second run; monostate while it is empty.
 using Content = std::variant<std::monostate, at::Tensor, std::shared_ptr<const Recipe>>;
 
-/// What must be the same in both runs.
+/// The facts that must be the same in both runs.
 struct Expectation {
   at::DimVector sizes;
   at::ScalarType dtype;
@@ -153,14 +153,13 @@ class Frame final : public SavedTensorHooks, public std::enable_shared_from_this
   };
 
   Content take(size_t slot) {
-    const int pass =
-        torch::autograd::get_current_graph_task_id();  // -1: somebody looks at a saved variable outside a backward pass
+    // -1: somebody looks at a saved variable outside a backward pass.
+    const int pass = torch::autograd::get_current_graph_task_id();
     if (runner_ == std::this_thread::get_id())
       throw ConfigError(
           "checkpoint: the closure, running again in backward, differentiates its own result of the first run, which "
-          "waits for this run. Expected that it uses only what it "
-          "computes or captured before; a result was probably stored in a captured object. Store it outside of the "
-          "closure.");
+          "waits for this run. Expected that it uses only what it computes or captured before; a result was probably "
+          "stored in a captured object. Store it outside of the closure.");
     const MutexLock running(running_);
     auto content = collect(pass, slot);
     if (std::holds_alternative<std::monostate>(content)) {
@@ -223,7 +222,7 @@ class Rerun final : public SavedTensorHooks {
     contents.resize(frame.slots_.size());
     taken.resize(frame.slots_.size());
     wanted_.resize(frame.slots_.size());
-    // What this pass has taken is asked for twice only by operators that unpack twice; then it is computed again.
+    // Only operators that unpack twice ask twice for a tensor that this pass has taken; then it is computed again.
     for (size_t i = 0; i < wanted_.size(); ++i) {
       wanted_[i] =
           i == asked || (frame.slots_[i].claimed && !taken[i] && std::holds_alternative<std::monostate>(contents[i]));
@@ -252,21 +251,18 @@ class Rerun final : public SavedTensorHooks {
   /// After a second run that reached its end.
   void check_count() const {
     const auto saved = wanted_.size();
-    const bool more_is_to_come =
-        !first_run_over_ &&
-        next_ > saved;  // a closure that differentiates within itself is run again before its first run is over
+    // A closure that differentiates within itself is run again before its first run is over.
+    const bool more_is_to_come = !first_run_over_ && next_ > saved;
     if (frame_.early_stop_ ? next_ <= last_wanted_ : next_ != saved && !more_is_to_come)
       raise<ShapeError>(
-          "checkpoint: the closure saved {} tensors when it ran again in backward, expected {} as in its first "
-          "run. {}",
+          "checkpoint: the closure saved {} tensors when it ran again in backward, expected {} as in its first run. {}",
           next_, saved, kWhy);
   }
 
  private:
   static constexpr const char* kWhy =
       "It did something else the second time: it depends on a value that has changed since (a captured reference, a "
-      "counter, a training flag), or on random numbers with "
-      "preserve_rng_state=false. Capture such values by copy.";
+      "counter, a training flag), or on random numbers with preserve_rng_state=false. Capture such values by copy.";
 
   [[noreturn]] void throw_different(size_t slot, const Expectation& found, const Expectation& expected) const {
     raise<ShapeError>(
@@ -348,7 +344,7 @@ CheckpointedCall::CheckpointedCall(std::function<void(std::vector<at::Tensor>)> 
   auto* const frame = dynamic_cast<Frame*>(around.get());
   auto* const rerun = dynamic_cast<Rerun*>(around.get());
   {
-    // What lies within another checkpoint keeps nothing that could go anywhere.
+    // A checkpoint within another one keeps nothing that could go anywhere.
     std::optional<ActivationOffload> to_host;
     if (const auto rules = checkpoint_rules(); rules && rules->inputs_on_host && !frame && !rerun)
       to_host.emplace(ActivationOffloadOptions{.min_bytes = 0});

@@ -35,7 +35,7 @@ struct OnDisk {
   Mutex mutex;
   std::condition_variable changed;
   Read read ACCELERATE_GUARDED_BY(mutex) = Read::none;
-  /// What was read, on the CPU; or the original, if it could not be written.
+  /// The tensor that was read, on the CPU; or the original, if it could not be written.
   at::Tensor in_memory ACCELERATE_GUARDED_BY(mutex);
   std::exception_ptr error ACCELERATE_GUARDED_BY(mutex);
 };
@@ -97,7 +97,7 @@ class IoThread {
   std::thread thread_;  ///< made with the mutex held, joined by the destructor without it
 };
 
-/// What waits to be written, and what went wrong meanwhile.
+/// The tensors that wait to be written, and the error that occurred meanwhile.
 struct Backlog {
   Mutex mutex;
   std::condition_variable changed;

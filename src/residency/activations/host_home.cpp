@@ -25,8 +25,8 @@ template <class Copy> c10::Event on_side_stream(const at::Tensor& on_device, c10
     const c10::StreamGuard guard(side);
     copy();
   }
-  device.recordDataPtrOnStream(on_device.storage().data_ptr(),
-                               side);  // its memory is not given to others before the copy is done
+  // Its memory is not given to others before the copy is done.
+  device.recordDataPtrOnStream(on_device.storage().data_ptr(), side);
   after.record(side);
   return after;
 }

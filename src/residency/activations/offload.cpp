@@ -18,7 +18,7 @@
 #include "utils/raise.hpp"
 #include "utils/thread_annotations.hpp"
 
-// What moves is a storage: several operators save the same tensor, or views of it, and the whole storage is freed or
+// A storage moves as a whole: several operators save the same tensor, or views of it, and the whole storage is freed or
 // nothing is. Only a tensor that is a small part of its storage moves as a copy of its own. A storage that was moved is
 // an Entry; the saved variables that need it share it. Entries are numbered in the order in which they were saved, and
 // backward asks for them in the opposite order, which is what the prefetch follows.

@@ -17,7 +17,7 @@ bool is_unfilled(const std::string& name) {
          name == "aten::new_empty" || name == "aten::new_empty_strided";
 }
 
-/// Where a recorded argument had a tensor.
+/// Stands where a recorded argument had a tensor.
 const at::Tensor& stand_in() {
   static const at::Tensor tensor(c10::make_intrusive<c10::TensorImpl>(
       c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(at::kFloat), at::Device(at::kCPU)));

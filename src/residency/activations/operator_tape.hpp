@@ -59,8 +59,8 @@ class OperatorTape {
     std::optional<size_t> given;  ///< replay() gets it
   };
   struct Known {
-    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>
-        alive;  ///< keeps the address from being used again
+    /// Keeps the address from being used again.
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> alive;
     int32_t slot;
   };
 

@@ -17,7 +17,7 @@ namespace accelerate::residency {
 /// The accelerator's device that is current on this thread; nothing on a machine without one.
 std::optional<c10::Device> current_accelerator();
 
-/// Where a generator of random numbers stands.
+/// The position of a generator of random numbers.
 class GeneratorState {
  public:
   /// As it is now.

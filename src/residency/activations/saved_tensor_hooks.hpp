@@ -14,8 +14,7 @@
 
 namespace accelerate::residency {
 
-/// What stands for one saved tensor; destroyed when autograd releases the saved variable, on whichever thread does
-/// that.
+/// A stand-in for one saved tensor; destroyed when autograd releases the saved variable, on whichever thread does that.
 class PackedTensor {
  public:
   virtual ~PackedTensor() = default;

@@ -19,7 +19,7 @@ namespace {
 /// Of this thread's, the innermost alone writes down: it runs again as a whole. Null: none is at work.
 constinit thread_local UnitCheckpoints* innermost_checkpoints = nullptr;
 
-/// What is saved while no operator runs will not be saved by operators that run again.
+/// A tensor that is saved while no operator runs will not be saved by operators that run again.
 class OnlyOperatorsSave final : public SavedTensorHooks {
  public:
   OnlyOperatorsSave(std::shared_ptr<SavedTensorHooks> hooks, std::string unit)
@@ -27,10 +27,9 @@ class OnlyOperatorsSave final : public SavedTensorHooks {
   std::unique_ptr<PackedTensor> pack(const at::Tensor& tensor) override {
     if (!running)
       raise<NotBuiltError>(
-          "activation checkpointing of '{}': found a tensor saved for backward by something that is no "
-          "operator, probably a torch::autograd::Function, which can't be run again from outside. Call "
-          "accelerate::checkpoint([&] {{ … }}) in the model's forward instead, and leave "
-          "activation_checkpointing off",
+          "activation checkpointing of '{}': found a tensor saved for backward by something that is no operator, "
+          "probably a torch::autograd::Function, which can't be run again from outside. Call "
+          "accelerate::checkpoint([&] {{ … }}) in the model's forward instead, and leave activation_checkpointing off",
           unit_);
     return hooks_->pack(tensor);
   }
@@ -72,7 +71,7 @@ void UnitCheckpoints::open(const Unit& unit, const OperatorCall& call) {
   try {
     std::optional<ActivationOffload> offload;
     if (options_.offload) offload.emplace();
-    // What the unit begins with goes by the hooks, as operators' inputs do.
+    // The inputs of the unit go by the hooks, as operators' inputs do.
     std::vector<at::Tensor> inputs;
     if (options_.offload)
       inputs = span->tape->take_out(

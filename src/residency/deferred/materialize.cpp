@@ -47,7 +47,7 @@ void advance_generators(const std::vector<DeferredTarget>& targets) {
     if (tapes.insert(target.owner.tape.get()).second) target.owner.tape->advance_generators(/*all_of_them=*/true);
 }
 
-/// What was born in the scope, still exists and needs no gradient, nor shares memory with something that does.
+/// The tensors that were born in the scope, still exist and need no gradient, nor share memory with a tensor that does.
 std::vector<at::Tensor> buffers_of(const deferred::RecordScope& scope) {
   std::vector<at::Tensor> alive;
   std::set<size_t> trained;

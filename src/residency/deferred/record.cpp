@@ -91,7 +91,7 @@ at::Tensor on_meta(const at::Tensor& real) {
   return meta;
 }
 
-/// Where eager construction would put a result.
+/// The device on which eager construction would put a result.
 at::Device intended_device(const RecordedCall& recorded) {
   if (const auto named = recorded.call.real_device()) return *named;
   if (!recorded.deferred.empty()) {

@@ -14,8 +14,8 @@ struct RecordScope {
   RecordScope* outer = nullptr;
   std::shared_ptr<Tape> tape;        ///< null: no recording
   std::optional<at::Device> device;  ///< for factory functions that name none
-  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>>
-      born;  ///< deferred tensors that operators of this scope have returned
+  /// Deferred tensors that operators of this scope have returned.
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> born;
   size_t prune_at = 1024;
   const ProcessHandler recorded{Link::record, recorder()};
   std::optional<AllOperators> all;  ///< while it is entered

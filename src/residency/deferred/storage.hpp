@@ -10,7 +10,7 @@ namespace accelerate::residency::deferred {
 
 class Tape;
 
-/// Who a deferred storage is: the tape that knows how its bytes come about, and the number there.
+/// The identity of a deferred storage: the tape that knows how its bytes come about, and the number there.
 struct Owner {
   std::shared_ptr<Tape> tape;
   size_t node;

@@ -219,9 +219,8 @@ std::vector<c10::IValue> Tape::run(size_t index, bool for_numbers, Values& value
   for (const auto& [tensor, version] : record.externals) {
     if (!tensor.is_inference() && static_cast<uint32_t>(tensor._version()) != version)
       raise<ConfigError>(
-          "materialize: found a tensor {} changed that the recorded operator '{}' reads, expected what it was "
-          "then; it was written to after init_empty_weights() had recorded its use. Give the initialiser a "
-          "clone()",
+          "materialize: found a tensor {} changed that the recorded operator '{}' reads, expected what it was then; it "
+          "was written to after init_empty_weights() had recorded its use. Give the initialiser a clone()",
           c10::str(tensor.sizes()), record.op.schema().name());
   }
   Values scratch;

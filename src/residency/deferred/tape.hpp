@@ -25,7 +25,7 @@ namespace accelerate::residency::deferred {
 /// Of the chain's link *record*, while a scope is open or a deferred tensor exists somewhere in this process.
 Handler& recorder();
 
-/// What happened to deferred storages, in the order of the program, and how to do it.
+/// The operators on deferred storages, in the order of the program, and how to run them.
 ///
 /// A *node* is a storage, a *record* an operator that made one or wrote into one. Arguments are kept as node plus sizes
 /// and strides, so that views need no records and a write through any view reaches its storage. The tape lives as long
@@ -52,7 +52,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
   at::Storage materialize(size_t node, const std::optional<at::Device>& device = {});
   /// Kept from now on instead of what the tape says.
   void replace(size_t node, at::Storage real);
-  /// What materialize() or replace() kept; empty before.
+  /// The storage that materialize() or replace() kept; empty before.
   std::optional<at::Storage> kept(size_t node) const;
   /// Somebody else has the values and looks after them.
   void hand_over(size_t node);
@@ -91,8 +91,8 @@ class Tape : public std::enable_shared_from_this<Tape> {
     c10::OperatorHandle op;
     std::vector<c10::IValue> arguments;  ///< deferred tensors are stubs
     std::vector<External> externals;
-    std::vector<std::pair<size_t, at::Tensor>>
-        results;  ///< place among the result's tensors, stub of the node that begins there
+    /// Place among the result's tensors, stub of the node that begins there.
+    std::vector<std::pair<size_t, at::Tensor>> results;
     std::vector<Use> uses;
     at::ScalarType default_dtype;
     std::optional<Draw> draw;

@@ -255,7 +255,7 @@ class ReadHome final : public Home {
     if (flat.is_cpu()) return read_into(flat, [](const Extents&) {});
     const c10::impl::VirtualGuardImpl device(flat.device().type());
     if (!stream_) stream_ = device.getStreamFromGlobalPool(flat.device(), /*isHighPriority=*/true);
-    // What the compute stream still does with these bytes (an earlier unit lived in them) comes first.
+    // The compute stream's work on these bytes (an earlier unit lived in them) comes first.
     c10::Event free(flat.device().type());
     free.record(device.getStream(flat.device()));
     free.block(*stream_);
@@ -372,9 +372,8 @@ const TensorInFile& FileTensors::find(const std::string& name, const at::Tensor&
   const auto& shape = found->second.shape;
   if (!member.sizes().equals(shape))
     raise<CheckpointError>(
-        "file home: '{}' in '{}' is of shape {}, expected {} as in the model. Is config.json of another "
-        "model?",
-        name, found->second.file.string(), c10::str(c10::IntArrayRef(shape)), c10::str(member.sizes()));
+        "file home: '{}' in '{}' is of shape {}, expected {} as in the model. Is config.json of another model?", name,
+        found->second.file.string(), c10::str(c10::IntArrayRef(shape)), c10::str(member.sizes()));
   return found->second;
 }
 

@@ -67,7 +67,8 @@ class FileTensors {
   /// Of the named tensors in the files.
   int64_t bytes(const NamedTensors& members) const;
 
-  /// What units are made of. Members are named as in the files, of the same shape, and their values are not looked at.
+  /// The ingredients of units. Members are named as in the files, of the same shape, and their values are not looked
+  /// at.
   /// @throws CheckpointError naming a tensor that is missing or has another shape; ConfigError for members that can't
   /// be mapped (see mappable()).
   std::vector<PartSpec> mapped(const NamedTensors& members) const;

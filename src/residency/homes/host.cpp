@@ -30,7 +30,7 @@ class HostHome final : public Home {
     if (flat.device().is_cpu()) return worker_->run([flat, master = master_]() mutable { flat.copy_(master); });
     const c10::impl::VirtualGuardImpl device(flat.device().type());
     if (!stream_) stream_ = device.getStreamFromGlobalPool(flat.device(), /*isHighPriority=*/true);
-    // What the compute stream still does with these bytes (an earlier unit lived in them) comes first.
+    // The compute stream's work on these bytes (an earlier unit lived in them) comes first.
     c10::Event free(flat.device().type());
     free.record(device.getStream(flat.device()));
     free.block(*stream_);

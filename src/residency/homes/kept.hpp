@@ -6,8 +6,8 @@
 
 namespace accelerate::residency {
 
-/// What a process keeps of a flat storage for good, which is its image: a shard, or masters of more precision. Without
-/// autograd; the caller sees to that.
+/// The values of a flat storage that a process keeps for good, while the storage is their image: a shard, or masters of
+/// more precision. Without autograd; the caller sees to that.
 class Kept {
  public:
   /// @param values  1-D: the flat storage's elements from `begin` on

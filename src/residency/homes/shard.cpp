@@ -42,7 +42,7 @@ class Gathering final : public Transfer {
   std::function<void()> arrived_;
 };
 
-/// What has to be fetched itself before it is gathered.
+/// The transfer of a shard that has to be fetched itself before it is gathered.
 class FetchedFirst final : public Transfer {
  public:
   FetchedFirst(std::unique_ptr<Transfer> coming, std::function<std::unique_ptr<Transfer>()> gather)
