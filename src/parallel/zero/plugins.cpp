@@ -5,22 +5,43 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "accelerate/state.hpp"
 #include "parallel/zero/document.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::zero {
+namespace {
+
+/// Of plugins as programs give them: every field but the configuration, and that as it is written.
+auto fields_of(const DeepSpeedPlugin& plugin) {
+  const auto& [config, steps, clipping, stage, smallest, optimizer, param, optimizer_path, param_path, init, save, moe,
+               msamp, level, version] = plugin;
+  return std::make_pair(config ? config->document().json : nlohmann::ordered_json(),
+                        std::tie(steps, clipping, stage, smallest, optimizer, param, optimizer_path, param_path, init,
+                                 save, moe, msamp, level, version));
+}
+
+bool are_same(const std::vector<std::pair<std::string, DeepSpeedPlugin>>& a,
+              const std::vector<std::pair<std::string, DeepSpeedPlugin>>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& one, const auto& other) {
+    return one.first == other.first && fields_of(one.second) == fields_of(other.second);
+  });
+}
+
+}  // namespace
 
 std::shared_ptr<Plugins> Plugins::of(const parallel::EngineRequest& request) {
   if (request.deepspeed && !request.deepspeed_plugins.empty())
     throw ConfigError("Accelerator: found deepspeed_plugin beside deepspeed_plugins, expected one of them");
-  std::vector<const DeepSpeedPlugin*> given;
-  if (request.deepspeed) given.push_back(&*request.deepspeed);
-  for (const auto& [name, plugin] : request.deepspeed_plugins) given.push_back(&*plugin);
+  std::vector<std::pair<std::string, DeepSpeedPlugin>> given;
+  if (request.deepspeed) given.emplace_back("", *request.deepspeed);
+  for (const auto& [name, plugin] : request.deepspeed_plugins)
+    given.emplace_back(name, plugin.value_or(DeepSpeedPlugin{}));
   auto& shared = AcceleratorState::deepspeed_plugins();
   const auto known = std::static_pointer_cast<Plugins>(shared);
-  if (known && known->given_ == given) return known;
+  if (known && are_same(known->given_, given)) return known;
   const auto made = std::make_shared<Plugins>();
   made->given_ = given;
   for (const auto& [name, plugin] : request.deepspeed_plugins) {

@@ -31,7 +31,8 @@ class Plugins final : public detail::DeepSpeedPlugins {
  private:
   size_t index_of(const std::string& name) const;
   std::vector<std::pair<std::string, DeepSpeedPlugin>> by_name_;
-  std::vector<const DeepSpeedPlugin*> given_;  ///< by whom they were asked for: the same ones again are these
+  /// What was asked for, with names: the same again is these plugins.
+  std::vector<std::pair<std::string, DeepSpeedPlugin>> given_;
   size_t active_ = 0;
 };
 
