@@ -24,9 +24,9 @@ function(accelerate_together target)
       list(APPEND includes ${line})
     endforeach()
     list(APPEND includes_${unit} ${includes})
-    string(APPEND bodies_${unit} "namespace program_${name} {\n#define main program_main\n#include \"${source}\"\n#undef main\nint start(int count, char** words) { return started(program_main, count, words); }\n}\n")
-    string(APPEND declarations "namespace program_${name} {\nint start(int, char**);\n}\n")
-    string(APPEND table "    {\"${name}\", program_${name}::start},\n")
+    string(APPEND bodies_${unit} "namespace program_${name} {\n#define main program_main\n#include \"${source}\"\n#undef main\n}\n")
+    string(APPEND declarations "namespace program_${name} {\nint program_main(int, char**);\n}\n")
+    string(APPEND table "    {\"${name}\", program_${name}::program_main},\n")
   endwhile()
   file(CONFIGURE OUTPUT ${target}_main.cpp @ONLY CONTENT "#include <cstdio>
 #include <map>
@@ -49,11 +49,7 @@ int main(int count, char** words) {
   foreach(unit RANGE ${last})
     list(REMOVE_DUPLICATES includes_${unit})
     list(JOIN includes_${unit} "\n" includes)
-    file(CONFIGURE OUTPUT ${target}_${unit}.cpp CONTENT "${includes}
-// main() has arguments, or none.
-static inline int started(int (*program)(int, char**), int count, char** words) { return program(count, words); }
-static inline int started(int (*program)(), int, char**) { return program(); }
-${bodies_${unit}}" @ONLY)
+    file(CONFIGURE OUTPUT ${target}_${unit}.cpp CONTENT "${includes}\n${bodies_${unit}}" @ONLY)
     target_sources(${target} PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/${target}_${unit}.cpp)
   endforeach()
   accelerate_use_pch(${target} quick)
