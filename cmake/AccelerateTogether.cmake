@@ -55,6 +55,7 @@ int main(int count, char** words) {
   accelerate_use_pch(${target} quick)
   set_source_files_properties(${CMAKE_CURRENT_BINARY_DIR}/${target}_main.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
   set_target_properties(${target} PROPERTIES UNITY_BUILD OFF)
+  target_compile_options(${target} PRIVATE -Werror=return-type)  # only a real main() may end without
   foreach(name ${names})
     set(link ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${name})
     add_custom_command(OUTPUT ${link} COMMAND ${CMAKE_COMMAND} -E rm -f ${link} COMMAND ${CMAKE_COMMAND} -E create_hardlink $<TARGET_FILE:${target}> ${link}

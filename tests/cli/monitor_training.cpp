@@ -97,4 +97,5 @@ int main(int count, char** arguments) {
   if (way == "averaged" || way == "sharded") waits(way == "sharded");
   else if (way == "figures") figures(number);
   else steps(way == "itself", number);
+  return 0;
 }

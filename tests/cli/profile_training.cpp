@@ -40,4 +40,5 @@ int main(int count, char** words) {
     optimizer.step();
     optimizer.zero_grad();
   }
+  return 0;
 }

@@ -1,5 +1,5 @@
 /// The same training with DeepSpeed, whose losses, gradient norms, learning rates and loss scales were written down
-/// (deepspeed_losses.json: its CPU accelerator with gloo), and with ours: each of its configurations, in shared memory
+/// (deepspeed_losses*.json: its CPU accelerator with gloo), and with ours: each of its configurations, in shared memory
 /// and by sockets.
 
 #include <gmock/gmock.h>
@@ -56,17 +56,21 @@ struct Recorded {
   json losses, norms, rates, scales, skipped;
 };
 
-std::vector<Recorded> recorded(int64_t ranks) {
-  std::ifstream in(std::filesystem::path(__FILE__).parent_path() / "deepspeed_losses.json");
+void read_rows(const char* file, int64_t ranks, std::vector<Recorded>& all) {
+  std::ifstream in(std::filesystem::path(__FILE__).parent_path() / file);
   std::string text{std::istreambuf_iterator<char>(in), {}};
   for (size_t at; (at = text.find(", Infinity")) != std::string::npos ||
                   (at = text.find("[Infinity")) != std::string::npos ||
                   (at = text.find(",Infinity")) != std::string::npos;)
     text.replace(text.find('I', at), 8, "\"inf\"");  // Python's JSON has it, and no other
-  std::vector<Recorded> all;
   const json whole = json::parse(text);
   for (const auto& row : whole["cases"])
     if (Recorded one(row); one.ranks == ranks) all.push_back(std::move(one));
+}
+
+std::vector<Recorded> recorded(int64_t ranks) {
+  std::vector<Recorded> all;
+  for (const char* file : {"deepspeed_losses.json", "deepspeed_losses_further.json"}) read_rows(file, ranks, all);
   return all;
 }
 

@@ -136,8 +136,8 @@ std::string program_beside_this(const std::string& name, const std::string& purp
   const std::string path = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path() / name;
   if (::access(path.c_str(), X_OK) != 0)
     raise<NotBuiltError>(
-        "{} the program {}, which is not there. scripts/install.sh builds and installs all of them (in the build's folder: "
-        "cmake --build . --target installed); was only this one copied?",
+        "{} the program {}, which is not there. scripts/install.sh builds and installs all of them (in the build's "
+        "folder: cmake --build . --target installed); was only this one copied?",
         purpose, path);
   return path;
 }
