@@ -142,6 +142,16 @@ void expect_close(const std::vector<double>& ours, const json& theirs, double re
   }
 }
 
+/// In a step in which the loss scale grows, stage 3 tells the norm divided by the new scale: docs/differences.md.
+json norms_of(const Recorded& row) {
+  json norms = row.norms;
+  if (row.config.value("/zero_optimization/stage"_json_pointer, 0) != 3) return norms;
+  for (size_t i = 1; i < norms.size(); ++i)
+    if (const double grown = row.scales[i].get<double>() / row.scales[i - 1].get<double>(); grown > 1)
+      norms[i] = norms[i].get<double>() * grown;
+  return norms;
+}
+
 /// What this version refuses by name.
 const std::vector<std::string> kLater = {"stage3_nvme_opt", "stage3_nvme_opt_pipe", "stage3_nvme_both",
                                          "stage1_nvme_opt", "stage3_hpz2_np4"};
@@ -177,7 +187,7 @@ void compare(int64_t ranks) {
       expect_close(ours.rates, row.rates, 1e-12, "rate");
       // For the same reason an overflow may come a step later in the end.
       const size_t sure = row.is_low_precision() ? 16 : kSteps;
-      expect_close(ours.norms, row.norms, row.is_low_precision() ? 5e-3 : 1e-5, "norm", sure);
+      expect_close(ours.norms, norms_of(row), row.is_low_precision() ? 5e-3 : 1e-5, "norm", sure);
       for (size_t i = 0; i < sure; ++i) {
         EXPECT_EQ(ours.skipped[i], row.skipped[i].get<int64_t>()) << "step " << i;
         EXPECT_EQ(ours.scales[i], row.scales[i].get<double>()) << "step " << i;
