@@ -114,10 +114,12 @@ LoadedTag load_tag(const PreparedModel& model, const fs::path& load_dir, std::op
     if (options.load_module_only) return;
     steps = checkpoint.global_steps(), skipped = checkpoint.skipped_steps();
     if (options.load_optimizer_states) {
-      for (const size_t index : run_state::optimizers_of(*run, *prepared))
-        optimizers.emplace_back(run->optimizers[index],
-                                run_state::read_optimizer(run->optimizers[index], run->models,
-                                                          run_state::optimizer_in(*run, checkpoint, index)));
+      const auto together = run_state::optimizers_of(*run, *prepared);
+      for (const size_t index : together)
+        optimizers.emplace_back(
+            run->optimizers[index],
+            run_state::read_optimizer(run->optimizers[index], run->models,
+                                      run_state::optimizer_in(*run, *prepared, checkpoint, index, together)));
       if (run->scaler) scale = run_state::scaler_state_in(checkpoint, *run->scaler);
     }
     const auto schedule = checkpoint.lr_scheduler();

@@ -374,6 +374,15 @@ void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {
                ReadState{fields, *place.parameter, state_type<D>(*place.options, *place.parameter)});
       new_states[place.parameter->unsafeGetTensorImpl()] = std::move(state);
     }
+    // Files of DeepSpeed have none of what has no elements.
+    if (D::kStateFromStart)
+      for (const auto& [index, place] : places) {
+        void* const key = place.parameter->unsafeGetTensorImpl();
+        const auto present = optimizer.state().find(key);
+        if (place.parameter->numel() == 0 && present != optimizer.state().end() &&
+            new_states.find(key) == new_states.end())
+          new_states[key] = present->second->clone();
+      }
     if (D::kStateFromStart && new_states.size() != places.size())
       reader.fail("found state for {} parameters, expected {}: {} has state from the start", new_states.size(),
                   places.size(), D::kName);

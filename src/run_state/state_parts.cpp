@@ -118,16 +118,27 @@ StagedPart stage_models(RunState& run, const fs::path& folder, const RunLoadOpti
 
 // ---- optimizers
 
-/// Where DeepSpeed's files hold an optimizer, with its model.
-std::optional<fs::path> with_its_model(const RunState& run, const fs::path& folder, size_t i) {
-  const auto model = model_of(run, i);
-  if (!model) return std::nullopt;
-  const auto files = files_of(run, folder, *model);
-  return checkpointing::ZeroCheckpoint::is_one(files) ? std::optional(files) : std::nullopt;
-}
 bool has_file_of_its_own(const fs::path& folder, size_t i) {
   const auto files = optimizer_files(folder, i);
   return std::any_of(files.begin(), files.end(), [](const auto& file) { return fs::exists(file.path); });
+}
+struct WithItsModel {
+  fs::path files;
+  const detail::PreparedModel& model;
+  std::vector<size_t> together;  ///< the optimizers that these files hold
+};
+/// Where DeepSpeed's files hold an optimizer, with its model: the folder says it, since stages differ in that.
+std::optional<WithItsModel> with_its_model(const RunState& run, const fs::path& folder, size_t i) {
+  if (has_file_of_its_own(folder, i)) return std::nullopt;
+  for (size_t model = 0; model < run.models.size(); ++model) {
+    auto all = optimizers_on(run, *run.models[model]);
+    if (std::find(all.begin(), all.end(), i) == all.end()) continue;
+    const auto files = files_of(run, folder, model);
+    if (!checkpointing::ZeroCheckpoint::is_one(files)) return std::nullopt;
+    std::erase_if(all, [&](size_t other) { return has_file_of_its_own(folder, other); });
+    return WithItsModel{files, *run.models[model], std::move(all)};
+  }
+  return std::nullopt;
 }
 
 void save_optimizers(const RunState& run, const fs::path& folder, const SaveOptions& options) {
@@ -148,13 +159,14 @@ Names optimizers_lacking(const RunState& run, const fs::path& folder, const RunL
 StagedPart stage_optimizers(RunState& run, const fs::path& folder, const RunLoadOptions& options) {
   StagedPart staged;
   for (size_t i = 0; i < run.optimizers.size(); ++i) {
-    if (const auto files = with_its_model(run, folder, i); files && !has_file_of_its_own(folder, i)) {
-      const auto opened = checkpointing::ZeroCheckpoint::opened(*files);
+    if (const auto with = with_its_model(run, folder, i)) {
+      const auto opened = checkpointing::ZeroCheckpoint::opened(with->files);
       const auto& checkpoint = *opened;
-      const trace::Span span(trace::SpanKind::checkpoint_read, files->filename().string());
+      const trace::Span span(trace::SpanKind::checkpoint_read, with->files.filename().string());
       auto& optimizer = run.optimizers[i];
-      staged.take.push_back(
-          to_be_taken(optimizer, read_optimizer(optimizer, run.models, optimizer_in(run, checkpoint, i))));
+      staged.take.push_back(to_be_taken(
+          optimizer,
+          read_optimizer(optimizer, run.models, optimizer_in(run, with->model, checkpoint, i, with->together))));
       staged.take.push_back(
           [&optimizer, steps = checkpoint.global_steps(), skipped = checkpoint.skipped_steps()](Undo& undo) {
             undo.push_back([&optimizer, before = optimizer.step_counts()] { optimizer.set_step_counts(before); });

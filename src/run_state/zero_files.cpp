@@ -615,22 +615,34 @@ std::vector<WholeStream::Stage> stages_of_model_file(const Contents& contents, c
 
 }  // namespace
 
-std::vector<size_t> optimizers_of(const RunState& run, const detail::PreparedModel& model) {
+std::vector<size_t> optimizers_on(const RunState& run, const detail::PreparedModel& model) {
   std::vector<size_t> result;
   const auto tensors = tensors_of(model);
   for (size_t i = 0; i < run.optimizers.size(); ++i) {
-    const auto& groups = run.optimizers[i].param_groups();
     if (optim::has_own_state_dict(run.optimizers[i].optimizer())) continue;
-    bool any = false, all = true, alike = true;
-    for (const auto& group : groups)
+    bool any = false, all = true;
+    for (const auto& group : run.optimizers[i].param_groups())
       for (const auto& parameter : group.params()) {
         const bool here = tensors.contains(parameter.unsafeGetTensorImpl());
         any = any || here, all = all && here;
-        alike = alike && parameter.is_complex() == group.params().front().is_complex();
       }
-    // A group is one vector from stage 1 on: real numbers and complex ones don't go into one.
-    if (any && all && (alike || !model.deepspeed || model.deepspeed->stage == 0)) result.push_back(i);
+    if (any && all) result.push_back(i);
   }
+  return result;
+}
+
+std::vector<size_t> optimizers_of(const RunState& run, const detail::PreparedModel& model) {
+  auto result = optimizers_on(run, model);
+  if (!model.deepspeed || model.deepspeed->stage == 0) return result;
+  // A group is one vector from stage 1 on: real numbers and complex ones don't go into one.
+  std::erase_if(result, [&](size_t i) {
+    const auto& groups = run.optimizers[i].param_groups();
+    return std::any_of(groups.begin(), groups.end(), [](const auto& group) {
+      return std::any_of(group.params().begin(), group.params().end(), [&](const auto& parameter) {
+        return parameter.is_complex() != group.params().front().is_complex();
+      });
+    });
+  });
   return result;
 }
 
@@ -738,25 +750,19 @@ checkpointing::Sizes sizes_by_name(const detail::PreparedModel& model) {
   return sizes;
 }
 
-checkpointing::StoredOptimizer optimizer_in(const RunState& run, const checkpointing::ZeroCheckpoint& checkpoint,
-                                            size_t optimizer) {
-  const auto model = model_of(run, optimizer);
-  const auto sizes = model ? sizes_by_name(*run.models[*model]) : checkpointing::Sizes();
+checkpointing::StoredOptimizer optimizer_in(const RunState& run, const detail::PreparedModel& model,
+                                            const checkpointing::ZeroCheckpoint& checkpoint, size_t optimizer,
+                                            const std::vector<size_t>& together) {
+  const auto sizes = sizes_by_name(model);
   auto stored = checkpoint.optimizer(&sizes);
-  if (!model)
-    raise<CheckpointError>(
-        "{}: found DeepSpeed's files, expected a file optimizer.bin for prepared optimizer {}, which is of no model "
-        "alone",
-        stored.source, optimizer);
-  const auto all = optimizers_of(run, *run.models[*model]);
   size_t before = 0, groups = 0;
-  for (const size_t one : all) {
+  for (const size_t one : together) {
     if (one == optimizer) before = groups;
     groups += run.optimizers[one].param_groups().size();
   }
   if (stored.groups.size() != groups)
     raise<CheckpointError>("{}: found {} parameter groups, expected {}{}", stored.source, stored.groups.size(), groups,
-                           all.size() > 1 ? fmt::format(", of {} optimizers", all.size()) : "");
+                           together.size() > 1 ? fmt::format(", of {} optimizers", together.size()) : "");
   const auto parameters = parameters_of(run.optimizers[optimizer], run.models);
   checkpointing::StoredOptimizer own{.source = stored.source, .by_name = true, .groups = {}, .state = {}};
   size_t next = 0;

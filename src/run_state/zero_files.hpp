@@ -15,8 +15,10 @@
 /// DeepSpeed 0.19.8 (engine, stage_1_and_2, stage3); read by checkpointing::ZeroCheckpoint.
 namespace accelerate::run_state {
 
-/// The indices of those that step on parameters of this model, and of no other, and whose states DeepSpeed's files can
-/// hold: they go into the model's files. Not collective.
+/// The indices of the optimizers that step on parameters of this model, and of no other, and have no state dict of
+/// their own: files of the model may hold them, by the stage that wrote these. Not collective.
+std::vector<size_t> optimizers_on(const RunState& run, const detail::PreparedModel& model);
+/// Those of them whose states DeepSpeed's files of the model's stage can hold: they go into the model's files.
 std::vector<size_t> optimizers_of(const RunState& run, const detail::PreparedModel& model);
 /// The index of the model whose files an optimizer is in; unset: it has a file of its own.
 std::optional<size_t> model_of(const RunState& run, size_t optimizer);
@@ -40,9 +42,11 @@ void write_zero_to_fp32(const std::filesystem::path& folder);
 
 /// That parameters and buffers have as a whole, under each of their names.
 checkpointing::Sizes sizes_by_name(const detail::PreparedModel& model);
-/// Of a checkpoint's optimizers, which lie one after the other, that of index `optimizer`. @throws CheckpointError
-checkpointing::StoredOptimizer optimizer_in(const RunState& run, const checkpointing::ZeroCheckpoint& checkpoint,
-                                            size_t optimizer);
+/// Of a checkpoint's optimizers that of index `optimizer`. @param together  those of this model that it holds, one
+/// after the other @throws CheckpointError
+checkpointing::StoredOptimizer optimizer_in(const RunState& run, const detail::PreparedModel& model,
+                                            const checkpointing::ZeroCheckpoint& checkpoint, size_t optimizer,
+                                            const std::vector<size_t>& together);
 /// What `scaler` has, with what the checkpoint says of the loss scale; unset where that says nothing.
 std::optional<c10::IValue> scaler_state_in(const checkpointing::ZeroCheckpoint& checkpoint,
                                            const optim::GradScaler& scaler);

@@ -20,7 +20,6 @@ class Flow {
         scaled_(layout_named(what["layout"]).has_scaler(what["precision"])),
         unprepared_(what["prepare"] == "never" || what["prepare"] == "late"),
         mixed_(what["precision"] != "no"),
-        several_(what["optimizer"].find('+') != std::string::npos),
         accumulation_(what.integer("accumulation")),
         withheld_(what.integer("withheld") != 0) {
     lay_out(what["layout"]);
@@ -100,7 +99,6 @@ class Flow {
  private:
   void lay_out(const std::string& layout) {
     sharded_ = layout_named(layout).sharded;
-    unexplained_ = layout_named(layout).whole_in_16_bits && (mixed_ || several_);
     rounds_ = sharded_ && (mixed_ || !layout_named(layout).param_dtype.empty());
   }
   bool begin(const std::string& verb) {
@@ -133,8 +131,6 @@ class Flow {
       steps_ = saved_[name].steps;
       unsynchronised_ = has_gradients_ = saved_[name].has_gradients;
     }
-    // Not drawn until two findings are explained: seeds 708516156 and 479102564.
-    if (verb == "reload" && unexplained_) return false;
     if (verb == "reload") {
       gate_ = true, scaled_once_ = false;
       if (const auto layout = operation.word("layout", ""); !layout.empty()) lay_out(layout);
@@ -171,12 +167,11 @@ class Flow {
 
   Machine& machine_;
   const int64_t ranks_;
-  const bool scaled_, unprepared_, mixed_, several_;
+  const bool scaled_, unprepared_, mixed_;
   const int64_t accumulation_;
   bool sharded_ = false;
-  bool unexplained_ = false;  ///< DeepSpeed's files in 16 bits, or of several optimizers
-  bool rounds_ = false;       ///< what computes is an image of what is stepped on
-  bool withheld_;             ///< some parameters are in no optimizer
+  bool rounds_ = false;  ///< what computes is an image of what is stepped on
+  bool withheld_;        ///< some parameters are in no optimizer
   std::vector<std::string> scopes_;
   int64_t forwards_ = 0;         ///< whose graphs are kept
   bool kept_ = false;            ///< the last of them has been gone through, and may be again

@@ -1,6 +1,5 @@
 #include "layouts.hpp"
 
-#include <algorithm>
 #include <stdexcept>
 
 #include "accelerate/accelerator.hpp"
@@ -237,17 +236,7 @@ std::vector<Layout> make_layouts() {
 }  // namespace
 
 const std::vector<Layout>& layouts() {
-  static const std::vector<Layout> all = [] {
-    auto made = make_layouts();
-    // Not drawn until it is explained: seed 105125126, a gradient of ZeRO in 16 bits that is read four times as large.
-    for (auto& layout : made)
-      if (layout.whole_in_16_bits)
-        layout.precisions = std::count(layout.precisions.begin(), layout.precisions.end(), "no")
-                                ? std::vector<std::string>{"no"}
-                                : layout.precisions;
-    std::erase_if(made, [](const Layout& l) { return l.whole_in_16_bits && l.precisions.front() != "no"; });
-    return made;
-  }();
+  static const std::vector<Layout> all = make_layouts();
   return all;
 }
 

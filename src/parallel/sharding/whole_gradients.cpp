@@ -14,6 +14,7 @@
 #include "parallel/slice_of.hpp"
 #include "residency/home.hpp"
 #include "residency/residency.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -196,6 +197,13 @@ bool WholeGradients::shows(const ShardedMember& member) const {
 }
 
 void WholeGradients::make_way(ShardedMember& member) {
+  if (!member.shard.grad().defined() && state(member).shows == Shows::whole && member.tensor.grad().defined() &&
+      !shows(member))
+    raise<ConfigError>(
+        "backward: the gradient of '{}' was replaced, and cleared by an optimizer past the prepared one, expected one "
+        "of "
+        "them: nothing tells which came last; clear gradients by the prepared optimizer's zero_grad(), or the model's",
+        member.name);
   settle(member, /*left=*/true);
   State& was = state(member);
   if (was.shows != Shows::whole) return;
