@@ -22,6 +22,7 @@ include_directories(AFTER SYSTEM $<TARGET_PROPERTY:fmt::fmt,INTERFACE_INCLUDE_DI
 find_path(SPDLOG_INCLUDE_DIR spdlog/spdlog.h REQUIRED)  # headers only, as with fmt: src/utils/log_output.cpp
 find_package(ICU REQUIRED COMPONENTS uc data)  # data: what a static uc looks up
 find_package(PCRE2 REQUIRED)
+find_package(Liburing REQUIRED)  # past the system's cache of files: src/residency/disk
 find_package(OpenSSL 3 REQUIRED)  # the token of jobs on several machines
 if(ACCELERATE_SAGEMAKER)
   find_package(CURL 7.85 REQUIRED)  # older ones leave headers out of AWS signatures

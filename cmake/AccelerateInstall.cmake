@@ -8,7 +8,7 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/accelerateConfig.cmake.i
                               INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/accelerate)
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/accelerateConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/accelerateConfig.cmake ${CMAKE_BINARY_DIR}/accelerateConfigVersion.cmake
-              ${CMAKE_CURRENT_LIST_DIR}/AccelerateTorch.cmake ${CMAKE_CURRENT_LIST_DIR}/FindPCRE2.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/AccelerateTorch.cmake ${CMAKE_CURRENT_LIST_DIR}/FindPCRE2.cmake ${CMAKE_CURRENT_LIST_DIR}/FindLiburing.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/accelerate)
 install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
@@ -35,7 +35,7 @@ Programs find it where it was when they were built (${TORCH_INSTALL_PREFIX}), el
   set(CPACK_DEBIAN_FILE_NAME ${CPACK_PACKAGE_FILE_NAME}.deb)
   set(CPACK_DEBIAN_PACKAGE_SECTION science)
   # Libraries of programs, and what a program that links the library needs. Named by hand: dpkg-shlibdeps would look for a package of LibTorch.
-  set(CPACK_DEBIAN_PACKAGE_DEPENDS "libyaml-cpp-dev, libicu-dev, libpcre2-dev, libssl3, libcurl4, zlib1g")
+  set(CPACK_DEBIAN_PACKAGE_DEPENDS "libyaml-cpp-dev, libicu-dev, libpcre2-dev, liburing-dev, libssl3, libcurl4, zlib1g")
   set(CPACK_DEBIAN_PACKAGE_SUGGESTS "openmpi-bin, pdsh, openssh-client")
   include(CPack)
 endif()

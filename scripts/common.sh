@@ -27,7 +27,7 @@ step() { printf '\n[%s] %s\n' "$1" "$2"; }
 # --- system packages ---------------------------------------------------------------------------------------------------------------
 
 # What the build needs, and what only makes it faster or lets more tests run.
-required=(g++ make cmake ninja-build libgloo-dev libyaml-cpp-dev nlohmann-json3-dev libicu-dev libpcre2-dev libssl-dev libcurl4-openssl-dev zlib1g-dev libgtest-dev libgmock-dev libfmt-dev libspdlog-dev)
+required=(g++ make cmake ninja-build libgloo-dev libyaml-cpp-dev nlohmann-json3-dev libicu-dev libpcre2-dev liburing-dev libssl-dev libcurl4-openssl-dev zlib1g-dev libgtest-dev libgmock-dev libfmt-dev libspdlog-dev)
 faster=(ccache mold openmpi-bin libjemalloc-dev)
 # What only tests need: a browser for the page of `accelerate launch --monitor_port` (without it those tests fail and say why), other ways to start processes, other shells, what builds the manual.
 testing=(patch chromium openssh-server openssh-client pdsh slurmctld slurmd slurm-client munge zsh fish mkdocs doxygen graphviz)

@@ -32,8 +32,8 @@ headers() {
     done < <(dpkg -L "$package" | grep '^/usr/include/')
   done
 }
-headers nlohmann-json3-dev libfmt-dev libspdlog-dev libyaml-cpp-dev libicu-dev libpcre2-dev libssl-dev libgloo-dev libgtest-dev libgmock-dev
-for library in yaml-cpp icuuc icudata pcre2-8 ssl crypto gtest gtest_main gmock gmock_main; do
+headers nlohmann-json3-dev libfmt-dev libspdlog-dev libyaml-cpp-dev libicu-dev libpcre2-dev liburing-dev libssl-dev libgloo-dev libgtest-dev libgmock-dev
+for library in yaml-cpp icuuc icudata pcre2-8 uring ssl crypto gtest gtest_main gmock gmock_main; do
   found=$(find /usr/lib -name "lib$library.a" | head -n 1)
   [ -n "$found" ] || fail "there is no lib$library.a in /usr/lib"
   install -m 644 "$found" "$prefix/lib/"
@@ -54,7 +54,7 @@ package() {
 package nlohmann_json nlohmann_json::nlohmann_json
 package fmt fmt::fmt
 package yaml-cpp yaml-cpp libyaml-cpp.a
-dpkg-query -W -f '${Package} ${Version}\n' libyaml-cpp-dev libicu-dev libpcre2-dev libssl-dev libgtest-dev >"$prefix/versions.txt"
+dpkg-query -W -f '${Package} ${Version}\n' libyaml-cpp-dev libicu-dev libpcre2-dev liburing-dev libssl-dev libgtest-dev >"$prefix/versions.txt"
 
 if [ -n "$libraries_only" ]; then
   file=${1:-$root/.gpu_kit/libraries.tar.gz}

@@ -12,6 +12,14 @@ enum class ResidencyCount {
   units_recomputed,
   inputs_offloaded,  ///< from which units are recomputed
   fetches_most,      ///< under way at a time
+  // Past the system's cache, of tensors that lie on a disk; both together, as far as by io_uring.
+  disk_bytes_read,
+  disk_bytes_written,
+  disk_bytes_by_ring,
+  disk_shares,         ///< of transfers, a thread's each
+  disk_requests,       ///< they were cut into
+  disk_submissions,    ///< by which the ring was told of them
+  disk_requests_most,  ///< on their way at a time, of one thread
   number_of_counts
 };
 

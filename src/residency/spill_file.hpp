@@ -35,9 +35,12 @@ class SpillFile {
   /// Reserved room as memory of this process: what is written there is in the file. It stays until munmap().
   void* map(int64_t offset, int64_t bytes);
 
- private:
+  /// For those who move bytes themselves, within what they have reserved.
+  int descriptor() const { return file_; }
+  /// @throws ResourceError that says so
   [[noreturn]] void fail(const char* operation, int64_t bytes, int error) const;
 
+ private:
   const std::filesystem::path directory_;
   const Wording wording_;
   int file_ = -1;

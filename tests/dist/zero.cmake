@@ -1,6 +1,7 @@
 accelerate_test(NAME zero_parity_tests SOURCES ${TEST_DIR}/zero_parity_test.cpp LIBS nlohmann_json::nlohmann_json LABELS dist COST 60 TIMEOUT 800)
 accelerate_test(NAME zero_tests SOURCES ${TEST_DIR}/zero_test.cpp LABELS dist COST 20 TIMEOUT 600)
 accelerate_test(NAME zero_examples_tests SOURCES ${TEST_DIR}/zero_examples_test.cpp LIBS nlohmann_json::nlohmann_json LABELS dist COST 10 TIMEOUT 300)
+accelerate_test(NAME zero_disk_tests SOURCES ${TEST_DIR}/zero_disk_test.cpp LABELS dist COST 20 TIMEOUT 600)
 accelerate_test(NAME zero_engine_tests SOURCES ${TEST_DIR}/zero_engine_test.cpp LABELS dist COST 20 TIMEOUT 600)
 accelerate_test(NAME zero_gradients_tests SOURCES ${TEST_DIR}/zero_gradients_test.cpp LABELS dist COST 20 TIMEOUT 600)
 accelerate_test(NAME zero_masters_tests SOURCES ${TEST_DIR}/zero_masters_test.cpp LABELS dist COST 20 TIMEOUT 600)

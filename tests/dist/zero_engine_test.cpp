@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "accelerate/accelerate.hpp"
+#include "accelerate/models/generate.hpp"
+#include "accelerate/models/gpt2.hpp"
 #include "accelerate/residency.hpp"
 #include "both_stores.hpp"
 #include "message_of.hpp"
@@ -272,4 +274,51 @@ TEST(ZeroEngine, AStepThatNobodyTakesIsNamed) {
   accelerator.set_sync_gradients(true);
   opt.step();
   engine.backward(loss);
+}
+
+// At stage 3 units come once for a text, however long it gets, as if they had been summoned around it: the file's
+// numbers have room for the model. Where they have none, each token fetches them.
+RANKS_TEST(ZeroEngine, UnitsComeOnceForAGeneratedText, 2, 3) {
+  support::on_both_stores([](const std::string& store) {
+    for (const bool by_wrapper : {true, false})
+      for (const std::string more : {"", R"(, "stage3_max_live_parameters": 0)"}) {
+        SCOPED_TRACE(store + (by_wrapper ? ", by the wrapper" : ", by the model") + more);
+        support::reset_states();
+        torch::manual_seed(3);
+        Accelerator accelerator({.cpu = true, .deepspeed_plugin = DeepSpeedPlugin{.hf_ds_config = R"({
+          "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3,
+          "stage3_param_persistence_threshold": 0)" + more + "}}"}});
+        const models::GPT2Config config{.vocab_size = 40, .n_positions = 64, .n_embd = 16, .n_layer = 3, .n_head = 2};
+        models::GPT2LMHeadModel model(config), whole(config);
+        {
+          const at::NoGradGuard no_grad;
+          for (size_t i = 0; i < whole->parameters().size(); ++i) whole->parameters()[i].copy_(model->parameters()[i]);
+        }
+        auto [m, opt] = accelerator.prepare(model, torch::optim::SGD(model->parameters(), 0.0));
+        const auto ids = torch::tensor({{3, 1, 4}, {1, 5, 9}});
+        accelerator.backward(m(ids).square().mean());
+        opt.step();
+        opt.zero_grad();
+        const auto fetched = [&](int64_t tokens, auto& with) {
+          residency::reset_stats();
+          m->eval();
+          whole->eval();
+          EXPECT_TRUE(models::generate(with, ids, {.max_new_tokens = tokens})
+                          .equal(models::generate(whole, ids, {.max_new_tokens = tokens})));
+          const auto stats = residency::stats();
+          return stats.faults + stats.prefetch_hits;
+        };
+        const auto counted = [&](int64_t tokens) {
+          if (!by_wrapper) return fetched(tokens, model);
+          const models::CausalForward forward = [&](const at::Tensor& input, const at::Tensor& mask,
+                                                    const at::Tensor& positions, models::KeyValueCache* cache,
+                                                    int64_t keep) { return m(input, mask, positions, cache, keep); };
+          return fetched(tokens, forward);
+        };
+        const int64_t first = counted(4), few = counted(4), many = counted(32);
+        if (store.back() == '1') EXPECT_EQ(first + few + many, 0) << "all lie in shared memory";
+        else if (more.empty()) EXPECT_TRUE(first > 0 && few == 0 && many == 0) << first << ", " << few << ", " << many;
+        else EXPECT_EQ(many, 8 * few) << "nothing has room beside what is used";
+      }
+  });
 }

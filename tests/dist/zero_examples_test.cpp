@@ -25,6 +25,9 @@ std::string trained_by(const json& row) {
   if (!config.contains("train_batch_size") && !config.contains("train_micro_batch_size_per_gpu"))
     config["train_micro_batch_size_per_gpu"] = 1;
   if (!fills && config["train_micro_batch_size_per_gpu"] == "auto") config["train_micro_batch_size_per_gpu"] = 1;
+  for (const char* offload : {"/zero_optimization/offload_optimizer", "/zero_optimization/offload_param"})
+    if (const json::json_pointer at(offload); config.contains(at) && config[at].contains("nvme_path"))
+      config[at]["nvme_path"] = support::scratch_dir() + config[at]["nvme_path"].get<std::string>();
   // The reference's plugin wants the section, and as one.
   if (!config.contains("zero_optimization")) config["zero_optimization"] = {{"stage", 0}};
   else if (config["zero_optimization"] == true) config["zero_optimization"] = {{"stage", 1}};
@@ -82,6 +85,6 @@ RANKS_TEST(ZeroExamples, Train, 2) {
       ++trained;
     }
   }
-  EXPECT_EQ(trained, 48);
-  EXPECT_EQ(refused, 7) << "nvme and quantized weights and gradients";
+  EXPECT_EQ(trained, 52);
+  EXPECT_EQ(refused, 3) << "quantized weights and gradients";
 }

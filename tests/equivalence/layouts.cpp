@@ -1,5 +1,6 @@
 #include "layouts.hpp"
 
+#include <filesystem>
 #include <stdexcept>
 
 #include "accelerate/accelerator.hpp"
@@ -186,6 +187,21 @@ std::vector<Layout> make_layouts() {
   stage({.name = "deepspeed1_offload"}, 1, states_on_host);
   stage({.name = "deepspeed2_offload"}, 2, states_on_host);
   stage({.name = "deepspeed3_offload"}, 3, all_on_host);
+  // On a disk.
+  const auto on_disk = [](const char* what, const std::string& more = "") {
+    return R"(, ")" + std::string(what) + R"(": {"device": "nvme", "nvme_path": ")" +
+           (std::filesystem::temp_directory_path() / "equivalence").string() + "\"" + more + "}";
+  };
+  const std::string states_on_disk = on_disk("offload_optimizer");
+  const std::string small_groups =
+      on_disk("offload_optimizer", R"(, "pipeline_read": true, "pipeline_write": true)") + R"(, "sub_group_size": 20)";
+  stage({.name = "deepspeed1_disk"}, 1, states_on_disk);
+  stage({.name = "deepspeed2_disk_pipelined", .own_limit = 0.05}, 2, small_groups);
+  stage({.name = "deepspeed3_disk_states"}, 3, states_on_disk);
+  stage({.name = "deepspeed3_disk_parameters"}, 3, on_disk("offload_param", R"(, "max_in_cpu": 100)"));
+  stage({.name = "deepspeed3_disk"}, 3, small_groups + on_disk("offload_param", R"(, "max_in_cpu": 0)"));
+  stage({.name = "deepspeed3_disk_low", .whole_in_16_bits = WholeIn16Bits{.masters = false}, .precisions = bf16}, 3,
+        states_on_disk + on_disk("offload_param", R"(, "max_in_cpu": 0)"));
   // What gradients travel in, and add up in.
   stage({.name = "deepspeed0_sends_f32", .reduce_dtype = "f32"}, 0);
   stage({.name = "deepspeed1_sends_bf16", .reduce_dtype = "bf16"}, 1);

@@ -109,7 +109,7 @@ F("gathers say of which unit they are", file,
 F("a rank's piece of a write is not kept", file,
   "const Kept& kept, const at::Tensor&) { «kept.take(begin, values);» });", "")
 file = "src/parallel/sharding/shard_store.cpp"
-F("images are not renewed after a step", file, "!computed.is_same(part.master)) «computed.copy_(part.master);»", "")
+F("images are not renewed after a step", file, "!computed.is_same(part.master) && !done) «computed.copy_(part.master);»", "")
 file = "src/parallel/sharding/sharding.cpp"
 F("frozen layers go on training", file,
   "«if (member.shard.requires_grad() != trained) member.shard.requires_grad_(trained);»", "")

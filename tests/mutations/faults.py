@@ -2864,3 +2864,49 @@ F("only the main process tells of a changed order", "src/parallel/sharding/shard
 F("only what is fetched ahead comes at once", file,
   "together = «ahead ? std::min(given.prefetch_bucket_size, given.max_live_parameters) : 0»;",
   "given.max_live_parameters", z + "SmallBlocksComeAtOnceWhereTheyAreFetchedAhead")
+
+# ---- what lies on a disk
+z = "zero_disk_tests ZeroDisk."
+d = "residency_tests DirectIo."
+m = "residency_tests Requests/OnADisk."
+file = "src/parallel/zero/translate.cpp"
+F("offload_optimizer.device nvme", file, "if («states.device == \"nvme\"») settings.states_on_disk =", "false",
+  z + "StatesOnADiskTrainAsInMemory")
+F("offload_param.device nvme", file, "|| «parameters.device != \"nvme\"») return;", "true",
+  z + "ParametersOnADiskTrainAsInMemory")
+F("offload_optimizer.pipeline_read", file, ".reads_ahead = «states.pipeline_read»", "false", z + "GroupsComeAheadOfTheirStep")
+F("offload_optimizer.pipeline_write", file, ".writes_behind = «states.pipeline_write»", "false",
+  z + "GroupsGoBehindTheirStep")
+F("offload_optimizer.buffer_count", file, ".groups_in_memory = «states.buffer_count»", "1", z + "GroupsComeAheadOfTheirStep")
+F("sub_group_size with nvme", file, ".group_elements = «zero.zero_optimization.sub_group_size»", "kMostBytes",
+  z + "GroupsComeAheadOfTheirStep")
+F("offload_param.max_in_cpu", file, ".elements_in_memory = «parameters.max_in_cpu»", "0", z + "SoManyElementsStayInMemory")
+F("offload_param's buffers", file, "policy->prefetch_bytes = «std::min(policy->prefetch_bytes.value_or(buffers), buffers)»",
+  "policy->prefetch_bytes", z + "BuffersBoundWhatIsReadAhead")
+F("aio.block_size", file, ".bytes = «aio.block_size»", "1 << 20", z + "RequestsAreAsTheFileSays")
+F("aio.queue_depth", file, ".depth = «aio.queue_depth»", "8", z + "RequestsAreAsTheFileSays")
+F("aio.intra_op_parallelism", file, ".threads = «aio.intra_op_parallelism»", "1", z + "RequestsAreAsTheFileSays")
+F("aio.single_submit", file, ".one_by_one = «aio.single_submit»", "false", z + "RequestsAreAsTheFileSays")
+F("aio.overlap_events", file, ".refills_at_once = «aio.overlap_events»", "true", z + "RequestsAreAsTheFileSays")
+F("groups for the pipelines that are on", "src/parallel/zero/setting_rules.cpp", "wrong(«states.buffer_count < least»,", "false",
+  z + "WrongFoldersAndNumbersAreNamed")
+file = "src/residency/disk/direct_io.cpp"
+F("requests are as large as told", file, "const Cut cut(std::move(ranges), «how.bytes»);", "1 << 20", d + "GoesByRequestsAsItIsTold")
+F("a thread's share of a transfer", file, "shared_out_over_threads(ranges, «requests_.threads», requests_.bytes)", "1",
+  d + "GoesByRequestsAsItIsTold")
+F("the next request waits for all", file, "refill = «how.refills_at_once» ||", "true", d + "GoesByRequestsAsItIsTold")
+F("the ring is told of each request", file, "slot, «how.one_by_one»)) error", "false", d + "GoesByRequestsAsItIsTold")
+file = "src/residency/disk/disk_memory.cpp"
+F("room that is used again begins with zeros", file,
+  "«if (::fallocate(file_.descriptor(), FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, place->offset, place->bytes) != 0) "
+  "std::memset(place->mapped, 0, static_cast<size_t>(place->bytes));»", "", m + "TensorsEndAtAnyTime")
+F("bytes go past the cache", file, "const int file = «direct_ >= 0 && direct_works_» ?", "false",
+  m + "BytesGoToTheDiskAndComeBack")
+file = "src/residency/homes/kept_slice.cpp"
+F("images are made of masters that have changed", file, "«*made_of == masters._version()»", "true",
+  z + "ParametersOnADiskTrainAsInMemory")
+file = "src/parallel/sharding/shards_on_disk.cpp"
+F("what a step leaves goes to the disk", file, "«if (state.dim() > 0) states_->take(state);»", "",
+  z + "StatesOnADiskTrainAsInMemory")
+F("a full disk is told after the step", file, "«if (!failed_) failed_ = std::current_exception();»", "",
+  z + "AFullDiskIsNamedOnAllRanksAndLosesNothing")

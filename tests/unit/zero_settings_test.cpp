@@ -126,15 +126,11 @@ const std::map<std::string, std::vector<std::string>>& expected_later() {
       {"seed_zeropp",
        {"zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients",
         "zero_optimization.zero_hpz_partition_size"}},
-      {"page_offload_param", {"zero_optimization.offload_param.device"}},
-      {"page_offload_optimizer", {"zero_optimization.offload_optimizer.device"}},
       {"tutorial_zeropp",
        {"zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients",
         "zero_optimization.zero_hpz_partition_size"}},
       {"tutorial_mixz",
        {"zero_optimization.zero_quantized_nontrainable_weights", "zero_optimization.zero_hpz_partition_size"}},
-      {"zero3_page_nvme", {"zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device"}},
-      {"post_zero_inference", {"zero_optimization.offload_param.device"}},
   };
   return later;
 }

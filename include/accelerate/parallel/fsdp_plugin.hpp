@@ -5,6 +5,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -146,6 +147,9 @@ struct FullyShardedDataParallelPlugin {
   std::optional<std::variant<AutoWrapPolicy, WrapFunction>> auto_wrap_policy;
   /// FSDP_OFFLOAD_PARAMS, else false.
   std::optional<CPUOffload> cpu_offload;
+  /// Our extension: shards, masters and what optimizers keep lie in files of this folder (docs/fsdp.md), which is made
+  /// where there is none; gradients are on the host, as with cpu_offload. FSDP_OFFLOAD_FOLDER.
+  std::optional<std::filesystem::path> offload_folder;
   /// Modules whose parameters are left alone (with all that is below them), or a regular expression that a module's
   /// whole dotted name must match. FSDP_IGNORED_MODULES.
   std::optional<std::variant<std::vector<ModelRef>, std::string>> ignored_modules;

@@ -273,6 +273,10 @@ FullyShardedDataParallelPlugin resolve(FullyShardedDataParallelPlugin plugin) {
     warn("sharding_strategy has no effect with fsdp_version 2, reshard_after_forward decides; leave it out.");
 
   if (!plugin.cpu_offload) plugin.cpu_offload = CPUOffload(flag_or_false("FSDP_OFFLOAD_PARAMS"));
+  if (!plugin.offload_folder)
+    if (const auto folder = environment::text("FSDP_OFFLOAD_FOLDER"); !folder.value_or("").empty())
+      plugin.offload_folder = *folder;
+  if (plugin.offload_folder) plugin.cpu_offload->offload_params = true;
 
   if (!plugin.backward_prefetch)
     plugin.backward_prefetch =

@@ -188,6 +188,17 @@ Deed pin_memory(const ShardedFacts& f) {
   return acted("in page-locked memory: {} of {}", read(ShardingCount::parts_pinned),
                counted(read(ShardingCount::parts_offloaded), "part", "parts"));
 }
+Deed offload_folder(const ShardedFacts& f) {
+  if (const auto none = no_sharding(f)) return *none;
+  if (!f.sharding->offload_folder) return off("unset");
+  return acted("{} of units live in files, and {} of states have come from one to be stepped on",
+               counted(read(ShardingCount::parts_on_disk), "part", "parts"),
+               counted(read(ShardingCount::groups_from_disk), "group", "groups"));
+}
+Asked offload_folder_asked(const ShardedFacts& f) {
+  const auto& folder = f.given.offload_folder;
+  return {folder.has_value(), folder ? folder->string() : "unset"};
+}
 Deed ignored_modules(const ShardedFacts& f) {
   if (const auto none = no_sharding(f)) return *none;
   if (!f.sharding->ignored_modules) return off("unset");
@@ -368,6 +379,7 @@ constexpr ReceiptRow<ShardedFacts> kShardedRows[] = {
     {"fsdp_plugin.auto_wrap_policy", "FSDP_AUTO_WRAP_POLICY", kSharding, wrap_policy_asked, auto_wrap_policy},
     {"fsdp_plugin.cpu_offload.offload_params", "FSDP_OFFLOAD_PARAMS", kSharded,
      part<&Fsdp::cpu_offload, &CPUOffload::offload_params>, offload_params},
+    {"fsdp_plugin.offload_folder", "FSDP_OFFLOAD_FOLDER", kSharded, offload_folder_asked, offload_folder},
     {"fsdp_plugin.cpu_offload.pin_memory", nullptr, "with offload_params",
      part<&Fsdp::cpu_offload, &CPUOffload::pin_memory>, pin_memory},
     {"fsdp_plugin.ignored_modules", "FSDP_IGNORED_MODULES", kSharding, ignored_modules_asked, ignored_modules},

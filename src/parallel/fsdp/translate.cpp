@@ -124,6 +124,15 @@ ShardingSettings settings_of(const FullyShardedDataParallelPlugin& plugin, int64
   const auto offload = plugin.cpu_offload.value_or(CPUOffload());
   settings.offload = offload.offload_params;
   settings.pin_memory = offload.pin_memory;
+  if (plugin.offload_folder) {
+    const DiskPlace place{.folder = *plugin.offload_folder};
+    settings.states_on_disk = StatesOnDisk{.place = place,
+                                           .reads_ahead = true,
+                                           .writes_behind = true,
+                                           .group_elements = std::numeric_limits<int64_t>::max(),
+                                           .groups_in_memory = 3};
+    settings.parameters_on_disk = ParametersOnDisk{.place = place};
+  }
   settings.ignored_from_rank0 = plugin.cpu_ram_efficient_loading.value_or(false);
   // Models that are whole everywhere start as in data parallelism.
   settings.from_rank0 = settings.ignored_from_rank0 || plugin.sync_module_states.value_or(false) ||

@@ -25,6 +25,10 @@ enum class ShardingCount {
   low_precision_gradients,  ///< given to optimizers as they were reduced
   parts_offloaded,
   parts_pinned,
+  parts_on_disk,          ///< whose shards units are gathered from lie on a disk
+  groups_from_disk,       ///< stepped on, what optimizers keep of them having come from one
+  groups_read_ahead,      ///< of these, under way before they were needed
+  groups_written_behind,  ///< of these, on their way back when the step on them was over
   replica_gradients,
   number_of_counts
 };

@@ -4,6 +4,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <set>
@@ -12,6 +13,7 @@
 
 #include "accelerate/model/model_ref.hpp"
 #include "comm/mesh.hpp"
+#include "residency/disk/direct_io.hpp"
 #include "residency/residency.hpp"
 
 namespace torch::nn {
@@ -37,6 +39,28 @@ enum class KeptGradients {
   in_master_dtype,         ///< the optimizer's
   as_reduced,              ///< as they travelled, sums over backwards too
   as_reduced_until_added,  ///< as they travelled, which nothing is lost by; sums are in the optimizer's
+};
+
+/// A folder, and how bytes go to its disk and come back.
+struct DiskPlace {
+  std::filesystem::path folder;
+  residency::DiskRequests requests = {};
+};
+
+/// What optimizers keep lies on a disk, and masters of another dtype than what is computed with. A step goes through it
+/// in groups.
+struct StatesOnDisk {
+  DiskPlace place;
+  bool reads_ahead = false;    ///< the next group, while one is stepped on
+  bool writes_behind = false;  ///< the one before
+  int64_t group_elements = 0;  ///< of this rank's shards at most, unless one unit has more
+  int64_t groups_in_memory = 1;
+};
+
+/// Shards that units are gathered from lie on a disk.
+struct ParametersOnDisk {
+  DiskPlace place;
+  int64_t elements_in_memory = 0;  ///< of this rank's, the first ones
 };
 
 /// How a model is sharded, in terms of nobody's plugin: src/parallel/fsdp translates PyTorch's and the reference's.
@@ -85,6 +109,8 @@ struct ShardingSettings {
   bool offload = false;      ///< what this rank holds lies on the host
   double offload_share = 1;  ///< of its elements, the last ones; what comes first stays on the device
   bool pin_memory = false;   ///< there
+  std::optional<StatesOnDisk> states_on_disk = {};
+  std::optional<ParametersOnDisk> parameters_on_disk = {};
 
   /// Why offload_states() is refused; null: it is not.
   const char* states_stay = "the model's states are where its plugin's cpu_offload has them";

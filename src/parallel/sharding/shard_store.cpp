@@ -55,8 +55,10 @@ struct OnHost {
 class GatheredStore final : public ShardStore {
  public:
   GatheredStore(std::vector<ShardedPart>& parts, const ShardGroups& groups, const at::Device& device,
-                const ShardingSettings& settings)
-      : parts_(parts),
+                const ShardingSettings& settings, std::unique_ptr<ShardsOnDisk> disk)
+      : ShardStore(std::move(disk)),
+        parts_(parts),
+        slices_(parts.size()),
         groups_(groups),
         device_(device),
         host_(settings, device),
@@ -66,9 +68,10 @@ class GatheredStore final : public ShardStore {
   void allocate(ShardedPart& part) override {
     const meta_memory::Purpose shards(MemoryUse::parameters);
     const bool on_host = host_.has(part, parts_);
-    part.master =
-        at::zeros({part.numel() / groups_.ranks()},
-                  at::TensorOptions().dtype(part.master_dtype).device(on_host ? at::Device(at::kCPU) : device_));
+    const int64_t numel = part.numel() / groups_.ranks();
+    const auto options = at::TensorOptions().dtype(part.master_dtype).device(on_host ? at::Device(at::kCPU) : device_);
+    slices_[part.index] = disk().allocate(part, numel, options);
+    if (!slices_[part.index]) part.master = at::zeros({numel}, options);
     if (part.fp8)
       part.fp8_scales =
           at::ones({static_cast<int64_t>(part.members.size())}, at::TensorOptions().dtype(at::kFloat).device(device_));
@@ -88,7 +91,8 @@ class GatheredStore final : public ShardStore {
       wire = residency::float8_wire(std::move(slices), part.fp8_scales);
       counts::add(ShardingCount::parts_as_fp8);
     }
-    return residency::shard_home(residency::in_memory(part.master), groups_.shard, groups_.near, name, std::move(wire));
+    return residency::shard_home(slices_[part.index].value_or(residency::in_memory(part.master)), groups_.shard,
+                                 groups_.near, name, std::move(wire));
   }
   std::unique_ptr<GradientReducer> make_reducer() override {
     return collective_reducer(parts_, groups_, options_, &used_);
@@ -103,6 +107,9 @@ class GatheredStore final : public ShardStore {
   void publish(residency::Residency&) override {
     work_out_scales();
     if (keeps_) digests_ = digests();
+  }
+  void publish_part(ShardedPart& part) override {
+    if (const auto& slice = slices_[part.index]) slice->make_current(/*anyway=*/true);
   }
   /// Otherwise a unit that is whole from step to step would be gathered anew for each micro-step.
   std::optional<std::vector<char>> changed_parts() override {
@@ -129,6 +136,10 @@ class GatheredStore final : public ShardStore {
           part.master.is_complex() ? at::view_as_real(part.master.detach()) : part.master.detach();
       if (!part.trainable || values.numel() == 0) {
         all.emplace_back();
+        continue;
+      }
+      if (slices_[part.index] && !disk().may_have_changed(part)) {  // since the version changed
+        all.emplace_back(part.master._version(), 0);
         continue;
       }
       const auto bits = values.element_size() == 8 ? at::kLong : values.element_size() == 4 ? at::kInt : at::kShort;
@@ -162,6 +173,7 @@ class GatheredStore final : public ShardStore {
   }
 
   std::vector<ShardedPart>& parts_;
+  std::vector<std::optional<residency::KeptSlice>> slices_;  ///< by part: what lies on a disk, in whole or in part
   ShardGroups groups_;
   at::Device device_;
   OnHost host_;
@@ -176,8 +188,11 @@ class GatheredStore final : public ShardStore {
 class LocalStore final : public ShardStore {
  public:
   LocalStore(std::vector<ShardedPart>& parts, const ShardGroups& groups, const at::Device& device,
-             const ShardingSettings& settings)
-      : parts_(parts),
+             const ShardingSettings& settings, std::unique_ptr<ShardsOnDisk> disk)
+      : ShardStore(std::move(disk)),
+        parts_(parts),
+        slices_(parts.size()),
+        published_(parts.size(), -1),
         groups_(groups),
         device_(device),
         host_(settings, device),
@@ -188,9 +203,14 @@ class LocalStore final : public ShardStore {
   void allocate(ShardedPart& part) override {
     const meta_memory::Purpose shards(MemoryUse::parameters);
     const bool goes = host_.has(part, parts_);
-    part.master = at::zeros({part.numel()},
-                            at::TensorOptions().dtype(part.master_dtype).device(goes ? at::Device(at::kCPU) : device_));
+    const auto options = at::TensorOptions().dtype(part.master_dtype).device(goes ? at::Device(at::kCPU) : device_);
     computed_.resize(parts_.size());
+    if ((slices_[part.index] = disk().allocate(part, part.numel(), options))) {
+      // An image in memory is computed with where it lies.
+      if (!goes) computed_[part.index] = slices_[part.index]->home->mapped().value_or(at::Tensor());
+      return;
+    }
+    part.master = at::zeros({part.numel()}, options);
     if (goes) {
       counts::add(ShardingCount::parts_offloaded);
       if (host_.pinned) {
@@ -206,6 +226,7 @@ class LocalStore final : public ShardStore {
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
     const at::Tensor& computed = computed_[part.index];
+    if (slices_[part.index] && !computed.defined()) return residency::kept_home(*slices_[part.index]);
     if (!computed.defined()) return residency::host_home(part.master, worker_);
     return computed.is_same(part.master) ? residency::memory_home(computed)
                                          : residency::image_home(computed, part.master);
@@ -223,17 +244,25 @@ class LocalStore final : public ShardStore {
   }
   void publish(residency::Residency& units) override {
     at::NoGradGuard no_grad;
-    published_.resize(parts_.size());
     for (const auto& part : parts_) {
       auto& computed = computed_[part.index];
-      if (computed.defined() && !computed.is_same(part.master)) computed.copy_(part.master);
+      const bool done = slices_[part.index] && part.master._version() == published_[part.index];
+      if (computed.defined() && !computed.is_same(part.master) && !done) computed.copy_(part.master);
       published_[part.index] = part.master._version();
     }
     units.note_up_to_date();
   }
+  void publish_part(ShardedPart& part) override {
+    at::NoGradGuard no_grad;
+    if (!slices_[part.index]) return;
+    slices_[part.index]->make_current(/*anyway=*/true);
+    published_[part.index] = part.master._version();
+  }
 
  private:
   std::vector<ShardedPart>& parts_;
+  std::vector<std::optional<residency::KeptSlice>> slices_;  ///< as GatheredStore's
+  std::vector<int64_t> published_;                           ///< per part: which version of its master the image is of
   ShardGroups groups_;
   at::Device device_;
   OnHost host_;
@@ -241,17 +270,18 @@ class LocalStore final : public ShardStore {
   std::shared_ptr<residency::Worker> worker_;
   /// Per part: master itself, or its image in the compute dtype; undefined where the master lies on the host.
   std::vector<at::Tensor> computed_;
-  std::vector<int64_t> published_;  ///< per part: which version of its master the image is of
 };
 
 }  // namespace
 
 std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const ShardGroups& groups,
                                              const at::Device& device, const ShardingSettings& settings) {
-  if (groups.ranks() == 1) return std::make_unique<LocalStore>(parts, groups, device, settings);
-  if (device.is_cpu())
-    if (auto store = shared_memory_store(parts, groups, reducer_options(settings, groups))) return store;
-  return std::make_unique<GatheredStore>(parts, groups, device, settings);
+  auto disk = std::make_unique<ShardsOnDisk>(settings, parts, device);
+  if (groups.ranks() == 1) return std::make_unique<LocalStore>(parts, groups, device, settings, std::move(disk));
+  // Parameters on a disk would be in memory that ranks share.
+  if (device.is_cpu() && !disk->has_parameters())
+    if (auto store = shared_memory_store(parts, groups, reducer_options(settings, groups), disk)) return store;
+  return std::make_unique<GatheredStore>(parts, groups, device, settings, std::move(disk));
 }
 
 }  // namespace accelerate::parallel

@@ -5,12 +5,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "parallel/sharding/gradient_reducer.hpp"
 #include "parallel/sharding/settings.hpp"
 #include "parallel/sharding/shard_groups.hpp"
 #include "parallel/sharding/sharded_part.hpp"
+#include "parallel/sharding/shards_on_disk.hpp"
 #include "residency/home.hpp"
 
 namespace accelerate::residency {
@@ -24,7 +26,12 @@ namespace accelerate::parallel {
 /// about this group here.
 class ShardStore {
  public:
+  explicit ShardStore(std::unique_ptr<ShardsOnDisk> disk) : disk_(std::move(disk)) {}
+  ShardStore(const ShardStore&) = delete;
+  ShardStore& operator=(const ShardStore&) = delete;
   virtual ~ShardStore() = default;
+  /// What of the shards lies on disks, nothing mostly.
+  ShardsOnDisk& disk() const { return *disk_; }
   /// Gives part.master memory, zeros.
   virtual void allocate(ShardedPart& part) = 0;
   virtual std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string& name) = 0;
@@ -51,16 +58,21 @@ class ShardStore {
   virtual void refresh(residency::Residency& units) { static_cast<void>(units); }
   /// Before the shards change: nobody reads them any more. Collective.
   virtual void before_step(residency::Residency& units) { static_cast<void>(units); }
+  /// Within a step, which has changed part.master: what is computed with takes its values now, and not in publish().
+  virtual void publish_part(ShardedPart& part) { static_cast<void>(part); }
   /// After they changed: everybody reads the new values. Collective.
   virtual void publish(residency::Residency& units) { static_cast<void>(units); }
+
+ private:
+  std::unique_ptr<ShardsOnDisk> disk_;
 };
 
 /// Ranks of one host share their memory, whole models don't move, all others gather through c10d. Collective.
 std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const ShardGroups& groups,
                                              const at::Device& device, const ShardingSettings& settings);
 
-/// Null on all ranks when they can't share memory (see comm::SharedMemory). Collective.
+/// Null on all ranks when they can't share memory (see comm::SharedMemory); else it takes the disk. Collective.
 std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const ShardGroups& groups,
-                                                const ReducerOptions& options);
+                                                const ReducerOptions& options, std::unique_ptr<ShardsOnDisk>& disk);
 
 }  // namespace accelerate::parallel

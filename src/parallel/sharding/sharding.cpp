@@ -19,6 +19,7 @@
 #include "accelerate/comm.hpp"
 #include "accelerate/residency/deferred.hpp"
 #include "accelerate/utils/error.hpp"
+#include "comm/agreement.hpp"
 #include "comm/group.hpp"
 #include "parallel/backward_watch.hpp"
 #include "parallel/captured_gradient.hpp"
@@ -564,6 +565,21 @@ struct Sharding::Impl {
     release();
     store->publish(*units);
   }
+  /// Peers wait for this rank in the middle of a step.
+  template <class F> void or_tell_peers(F&& f) {
+    try {
+      f();
+    } catch (const ResourceError& error) {
+      if (group) group->announce_failure(error.what());
+      throw;
+    }
+  }
+  /// A disk that has failed a rank is an error of all.
+  void settle_disk() {
+    if (!store->disk().steps_in_groups()) return;
+    if (const auto failed = comm::failed_elsewhere(group.get(), [this] { store->disk().settle(); }))
+      raise<ResourceError>("on rank {}: {}", failed->rank, failed->reason);
+  }
   static bool has_gradients(const ShardedPart& part) {
     return std::any_of(part.members.begin(), part.members.end(),
                        [](const auto& member) { return member.shard.grad().defined(); });
@@ -818,7 +834,29 @@ void Sharding::expect_gradients(const std::function<std::vector<at::Tensor>()>& 
   impl_->check_all_have_gradients(stepped_on());
 }
 
-void Sharding::after_step() { impl_->publish(); }
+void Sharding::after_step() {
+  impl_->publish();
+  impl_->settle_disk();
+}
+
+std::vector<std::vector<at::Tensor>> Sharding::step_parts() const {
+  std::vector<std::vector<at::Tensor>> groups;
+  for (const auto& indices : impl_->store->disk().groups()) {
+    groups.emplace_back();
+    for (const size_t index : indices)
+      for (const auto& member : impl_->parts[index].members) groups.back().push_back(member.shard);
+  }
+  return groups;
+}
+void Sharding::before_part(size_t group, const std::vector<at::Tensor>& states) {
+  impl_->or_tell_peers([&] { impl_->store->disk().before_group(group, states); });
+}
+void Sharding::after_part(size_t group, const std::vector<at::Tensor>& states) {
+  impl_->or_tell_peers([&] {
+    for (const size_t index : impl_->store->disk().groups()[group]) impl_->store->publish_part(impl_->parts[index]);
+  });
+  impl_->store->disk().after_group(group, states);
+}
 
 void Sharding::gather_each(const Engine::ShardOf& piece_of, const std::function<void(const Engine::Whole&)>& take,
                            bool everywhere) const {

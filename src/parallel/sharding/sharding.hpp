@@ -44,6 +44,9 @@ class ACCELERATE_API Sharding final : public Layer {
   void before_step() override;
   void expect_gradients(const std::function<std::vector<at::Tensor>()>& stepped_on) override;
   void after_step() override;
+  std::vector<std::vector<at::Tensor>> step_parts() const override;
+  void before_part(size_t group, const std::vector<at::Tensor>& states) override;
+  void after_part(size_t group, const std::vector<at::Tensor>& states) override;
   std::optional<at::ScalarType> input_dtype() const override;
   std::optional<at::ScalarType> output_dtype() const override;
   bool keeps_parameters() const override { return false; }

@@ -391,8 +391,9 @@ class SharedHome final : public residency::Home {
 class SharedMemoryStore final : public ShardStore {
  public:
   SharedMemoryStore(std::vector<ShardedPart>& parts, const ShardGroups& groups, std::shared_ptr<Mapping> mapping,
-                    const ReducerOptions& options)
-      : parts_(parts),
+                    const ReducerOptions& options, std::unique_ptr<ShardsOnDisk> disk)
+      : ShardStore(std::move(disk)),
+        parts_(parts),
         groups_(groups),
         group_(groups.shard),
         mapping_(std::move(mapping)),
@@ -407,6 +408,8 @@ class SharedMemoryStore final : public ShardStore {
 
   void allocate(ShardedPart& part) override {
     const at::Tensor slice = own(part);
+    if (is_image(part)) part.master = disk().allocate_master(part, slice.numel());
+    if (part.master.defined()) return;
     part.master =
         is_image(part) ? at::zeros(slice.sizes(), slice.options().dtype(part.master_dtype)) : slice.variable_data();
   }
@@ -421,7 +424,8 @@ class SharedMemoryStore final : public ShardStore {
   bool pieces_in_unit(const ShardedPart& part) const override { return !part.stands_in && !is_image(part); }
   bool may_have_changed(const ShardedPart& part) const override {
     const at::NoGradGuard no_grad;
-    return is_image(part) && !at::equal(own(part), part.master.detach().to(part.compute_dtype));
+    return is_image(part) && disk().may_have_changed(part) &&
+           !at::equal(own(part), part.master.detach().to(part.compute_dtype));
   }
   std::unique_ptr<GradientReducer> make_reducer() override {
     return std::make_unique<SharedReducer>(parts_, groups_, mapping_, options_);
@@ -443,9 +447,17 @@ class SharedMemoryStore final : public ShardStore {
     units.share_again();
     units.write_together(true);
   }
+  void publish_part(ShardedPart& part) override {
+    const at::NoGradGuard no_grad;
+    if (!is_image(part)) return;
+    own(part).copy_(part.master);
+    published_[part.index] = part.master._version();
+    in_step_.push_back(part.index);
+  }
   void publish(residency::Residency& units) override {
     units.write_together(false);
     publish_images(/*only_changed=*/false);
+    in_step_.clear();
     units.note_up_to_date();
     mapping_->memory->barrier("optimizer step");
   }
@@ -471,13 +483,15 @@ class SharedMemoryStore final : public ShardStore {
   void publish_images(bool only_changed) {
     at::NoGradGuard no_grad;
     for (auto& part : parts_) {
-      if (!is_image(part) || (only_changed && part.master._version() == published_[part.index])) continue;
+      const bool done = only_changed || std::find(in_step_.begin(), in_step_.end(), part.index) != in_step_.end();
+      if (!is_image(part) || (done && part.master._version() == published_[part.index])) continue;
       own(part).copy_(part.master);
       published_[part.index] = part.master._version();
     }
   }
 
   std::vector<ShardedPart>& parts_;
+  std::vector<size_t> in_step_;  ///< parts that have been published within the step that runs
   ShardGroups groups_;
   std::shared_ptr<comm::Group> group_;  ///< groups_.shard
   std::shared_ptr<Mapping> mapping_;
@@ -490,14 +504,14 @@ class SharedMemoryStore final : public ShardStore {
 }  // namespace
 
 std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const ShardGroups& groups,
-                                                const ReducerOptions& options) {
+                                                const ReducerOptions& options, std::unique_ptr<ShardsOnDisk>& disk) {
   for (const auto& part : parts)
     if (part.trainable && !comm::can_average(part.reduce_dtype.value_or(part.compute_dtype))) return nullptr;
   StorePlan plan(parts, groups.ranks());
   auto memory = comm::SharedMemory::create(groups.shard, plan.size, plan.likely);
   if (!memory) return nullptr;
-  return std::make_unique<SharedMemoryStore>(parts, groups,
-                                             std::make_shared<Mapping>(std::move(memory), std::move(plan)), options);
+  return std::make_unique<SharedMemoryStore>(
+      parts, groups, std::make_shared<Mapping>(std::move(memory), std::move(plan)), options, std::move(disk));
 }
 
 }  // namespace accelerate::parallel

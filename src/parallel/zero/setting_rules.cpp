@@ -206,6 +206,14 @@ void check_together(const ZeroSettings& s, const GivenKeys& given, const ReadOpt
         "'zero_optimization.offload_optimizer.nvme_path' is missing, expected a folder, since its device is nvme");
   wrong(zero.stage == 3 && no_folder(zero.offload_param.device, zero.offload_param.nvme_path),
         "'zero_optimization.offload_param.nvme_path' is missing, expected a folder, since its device is nvme");
+  if (const auto& states = zero.offload_optimizer; zero.stage > 0 && states.device == "nvme") {
+    // One group is stepped on.
+    const int64_t least = 1 + (states.pipeline_read ? 1 : 0) + (states.pipeline_write ? 1 : 0);
+    wrong(states.buffer_count < least,
+          fmt::format("'zero_optimization.offload_optimizer.buffer_count' is {}, expected at least {}: so many groups "
+                      "are in memory with pipeline_read {} and pipeline_write {}",
+                      states.buffer_count, least, states.pipeline_read, states.pipeline_write));
+  }
   if (const int64_t part = zero.zero_hpz_partition_size; zero.stage == 3 && part > 1)
     wrong(options.ranks % part != 0,
           fmt::format("'zero_optimization.zero_hpz_partition_size' is {}, expected a divisor of the {} ranks", part,

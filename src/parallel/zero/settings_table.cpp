@@ -47,6 +47,10 @@ const char* states_on_cpu(const ZeroSettings& s, const ReadOptions& options) {
   if (const char* why = states_stay(s, options)) return why;
   return options.cuda ? nullptr : kOneMemory;
 }
+const char* no_momentum_in_files(const ZeroSettings& s, const ReadOptions& options) {
+  if (const char* why = no_states_in_files(s, options)) return why;
+  return s.optimizer && s.optimizer->type == "Muon" ? nullptr : "the optimizer is not Muon";
+}
 const char* no_parameters_in_files(const ZeroSettings& s, const ReadOptions& options) {
   if (const char* why = below_stage_3(s, options)) return why;
   return s.zero_optimization.offload_param.device == "nvme" ? nullptr : "only parameters in files are read in parts";
@@ -63,7 +67,9 @@ const char* no_files(const ZeroSettings& s, const ReadOptions& options) {
 const char* nothing_is_fetched(const ZeroSettings& s, const ReadOptions& options) {
   if (const char* why = below_stage_3(s, options)) return why;
   const bool offloads = s.offloads_states() || s.zero_optimization.offload_param.device != "none";
-  return options.ranks > 1 || (options.cuda && offloads) ? nullptr : "one process has all parameters, and fetches none";
+  const bool files = !no_parameters_in_files(s, options);
+  return options.ranks > 1 || files || (options.cuda && offloads) ? nullptr
+                                                                  : "one process has all parameters, and fetches none";
 }
 const char* not_fp16(const ZeroSettings& s, const ReadOptions&) { return s.fp16.enabled ? nullptr : "fp16 is off"; }
 const char* no_dynamic_scale(const ZeroSettings& s, const ReadOptions& options) {
@@ -142,7 +148,6 @@ constexpr const char* kDeadThere = "DeepSpeed 0.19.8 does not read it either";
 constexpr const char* kLoaders = "loaders are the program's: set it there";
 constexpr const char* kLibTorchSteps = "says how torch's optimizers step; there is one step here";
 constexpr const char* kTracker = "record with a tracker of the Accelerator (log_with)";
-constexpr const char* kNvme = "use cpu, which keeps them in memory";
 constexpr const char* kAdams = "Adam AdamW";
 constexpr const char* kAllOptimizers = "Adam AdamW Adagrad Lion Lamb Muon SGD RMSprop";
 constexpr const char* kWarmups = "WarmupLR WarmupDecayLR WarmupCosineLR";
@@ -341,12 +346,10 @@ std::vector<Row> zero_rows() {
       {ROW(zero_optimization.load_from_fp32_weights), .idle = at_stage_0},
       {ROW(zero_optimization.elastic_checkpoint), .state = no_meaning,
        .reason = "checkpoints load with any number of ranks"},
-      {ROW(zero_optimization.sub_group_size), .state = no_meaning,
-       .reason = "states in memory are stepped chunk by chunk in any case", .least = 0},
-      {ROW(zero_optimization.offload_optimizer.device), .state = later, .reason = kNvme, .fine = R"(["none", "cpu"])",
-       .idle = states_move_nowhere, .choices = "none|cpu|nvme"},
+      {ROW(zero_optimization.sub_group_size), .idle = no_states_in_files, .least = 0},
+      {ROW(zero_optimization.offload_optimizer.device), .idle = states_move_nowhere, .choices = "none|cpu|nvme"},
       {ROW(zero_optimization.offload_optimizer.nvme_path), .idle = no_states_in_files},
-      {ROW(zero_optimization.offload_optimizer.buffer_count), .idle = no_states_in_files, .least = 0},
+      {ROW(zero_optimization.offload_optimizer.buffer_count), .idle = no_states_in_files, .least = 1},
       {ROW(zero_optimization.offload_optimizer.pin_memory), .idle = states_on_cpu, .moved = "0.19.5",
        .before = "false"},
       {ROW(zero_optimization.offload_optimizer.pipeline_read), .idle = no_states_in_files},
@@ -358,8 +361,7 @@ std::vector<Row> zero_rows() {
        .reason = "a step within backward hides the optimizer's time without it"},
       {ROW(zero_optimization.offload_optimizer.cpuadam_cores_perc), .state = no_meaning,
        .reason = "all threads of the process step", .least = 0, .most = 1},
-      {ROW(zero_optimization.offload_param.device), .state = later, .reason = kNvme, .fine = R"(["none", "cpu"])",
-       .idle = parameters_move_nowhere, .choices = "none|cpu|nvme"},
+      {ROW(zero_optimization.offload_param.device), .idle = parameters_move_nowhere, .choices = "none|cpu|nvme"},
       {ROW(zero_optimization.offload_param.nvme_path), .idle = no_parameters_in_files},
       {ROW(zero_optimization.offload_param.buffer_count), .idle = no_parameters_in_files, .least = 0},
       {ROW(zero_optimization.offload_param.buffer_size), .idle = no_parameters_in_files, .least = 0},
@@ -411,8 +413,8 @@ std::vector<Row> zero_rows() {
       {ROW(zero_optimization.log_trace_cache_warnings), .idle = nothing_is_fetched, .since = "0.16.4"},
       {ROW(zero_optimization.enable_sanity_checks), .state = no_meaning,
        .reason = "ranks that reduce in other orders are named in any case"},
-      {ROW(zero_optimization.save_muon_momentum_buffer_in_memory), .state = no_meaning,
-       .reason = "only for Muon with states in files", .since = "0.18.9"},
+      {ROW(zero_optimization.save_muon_momentum_buffer_in_memory), .state = later,
+       .reason = "leave it out: all states lie in files", .idle = no_momentum_in_files, .since = "0.18.9"},
       {ROW(zero_optimization.leaf_module.classes), .idle = below_stage_3, .since = "0.18.0"},
       {ROW(zero_optimization.leaf_module.names), .idle = below_stage_3, .since = "0.18.0"},
       {ROW(zero_optimization.leaf_module.name_suffixes), .idle = below_stage_3, .since = "0.18.0"},

@@ -80,6 +80,36 @@ void hold_in_pieces(const ZeroSettings& zero, ShardingSettings& settings) {
   settings.backward = settings.forward;
 }
 
+DiskPlace disk_place(const std::optional<std::string>& folder, const zero::Aio& aio) {
+  return {.folder = folder.value(),
+          .requests = {.bytes = aio.block_size,
+                       .depth = aio.queue_depth,
+                       .threads = aio.intra_op_parallelism,
+                       .one_by_one = aio.single_submit,
+                       .refills_at_once = aio.overlap_events}};
+}
+
+void lay_on_disk(const ZeroSettings& zero, ShardingSettings& settings) {
+  const auto& states = zero.zero_optimization.offload_optimizer;
+  const auto& parameters = zero.zero_optimization.offload_param;
+  if (states.device == "nvme")
+    settings.states_on_disk = StatesOnDisk{.place = disk_place(states.nvme_path, zero.aio),
+                                           .reads_ahead = states.pipeline_read,
+                                           .writes_behind = states.pipeline_write,
+                                           .group_elements = zero.zero_optimization.sub_group_size,
+                                           .groups_in_memory = states.buffer_count};
+  if (zero.zero_optimization.stage < 3 || parameters.device != "nvme") return;
+  settings.parameters_on_disk = ParametersOnDisk{.place = disk_place(parameters.nvme_path, zero.aio),
+                                                 .elements_in_memory = parameters.max_in_cpu};
+  // What comes ahead of its use lies in the buffers.
+  const int64_t buffers = bytes_of(parameters.buffer_count > kMostBytes / std::max<int64_t>(parameters.buffer_size, 1)
+                                       ? kMostBytes
+                                       : parameters.buffer_count * parameters.buffer_size,
+                                   zero);
+  for (auto* const policy : {&settings.forward, &settings.backward})
+    policy->prefetch_bytes = std::min(policy->prefetch_bytes.value_or(buffers), buffers);
+}
+
 }  // namespace
 
 std::vector<comm::AxisSize> axes_of(const ZeroSettings& zero, int64_t ranks) {
@@ -136,7 +166,8 @@ ShardingSettings settings_of(const ZeroSettings& zero, int64_t ranks) {
   if (sums && compute_dtype(zero) && !widens_sums) settings.kept_gradients = KeptGradients::as_reduced;
   else if (stage < 3 || ranks == 1) settings.kept_gradients = KeptGradients::as_reduced_until_added;
   const auto& offload = zero.zero_optimization;
-  settings.offload = offload.offload_optimizer.device == "cpu" || offload.offload_param.device == "cpu";
+  settings.offload = offload.offload_optimizer.device != "none" || offload.offload_param.device != "none";
+  if (stage > 0) lay_on_disk(zero, settings);
   settings.offload_share = offload.offload_optimizer.ratio;
   settings.pin_memory = offload.offload_optimizer.pin_memory || offload.offload_param.pin_memory;
   settings.tells_changed_order = stage == 3 && zero.zero_optimization.log_trace_cache_warnings;

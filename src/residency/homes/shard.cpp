@@ -67,9 +67,10 @@ class ShardHome final : public Home {
         near_(std::move(near)),
         name_(std::move(name)),
         wire_(std::move(wire)) {
+    if (own_.masters.defined()) kept_.emplace(own_.masters, begin_);
     if (const auto mapped = own_.home->mapped()) {
       here_ = *mapped;
-      kept_.emplace(here_, begin_);
+      if (!kept_) kept_.emplace(here_, begin_);
     }
   }
   ~ShardHome() override { forget(); }
@@ -82,6 +83,7 @@ class ShardHome final : public Home {
       forget();
       if (current) return gather(near_, std::move(sent), flat, wire_near());
     }
+    own_.make_current();
     if (here_.defined()) return gather(group_, message_of(here_, flat), flat, wire_.get());
     at::Tensor mine = at::empty({own_.numel}, flat.options().dtype(own_.dtype));
     auto coming = own_.home->fetch(mine);
@@ -115,7 +117,7 @@ class ShardHome final : public Home {
     });
   }
 
-  std::optional<at::ScalarType> keeps() const override { return own_.dtype; }
+  std::optional<at::ScalarType> keeps() const override { return kept_ ? kept_->dtype() : own_.dtype; }
   void refine(int64_t begin, const at::Tensor& values) const override {
     with_kept(values, /*changes=*/false, [&](const Kept& kept, const at::Tensor&) { kept.refine(begin, values); });
   }
@@ -158,7 +160,7 @@ class ShardHome final : public Home {
 
   /// f(what this rank keeps, its values); what is not in memory comes, and goes back where that changes it.
   template <class F> void with_kept(const at::Tensor& like, bool changes, F&& f) const {
-    if (kept_) return f(*kept_, here_);
+    if (kept_) return f(*kept_, here_.defined() ? here_ : own_.masters.to(own_.dtype));
     at::Tensor values = at::empty({own_.numel}, like.options().dtype(own_.dtype));
     if (const auto coming = own_.home->fetch(values)) coming->wait();
     f(Kept(values, begin_), values);
@@ -200,12 +202,6 @@ class ShardHome final : public Home {
 };
 
 }  // namespace
-
-KeptSlice in_memory(at::Tensor slice) {
-  KeptSlice own{.home = nullptr, .numel = slice.numel(), .dtype = slice.scalar_type()};
-  own.home = memory_home(std::move(slice));
-  return own;
-}
 
 std::unique_ptr<Home> shard_home(KeptSlice own, std::shared_ptr<comm::Group> group, std::shared_ptr<comm::Group> near,
                                  std::string name, std::unique_ptr<Wire> wire) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "residency/home.hpp"
+#include "residency/homes/kept_slice.hpp"
 #include "residency/homes/wire.hpp"
 
 namespace accelerate::comm {
@@ -14,17 +15,6 @@ class Group;
 }
 
 namespace accelerate::residency {
-
-/// What one rank keeps of a flat storage: its slice, wherever that lies.
-struct KeptSlice {
-  /// Of a flat storage that is the slice. One that is mapped (memory) may be changed by others, step() for example;
-  /// all others are changed here only.
-  std::unique_ptr<Home> home;
-  int64_t numel = 0;
-  at::ScalarType dtype = at::kFloat;
-};
-/// In memory: on the device, or on the host.
-KeptSlice in_memory(at::Tensor slice);
 
 /// Each rank of the group keeps an equal slice of the flat storage; fetching gathers them. Collective: at fetch()
 /// where a slice is mapped, and where it has to be fetched itself, at the transfer's wait(), which ranks call in one

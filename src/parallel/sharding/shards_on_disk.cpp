@@ -1,0 +1,204 @@
+#include "parallel/sharding/shards_on_disk.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "memory/meta_memory.hpp"
+#include "parallel/sharding/counts.hpp"
+#include "utils/raise.hpp"
+
+namespace accelerate::parallel {
+namespace {
+
+std::shared_ptr<residency::DiskMemory> disk_at(const DiskPlace& place, const residency::SpillFile::Wording& wording) {
+  return std::make_shared<residency::DiskMemory>(place.folder, place.requests, wording);
+}
+
+/// Larger groups would take memory, and make no disk faster.
+constexpr int64_t kEnoughElements = 8 << 20;
+
+}  // namespace
+
+ShardsOnDisk::ShardsOnDisk(const ShardingSettings& settings, std::vector<ShardedPart>& parts, const at::Device& device)
+    : parts_(parts),
+      is_dry_(device.is_meta()),
+      has_states_(settings.states_on_disk.has_value()),
+      has_parameters_(settings.parameters_on_disk.has_value()),
+      how_(settings.states_on_disk.value_or(StatesOnDisk{.group_elements = kEnoughElements})) {
+  if (has_parameters_) elements_left_in_memory_ = settings.parameters_on_disk->elements_in_memory;
+  if (is_dry_) return;
+  if (has_states_)
+    states_ = disk_at(how_.place, {.user = "optimizer states on disk",
+                                   .contents = "the optimizer's states",
+                                   .advice = "or name a folder on another disk"});
+  if (has_parameters_)
+    parameters_ = disk_at(
+        settings.parameters_on_disk->place,
+        {.user = "parameters on disk", .contents = "the parameters", .advice = "or name a folder on another disk"});
+}
+
+at::Tensor ShardsOnDisk::zeros(const std::shared_ptr<residency::DiskMemory>& disk, bool on_disk, int64_t numel,
+                               const at::TensorOptions& options) const {
+  if (!on_disk) return at::zeros({numel}, options);
+  if (disk) return disk->zeros({numel}, c10::typeMetaToScalarType(options.dtype()));
+  const meta_memory::Uncounted in_a_file;
+  return at::zeros({numel}, options);
+}
+
+std::optional<residency::KeptSlice> ShardsOnDisk::allocate(ShardedPart& part, int64_t numel,
+                                                           const at::TensorOptions& options) {
+  // The first units stay in memory, not those that happen to fit.
+  const bool in_memory = !has_parameters_ || elements_left_in_memory_ >= numel;
+  elements_left_in_memory_ = in_memory ? elements_left_in_memory_ - (has_parameters_ ? numel : 0) : 0;
+  const auto kept = [&](const at::Tensor& values) {
+    if (in_memory) return residency::in_memory(values);
+    counts::add(ShardingCount::parts_on_disk);
+    return residency::on_disk(parameters_, values);
+  };
+  if (part.compute_dtype == part.master_dtype) {
+    if (in_memory) return std::nullopt;
+    part.master = zeros(parameters_, /*on_disk=*/true, numel, options.dtype(part.master_dtype));
+    return kept(part.master);
+  }
+  if (in_memory && !has_states_) return std::nullopt;
+  part.master = zeros(states_, has_states_, numel, options.dtype(part.master_dtype));
+  return residency::image_of(part.master,
+                             kept(zeros(parameters_, !in_memory, numel, options.dtype(part.compute_dtype))));
+}
+
+at::Tensor ShardsOnDisk::allocate_master(const ShardedPart& part, int64_t numel) {
+  return has_states_ ? zeros(states_, /*on_disk=*/true, numel, at::TensorOptions().dtype(part.master_dtype))
+                     : at::Tensor();
+}
+
+bool ShardsOnDisk::may_have_changed(const ShardedPart& part) const {
+  for (const auto* disk : {states_.get(), parameters_.get()})
+    if (disk && disk->has(part.master)) return disk->may_have_been_touched(part.master);
+  return true;
+}
+
+const std::vector<std::vector<size_t>>& ShardsOnDisk::groups() {
+  if (!groups_.empty() || !steps_in_groups()) return groups_;
+  int64_t elements = 0;
+  for (const auto& part : parts_) {
+    if (!part.trainable) continue;
+    const int64_t more = part.master.numel();
+    if (groups_.empty() || elements + more > std::min(how_.group_elements, kEnoughElements))
+      groups_.emplace_back(), elements = 0;
+    groups_.back().push_back(part.index);
+    elements += more;
+  }
+  return groups_;
+}
+
+std::vector<at::Tensor> ShardsOnDisk::masters_of(size_t group) const {
+  std::vector<at::Tensor> masters;
+  for (const size_t index : groups_[group]) masters.push_back(parts_[index].master);
+  return masters;
+}
+
+ShardsOnDisk::UnderWay ShardsOnDisk::bring(size_t group, std::vector<at::Tensor> tensors) const {
+  UnderWay coming{.group = group, .tensors = std::move(tensors), .states = nullptr, .parameters = nullptr};
+  if (states_) coming.states = states_->bring(coming.tensors);
+  if (parameters_) coming.parameters = parameters_->bring(coming.tensors);
+  return coming;
+}
+
+ShardsOnDisk::UnderWay ShardsOnDisk::send(size_t group, std::vector<at::Tensor> tensors) const {
+  UnderWay going{.group = group, .tensors = std::move(tensors), .states = nullptr, .parameters = nullptr};
+  if (states_) going.states = states_->send(going.tensors);
+  if (parameters_) going.parameters = parameters_->send(going.tensors);
+  return going;
+}
+
+template <class F> void ShardsOnDisk::postpone(F&& f) {
+  try {
+    f();
+  } catch (const ResourceError&) {
+    if (!failed_) failed_ = std::current_exception();
+  }
+}
+
+void ShardsOnDisk::before_group(size_t group, const std::vector<at::Tensor>& states) {
+  counts::add(ShardingCount::groups_from_disk);
+  if (is_dry_) return before_dry_group(group, states);
+  if (auto coming = std::exchange(coming_, std::nullopt)) {
+    coming->wait();
+    if (coming->group == group) counts::add(ShardingCount::groups_read_ahead);
+  }
+  // Those that are still on their way to the disk may be wanted again, of a model with one group.
+  std::erase_if(going_, [&](UnderWay& going) {
+    if (going.group == group) postpone([&] { going.wait(); });
+    return going.group == group;
+  });
+  auto needed = masters_of(group);
+  needed.insert(needed.end(), states.begin(), states.end());
+  bring(group, std::move(needed)).wait();
+  kept_.resize(groups_.size());
+  // Two optimizers of one model step on other parameters of the group: what was read ahead for the other one goes.
+  if (const auto& before = kept_[group]; !before.empty()) {
+    std::vector<at::Tensor> others;
+    for (const auto& tensor : before)
+      if (std::none_of(states.begin(), states.end(), [&](const auto& state) { return state.is_same(tensor); }))
+        others.push_back(tensor);
+    if (states_) states_->drop(others);
+  }
+  // One is stepped on, one comes, and the others go.
+  const size_t next = group + 1;
+  const auto in_memory = static_cast<int64_t>(going_.size()) + 1;
+  if (!how_.reads_ahead || next >= groups_.size() || in_memory >= how_.groups_in_memory) return;
+  auto wanted = masters_of(next);
+  wanted.insert(wanted.end(), kept_[next].begin(), kept_[next].end());
+  coming_ = bring(next, std::move(wanted));
+}
+
+void ShardsOnDisk::before_dry_group(size_t group, const std::vector<at::Tensor>& states) {
+  int64_t bytes = 0;
+  for (const auto& master : masters_of(group))
+    if (master.scalar_type() != parts_[groups_[group].front()].compute_dtype || has_parameters_)
+      bytes += static_cast<int64_t>(master.nbytes());
+  for (const auto& state : states) bytes += static_cast<int64_t>(state.nbytes());
+  const int64_t at_a_time =
+      std::min<int64_t>(how_.groups_in_memory, 1 + (how_.reads_ahead ? 1 : 0) + (how_.writes_behind ? 1 : 0));
+  const meta_memory::Purpose buffers(MemoryUse::optimizer);
+  dry_buffers_ = at::empty({bytes * at_a_time}, at::TensorOptions().dtype(at::kByte).device(at::kMeta));
+}
+
+void ShardsOnDisk::after_group(size_t group, const std::vector<at::Tensor>& states) {
+  if (is_dry_) {
+    dry_buffers_.reset();
+    for (const auto& state : states)  // which lie in a file from now on
+      if (state.dim() > 0) state.storage().set_data_ptr_noswap(at::DataPtr(nullptr, at::Device(at::kMeta)));
+    return;
+  }
+  if (states_)
+    postpone([&] {
+      for (const auto& state : states)
+        if (state.dim() > 0) states_->take(state);  // not counts of steps
+    });
+  kept_[group] = states;
+  auto all = masters_of(group);
+  all.insert(all.end(), states.begin(), states.end());
+  going_.push_back(send(group, std::move(all)));
+  const int64_t may_go = how_.writes_behind ? how_.groups_in_memory - 1 - (coming_ ? 1 : 0) : 0;
+  while (static_cast<int64_t>(going_.size()) > may_go) {
+    postpone([&] { going_.front().wait(); });
+    going_.erase(going_.begin());
+  }
+  if (!going_.empty()) counts::add(ShardingCount::groups_written_behind);
+}
+
+void ShardsOnDisk::settle() {
+  if (auto coming = std::exchange(coming_, std::nullopt)) {
+    coming->wait();
+    if (states_) states_->drop(coming->tensors);
+    if (parameters_) parameters_->drop(coming->tensors);
+  }
+  for (; !going_.empty(); going_.erase(going_.begin())) postpone([&] { going_.front().wait(); });
+  if (auto failed = std::exchange(failed_, nullptr)) std::rethrow_exception(failed);
+}
+
+}  // namespace accelerate::parallel

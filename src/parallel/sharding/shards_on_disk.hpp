@@ -1,0 +1,82 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "parallel/sharding/settings.hpp"
+#include "parallel/sharding/sharded_part.hpp"
+#include "residency/disk/disk_memory.hpp"
+#include "residency/homes/kept_slice.hpp"
+
+namespace accelerate::parallel {
+
+/// What of a model's shards, and of what optimizers keep of them, lies on disks. Not collective.
+class ShardsOnDisk {
+ public:
+  /// @throws ConfigError for a folder that is none, ResourceError where no file can be made in it
+  /// @param device  the model's; meta: a dry run, without files
+  ShardsOnDisk(const ShardingSettings& settings, std::vector<ShardedPart>& parts, const at::Device& device);
+
+  /// Whether optimizers step on one group after the other.
+  bool steps_in_groups() const { return has_states_ || has_parameters_; }
+  bool has_parameters() const { return has_parameters_; }
+
+  /// Gives part.master memory, zeros, if it or what units are made of lies on a disk. Nothing: neither does.
+  /// @param options  of those that stay in memory
+  std::optional<residency::KeptSlice> allocate(ShardedPart& part, int64_t numel, const at::TensorOptions& options);
+  /// A master of another dtype than what is computed with, which is elsewhere. Undefined: it does not lie on a disk.
+  at::Tensor allocate_master(const ShardedPart& part, int64_t numel);
+  /// Whether somebody may have changed part.master where it lies; true where it is in memory.
+  bool may_have_changed(const ShardedPart& part) const;
+
+  /// Indices of parts that are stepped on together, in order; of those that may be trained.
+  const std::vector<std::vector<size_t>>& groups();
+  /// Around a step on a group, with what the optimizer keeps of it. Blocks.
+  void before_group(size_t group, const std::vector<at::Tensor>& states);
+  void after_group(size_t group, const std::vector<at::Tensor>& states);
+  /// All that was written is on the disk. @throws ResourceError if that, or finding room for it, has failed since the
+  /// last time: what has no place there is in memory, and nothing is lost
+  void settle();
+
+ private:
+  std::vector<at::Tensor> masters_of(size_t group) const;
+  /// On that disk, if the second is true.
+  at::Tensor zeros(const std::shared_ptr<residency::DiskMemory>& disk, bool on_disk, int64_t numel,
+                   const at::TensorOptions& options) const;
+
+  std::vector<ShardedPart>& parts_;
+  bool is_dry_, has_states_, has_parameters_;
+  StatesOnDisk how_;
+  int64_t elements_left_in_memory_ = 0;
+  std::shared_ptr<residency::DiskMemory> states_, parameters_;  ///< null: in memory, or a dry run
+  at::Tensor dry_buffers_;                                      ///< that a group would come into
+  std::vector<std::vector<size_t>> groups_;
+
+  /// Tensors on their way, of a group.
+  struct UnderWay {
+    size_t group = 0;
+    std::vector<at::Tensor> tensors;
+    std::unique_ptr<residency::Transfer> states, parameters;
+    void wait() {
+      if (states) states->wait();
+      if (parameters) parameters->wait();
+    }
+  };
+  void before_dry_group(size_t group, const std::vector<at::Tensor>& states);
+  UnderWay bring(size_t group, std::vector<at::Tensor> tensors) const;
+  UnderWay send(size_t group, std::vector<at::Tensor> tensors) const;
+  /// What fails is thrown later: a step in the middle would leave a model that is half of one and half of another.
+  template <class F> void postpone(F&& f);
+
+  std::vector<std::vector<at::Tensor>> kept_;  ///< by group: what came with it the last time
+  std::optional<UnderWay> coming_;
+  std::vector<UnderWay> going_;
+  std::exception_ptr failed_;
+};
+
+}  // namespace accelerate::parallel

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "residency/disk/direct_io.hpp"
+#include "residency/spill_file.hpp"
+
+namespace accelerate::residency {
+
+/// Contiguous CPU tensors whose bytes lie in a file without a name, past the system's cache. They are ordinary tensors
+/// at all times: who touches one finds its bytes in the file, which the system reads page by page. Who uses many, one
+/// group after the other, brings each group into memory before and sends it back after, by few large requests; its
+/// tensors are in memory meanwhile. One thread at a time. Source: ZeRO-Infinity, arXiv:2104.07857 (optimizer states and
+/// parameters on NVMe).
+class DiskMemory : public std::enable_shared_from_this<DiskMemory> {
+ public:
+  /// @throws as SpillFile
+  DiskMemory(const std::filesystem::path& folder, const DiskRequests& requests, const SpillFile::Wording& wording);
+  DiskMemory(const DiskMemory&) = delete;
+  DiskMemory& operator=(const DiskMemory&) = delete;
+  ~DiskMemory();
+
+  /// @throws ResourceError where the disk has no room for it
+  at::Tensor zeros(at::IntArrayRef sizes, at::ScalarType dtype);
+  /// Gives the tensor's storage a place in the file; it is in memory, as after bring(). Nothing for one that has one,
+  /// of this disk or another, and for one that is not the whole of its storage. @throws ResourceError as above
+  void take(const at::Tensor& tensor);
+  /// Whether this disk is where the tensor's bytes have their place.
+  bool has(const at::Tensor& tensor) const;
+
+  /// Brings those that have a place here and are not in memory; waited for, they are. @throws ResourceError (wait())
+  /// when the disk fails; they lie in the file then, as before.
+  std::unique_ptr<Transfer> bring(const std::vector<at::Tensor>& tensors);
+  /// Writes those that are in memory to their places; waited for, their memory is free. Nobody may write to them
+  /// meanwhile. @throws ResourceError (wait()) when the disk fails; they stay in memory then, and lose nothing.
+  std::unique_ptr<Transfer> send(const std::vector<at::Tensor>& tensors);
+  /// Those that are in memory and have not been written to lie in the file again, without being written.
+  void drop(const std::vector<at::Tensor>& tensors);
+
+  /// Reads a tensor with a place here into `to`: CPU memory, contiguous, of as many bytes. Null: it was in memory.
+  std::unique_ptr<Transfer> read(const at::Tensor& tensor, const at::Tensor& to);
+  /// Writes values to a place here; blocks. @param values  as `to` of read()
+  void write(const at::Tensor& tensor, const at::Tensor& values);
+
+  /// Whether somebody may have written to it where it lies: false is certain as long as the system has kept its pages.
+  bool may_have_been_touched(const at::Tensor& tensor) const;
+
+  struct Place;
+
+ private:
+  struct Buffer;
+  class Moving;
+  class Reading;
+  Place* place_of(const at::Tensor& tensor) const;
+  /// Each once, those that are in memory, or those that are not.
+  std::vector<std::shared_ptr<Place>> places_of(const std::vector<at::Tensor>& tensors, bool in_memory) const;
+  std::unique_ptr<Transfer> begin(bool writes, std::vector<DirectIo::Range> ranges);
+  /// Waits. @param again  begins it anew
+  void finish(bool writes, std::unique_ptr<Transfer>& under_way, const std::function<void()>& again);
+  std::unique_ptr<Buffer> take_buffer(int64_t bytes);
+  void give_buffer(std::unique_ptr<Buffer> buffer);
+
+  SpillFile file_;
+  int direct_ = -1;  ///< the same file, past the cache; -1 where the file system can't
+  bool direct_works_ = true;
+  DirectIo io_;
+  std::multimap<int64_t, std::unique_ptr<Buffer>> free_;  ///< by their bytes
+  int64_t in_use_ = 0, most_in_use_ = 0;                  ///< bytes of buffers
+};
+
+}  // namespace accelerate::residency

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "residency/disk/disk_memory.hpp"
+#include "residency/home.hpp"
+
+namespace accelerate::residency {
+
+/// What one process keeps of a flat storage: its slice, wherever that lies.
+struct KeptSlice {
+  /// Of a flat storage that is the slice. One that is mapped (memory) may be changed by others, step() for example;
+  /// all others are changed here only, or are made of `masters`.
+  std::shared_ptr<Home> home;
+  int64_t numel = 0;
+  at::ScalarType dtype = at::kFloat;
+  /// [numel]: what writes reach, where that is more than what the home holds. The home's values are made of them.
+  at::Tensor masters = {};
+  std::shared_ptr<int64_t> made_of = {};  ///< which version of the masters; null: they are the home's own bytes
+
+  /// The home's values are those of the masters. @param anyway  also where no version tells that these have changed
+  void make_current(bool anyway = false) const;
+};
+/// In memory: on the device, or on the host.
+KeptSlice in_memory(at::Tensor slice);
+/// @param slice  has its place on the disk
+KeptSlice on_disk(const std::shared_ptr<DiskMemory>& disk, at::Tensor slice);
+/// The same as the image of masters, in another dtype.
+KeptSlice image_of(at::Tensor masters, KeptSlice image);
+
+/// All of a flat storage is kept by this process alone, and comes and goes.
+std::unique_ptr<Home> kept_home(KeptSlice whole);
+
+}  // namespace accelerate::residency

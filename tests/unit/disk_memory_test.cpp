@@ -1,0 +1,238 @@
+/// Tensors that lie on a disk: they are read and written where they lie, and come and go in groups.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <filesystem>
+#include <thread>
+
+#include "accelerate/utils/error.hpp"
+#include "message_of.hpp"
+#include "residency/counters.hpp"
+#include "residency/disk/disk_memory.hpp"
+#include "scratch.hpp"
+
+using namespace accelerate;
+using namespace accelerate::residency;
+using testing::AllOf;
+using testing::HasSubstr;
+
+namespace {
+
+class OnADisk : public ::testing::TestWithParam<DiskRequests> {
+ protected:
+  const SpillFile::Wording wording{.user = "the test", .contents = "tensors", .advice = "stop testing"};
+  std::filesystem::path folder = support::scratch("disk");
+  std::shared_ptr<DiskMemory> disk = std::make_shared<DiskMemory>(folder, GetParam(), wording);
+  static int64_t read() { return counts::read(ResidencyCount::disk_bytes_read); }
+  static int64_t written() { return counts::read(ResidencyCount::disk_bytes_written); }
+};
+
+// Sizes that end in the middle of a block, of a request, and of a share of threads.
+const std::vector<std::vector<int64_t>> kSizes{{1}, {1000}, {4096, 3}, {7, 100'003}};
+
+std::vector<at::Tensor> drawn() {
+  torch::manual_seed(1);
+  std::vector<at::Tensor> all;
+  for (const auto& sizes : kSizes) all.push_back(torch::randn(sizes));
+  return all;
+}
+
+}  // namespace
+
+INSTANTIATE_TEST_SUITE_P(Requests, OnADisk,
+                         testing::Values(DiskRequests{}, DiskRequests{.bytes = 4096, .depth = 2, .threads = 3},
+                                         DiskRequests{.bytes = 8192, .depth = 4, .one_by_one = true},
+                                         DiskRequests{.bytes = 4096, .depth = 3, .refills_at_once = false}));
+
+TEST_P(OnADisk, TensorsAreThemselvesWhereverTheyLie) {
+  const auto values = drawn();
+  std::vector<at::Tensor> tensors, views;
+  for (const auto& value : values) {
+    tensors.push_back(disk->zeros(value.sizes(), at::kFloat));
+    views.push_back(tensors.back().view({-1}).narrow(0, value.numel() / 2, 1));
+    EXPECT_TRUE(tensors.back().equal(torch::zeros_like(value)));
+    tensors.back().copy_(value);  // where it lies
+  }
+  for (int round = 0; round < 3; ++round) {
+    SCOPED_TRACE(round);
+    const auto expect = [&](double plus) {
+      for (size_t i = 0; i < tensors.size(); ++i) {
+        EXPECT_TRUE(disk->has(tensors[i]));
+        EXPECT_TRUE(tensors[i].equal(values[i] + plus)) << kSizes[i];
+        EXPECT_TRUE(views[i].equal((values[i] + plus).view({-1}).narrow(0, values[i].numel() / 2, 1)));
+      }
+    };
+    expect(round * 3);
+    disk->bring(tensors)->wait();
+    disk->bring(tensors)->wait();  // they are there
+    expect(round * 3);
+    for (auto& tensor : tensors) tensor.add_(1);  // in memory
+    const auto going = disk->send(tensors);
+    expect(round * 3 + 1);
+    going->wait();
+    expect(round * 3 + 1);  // from the disk, through the cache
+    disk->bring(tensors)->wait();
+    disk->drop(tensors);
+    for (auto& tensor : tensors) tensor.add_(2);  // where it lies
+    expect(round * 3 + 3);
+  }
+}
+
+TEST_P(OnADisk, BytesGoToTheDiskAndComeBack) {
+  const auto values = drawn();
+  std::vector<at::Tensor> tensors;
+  for (const auto& value : values) tensors.push_back(value.clone());
+  int64_t bytes = 0;
+  for (auto& tensor : tensors) {
+    disk->take(tensor);
+    bytes += (static_cast<int64_t>(tensor.nbytes()) + 4095) / 4096 * 4096;
+  }
+  int64_t before = written();
+  disk->send(tensors)->wait();
+  EXPECT_EQ(written() - before, bytes);
+  EXPECT_FALSE(disk->may_have_been_touched(tensors.back())) << "written past the cache";
+  before = read();
+  disk->bring({tensors[0], tensors[0], tensors[3]})->wait();
+  EXPECT_EQ(read() - before, 4096 + (static_cast<int64_t>(tensors[3].nbytes()) + 4095) / 4096 * 4096) << "each once";
+  disk->drop(tensors);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    EXPECT_TRUE(disk->may_have_been_touched(tensors[i]) || tensors[i].equal(values[i]));
+    const at::Tensor to = torch::empty_like(values[i]);
+    if (const auto coming = disk->read(tensors[i], to)) coming->wait();
+    EXPECT_TRUE(to.equal(values[i]));
+    disk->write(tensors[i], values[i] * 2);
+    EXPECT_TRUE(tensors[i].equal(values[i] * 2));
+  }
+  EXPECT_TRUE(disk->may_have_been_touched(tensors.back())) << "it was read where it lies";
+}
+
+TEST_P(OnADisk, WhatIsNoWholeStorageStaysInMemory) {
+  const at::Tensor whole = torch::ones({8, 2}), part = whole[3];
+  disk->take(part);
+  EXPECT_FALSE(disk->has(part));
+  disk->take(at::Tensor());
+  disk->take(torch::empty({0}));
+  disk->bring({part, at::Tensor()})->wait();
+  disk->send({whole})->wait();
+  EXPECT_TRUE(whole.equal(torch::ones({8, 2})));
+  EXPECT_EQ(disk->zeros({0, 3}, at::kHalf).numel(), 0);
+}
+
+// Room is used again, and begins with zeros again; what ends on its way does no harm.
+TEST_P(OnADisk, TensorsEndAtAnyTime) {
+  std::unique_ptr<Transfer> last;
+  for (int round = 0; round < 4; ++round) {
+    at::Tensor one = disk->zeros({5000}, at::kDouble), other = disk->zeros({100}, at::kHalf);
+    EXPECT_EQ(one.count_nonzero().item<int64_t>() + other.count_nonzero().item<int64_t>(), 0);
+    one.fill_(3);
+    other.fill_(4);
+    disk->bring({one, other})->wait();
+    last = round % 2 == 0 ? disk->send({one}) : disk->bring({one});
+  }
+  last->wait();
+  EXPECT_EQ(disk->zeros({9000}, at::kDouble).count_nonzero().item<int64_t>(), 0);
+}
+
+TEST_P(OnADisk, AFullDiskIsNamedAndLosesNothing) {
+  at::Tensor first = torch::rand({1000});
+  const at::Tensor copy = first.clone();
+  disk->take(first);
+  disk->send({first})->wait();
+  ::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{.rlim_cur = 4096, .rlim_max = before.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  at::Tensor second = torch::rand({100'000});
+  const at::Tensor of_second = second.clone();
+  EXPECT_THAT(support::message_of<ResourceError>([&] { disk->take(second); }),
+              AllOf(HasSubstr("the test: reserving room in '" + folder.string()), HasSubstr("stop testing")));
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_TRUE(first.equal(copy));
+  EXPECT_TRUE(second.equal(of_second));
+  EXPECT_FALSE(disk->has(second));
+  EXPECT_THAT(support::message_of<ConfigError>([&] { DiskMemory("/proc/nowhere", {}, wording); }),
+              HasSubstr("the folder '/proc/nowhere' can't be made"));
+}
+
+// The file has no name, so nobody can take it away.
+TEST_P(OnADisk, NothingIsLeftInTheFolder) {
+  const at::Tensor tensor = disk->zeros({10'000}, at::kFloat);
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  std::filesystem::remove(folder);
+  disk->bring({tensor})->wait();
+  disk->send({tensor})->wait();
+  EXPECT_EQ(tensor.count_nonzero().item<int64_t>(), 0);
+}
+
+namespace {
+
+/// @return the bytes that the ring has moved of 40,960 each way
+int64_t moved_by_the_ring() {
+  const int64_t before = counts::read(ResidencyCount::disk_bytes_by_ring);
+  const auto disk = std::make_shared<DiskMemory>(support::scratch("ring"), DiskRequests{.bytes = 8192},
+                                                 SpillFile::Wording{.user = "", .contents = "", .advice = ""});
+  const at::Tensor tensor = torch::arange(10'000, at::kFloat), copy = tensor.clone();
+  disk->take(tensor);
+  disk->send({tensor})->wait();
+  disk->bring({tensor})->wait();
+  EXPECT_TRUE(tensor.equal(copy));
+  return counts::read(ResidencyCount::disk_bytes_by_ring) - before;
+}
+
+}  // namespace
+
+TEST(DirectIo, IsDoneByTheRing) { EXPECT_EQ(moved_by_the_ring(), 2 * 40'960); }
+
+TEST(DirectIo, GoesByRequestsAsItIsTold) {
+  const auto counted = [](const DiskRequests& requests) {
+    const auto disk = std::make_shared<DiskMemory>(support::scratch("ring"), requests,
+                                                   SpillFile::Wording{.user = "", .contents = "", .advice = ""});
+    const at::Tensor tensor = torch::ones({32 * 1024});  // 32 blocks
+    disk->take(tensor);
+    counts::reset();
+    disk->send({tensor})->wait();
+    using enum ResidencyCount;
+    return std::vector<int64_t>{counts::read(disk_shares), counts::read(disk_requests), counts::read(disk_submissions),
+                                counts::read(disk_requests_most)};
+  };
+  const DiskRequests small{.bytes = 4096, .depth = 4, .refills_at_once = false};
+  EXPECT_THAT(counted(small), testing::ElementsAre(1, 32, 8, 4));
+  auto other = small;
+  other.bytes = 8192;
+  EXPECT_THAT(counted(other), testing::ElementsAre(1, 16, 4, 4));
+  other = small;
+  other.depth = 16;
+  EXPECT_THAT(counted(other), testing::ElementsAre(1, 32, 2, 16));
+  other = small;
+  other.threads = 2;
+  EXPECT_THAT(counted(other), testing::ElementsAre(2, 32, testing::Ge(8), 4));
+  other = small;
+  other.one_by_one = true;
+  EXPECT_THAT(counted(other), testing::ElementsAre(1, 32, 32, 4));
+}
+
+// As containers do.
+TEST(DirectIo, IsDoneWithoutItWhereTheKernelForbidsIt) {
+  std::thread([] {
+    std::array<sock_filter, 4> rules{{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                                      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+                                      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                                      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)}};
+    const sock_fprog program{.len = rules.size(), .filter = rules.data()};
+    ASSERT_EQ(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+    ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+    EXPECT_EQ(moved_by_the_ring(), 0);
+  }).join();
+}
