@@ -1,7 +1,7 @@
 # accelerate_together(target UNITS n PROGRAMS name source [name source …]): several programs as one with as many names: bin/ema is a link to bin/examples, and the name
 # under which that is started says which of them runs. Of the 9 s that one of them takes to compile, 6 s are templates that LibTorch's headers ask for whatever the
 # source does; so they are compiled as that many sources, each program in a namespace of its own, after all that they include. For tests they end sooner where
-# ACCELERATE_TEST_LEAVES_LIBTORCH is in the environment (src/utils/leave_libtorch.hpp).
+# ACCELERATE_TEST_LEAVES_LIBTORCH is in the environment (src/utils/leave_libtorch.hpp), and their sockets wait without turning (src/utils/gloo_gives_way.hpp).
 function(accelerate_together target)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "" "UNITS" "PROGRAMS")
   set(names "")
@@ -31,6 +31,7 @@ function(accelerate_together target)
   file(CONFIGURE OUTPUT ${target}_main.cpp @ONLY CONTENT "#include <cstdio>
 #include <map>
 #include <string>
+#include \"@PROJECT_SOURCE_DIR@/src/utils/gloo_gives_way.hpp\"
 #define ACCELERATE_LEAVES_LIBTORCH_IF \"ACCELERATE_TEST_LEAVES_LIBTORCH\"
 #include \"@PROJECT_SOURCE_DIR@/src/utils/leave_libtorch.hpp\"
 @declarations@

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <numeric>
 
+#include "utils/gloo_gives_way.hpp"
 #include "utils/leave_libtorch.hpp"
 #include "utils/program_help.hpp"
 

@@ -1320,6 +1320,9 @@ F("CudaGraphModel leaves autocast's cache out", file, "at::autocast::set_autocas
 F("CudaGraphModel is refused without CUDA", "src/model/cuda_graph.cpp", "if («!kCudaRecorder») raise", "false",
   k + "WithoutCudaOneIsToldWhatToUse")
 
+F("gloo's thread gives way to who holds a connection", "src/utils/gloo_gives_way.hpp", "if («is_gloos») ::nanosleep(", "false",
+  "utils_tests GlooGivesWay.ItsThreadSleepsWhereAConnectionIsLocked")
+
 # ---- progress, dry runs
 F("ProgressBarOptions::min_interval", "src/utils/progress.cpp", "now - drawn < «options.min_interval»",
   "std::chrono::milliseconds(100)", o + "BarsAreDrawnAsOftenAsIsAskedForAndCountInTheirUnit")

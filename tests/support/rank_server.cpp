@@ -14,6 +14,7 @@
 #include <optional>
 #include <string_view>
 
+#include "utils/gloo_gives_way.hpp"
 #include "utils/leave_libtorch.hpp"
 
 extern char** environ;

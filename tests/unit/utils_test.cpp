@@ -6,8 +6,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <pthread.h>
+#include <sys/resource.h>
+
 #include <atomic>
+#include <mutex>
 #include <new>
+#include <thread>
 #include <vector>
 #include "memory/huge_pages.hpp"
 #include "message_of.hpp"
@@ -383,3 +388,32 @@ TEST(Errors, KindsAndExitCodes) {
   EXPECT_TRUE(dynamic_cast<const CommError*>(&mismatch));
   EXPECT_THROW(throw ShapeError("x"), Error);
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// rank_server.cpp of this program has it. A thread that sleeps leaves its core of its own accord.
+TEST(GlooGivesWay, ItsThreadSleepsWhereAConnectionIsLocked) {
+  constexpr int kTries = 20;
+  const auto sleeps_of = [](const char* name, bool locked) {
+    std::mutex mutex;
+    std::unique_lock lock(mutex, std::defer_lock);
+    if (locked) lock.lock();
+    int64_t sleeps = 0;
+    std::thread([&] {
+      EXPECT_EQ(::pthread_setname_np(::pthread_self(), name), 0);
+      rusage before{}, after{};
+      ::getrusage(RUSAGE_THREAD, &before);
+      for (int i = 0; i < kTries; ++i) {
+        const bool got = mutex.try_lock();
+        EXPECT_EQ(got, !locked);
+        if (got) mutex.unlock();
+      }
+      ::getrusage(RUSAGE_THREAD, &after);
+      sleeps = after.ru_nvcsw - before.ru_nvcsw;
+    }).join();
+    return sleeps;
+  };
+  EXPECT_GE(sleeps_of("gloo_tcp_loop", true), kTries);
+  EXPECT_LT(sleeps_of("gloo_tcp_loop", false), kTries);
+  EXPECT_LT(sleeps_of("another", true), kTries);
+}
+#endif
