@@ -170,8 +170,8 @@ class SharedMemory::Deadlock {
            "flow that depends on the rank or on its data";
   }
 
-  // A poll that has waited for some time comes 50 us after the last one, or later.
-  static constexpr uint64_t kEvery = 1000, kSure = 20000;
+  // A poll that has waited for some time comes 250 us after the last one, or later.
+  static constexpr uint64_t kEvery = 1000, kSure = 8000;
   SharedMemory& memory_;
   uint64_t polls_ = 0;
   std::vector<uint64_t> places_, polls_then_;

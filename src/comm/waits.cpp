@@ -1,6 +1,7 @@
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <algorithm>
 #include <fstream>
 #include <optional>
 #include <thread>
@@ -93,6 +94,7 @@ void Group::watch_processes(std::vector<int64_t> pids) { impl_->pids = std::move
 void Group::wait_until(const char* operation, const std::function<bool()>& done, bool in_step) {
   constexpr int kSpins = 2000;  // some microseconds: peers on other cores are about as far as we are
   constexpr auto kYields = std::chrono::milliseconds(1);
+  constexpr auto kLeast = std::chrono::microseconds(50), kMost = std::chrono::microseconds(250);
   impl_->check_usable(operation);
   auto progress = impl_->progress;
   std::optional<InCollective> inside;
@@ -110,7 +112,9 @@ void Group::wait_until(const char* operation, const std::function<bool()>& done,
       std::this_thread::yield();
       continue;
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    // A look costs a core more than the sleep before it is worth where the wait is long, so these come the more rarely
+    // the longer it has been: at most a sixty-fourth later than they could.
+    std::this_thread::sleep_for(std::clamp<Clock::duration>(waited / 64, kLeast, kMost));
     const bool failed = !progress->failure().empty();
     if (failed || waited > impl_->options.timeout) impl_->fail(failed ? "a peer failed" : "timed out");
     if (waited < next_look) continue;
