@@ -8,15 +8,14 @@ KIND: nf4, fp4 or int8.
 """
 import sys
 
+# Imports take most of the time, and all tasks of a test program share them (python_server.py); so what transformers would
+# import by itself for each of these models is here, too.
+import bitsandbytes
 import torch
 import torch._dynamo
+import transformers.integrations.bitsandbytes  # noqa: F401
 from safetensors.torch import load_file, save_file
-
-# Imports take most of the time: each task has its own only.
-if sys.argv[1] != "torch":
-    import bitsandbytes
-if sys.argv[1] in ("save", "load"):
-    from transformers import AutoConfig, AutoModel, BitsAndBytesConfig
+from transformers import AutoConfig, AutoModel, BertModel, BitsAndBytesConfig  # noqa: F401
 
 torch.set_num_threads(1)
 torch._dynamo.config.disable = True

@@ -16,8 +16,12 @@ import random
 import sys
 import time
 
+import gguf
+import quick_gguf  # noqa: F401
+
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import AutoTokenizer
 
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -28,8 +32,6 @@ TROUBLE = ["Hello", " world", "it's", "I'LL", "don't", "we've", "123", "4567890"
 
 
 def make(kind, path, folder):
-    import gguf
-    import quick_gguf  # noqa: F401
     fields = gguf.GGUFReader(path).fields
     tokens, merges = fields["tokenizer.ggml.tokens"].contents(), fields["tokenizer.ggml.merges"].contents()
     pairs = [tuple(m.split(" ", 1)) for m in merges]
@@ -214,7 +216,6 @@ def write_folder(path, first, change, files):
 
 
 def write_cases(path, texts):
-    from transformers import AutoTokenizer
     made = AutoTokenizer.from_pretrained(path)
     cases = [dict(text=text, ids=made(text)["input_ids"], decoded=made.decode(made(text)["input_ids"], skip_special_tokens=True)) for text in texts]
     json.dump(dict(cases=cases, special=[made.bos_token_id, made.eos_token_id, made.pad_token_id], size=len(made)), open(f"{path}/cases.json", "w"))
@@ -387,7 +388,6 @@ def speed(folder, path):
 
 
 def auto(folder, cases):
-    from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(folder)
     wrong = [case["text"] for case in map(json.loads, open(cases, encoding="utf-8")) if tokenizer(case["text"])["input_ids"] != case["ids"]]
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)

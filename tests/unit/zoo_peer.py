@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 import transformers as tf
 from safetensors.torch import load_file, save_file
+from transformers import (GPT2LMHeadModel, GPTJForCausalLM, GPTNeoXForCausalLM, LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, OPTForCausalLM, Qwen2ForCausalLM,  # noqa: F401
+                          ResNetForImageClassification, T5ForConditionalGeneration, ViTForImageClassification)  # here, so that all runs share them (python_server.py)
 from transformers.activations import ACT2FN
 
 # A large range makes differences of formulas visible.
