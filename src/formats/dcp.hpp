@@ -20,7 +20,7 @@
 namespace accelerate::formats {
 
 // ---- writing
-// -----------------------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 
 /// This rank's part of a tensor.
 struct DcpTensorItem {
@@ -78,7 +78,7 @@ void write_dcp_metadata(const std::filesystem::path& folder, const std::vector<D
 std::string dcp_name(const DcpPath& path);
 
 // ---- reading
-// -----------------------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 
 /// A checkpoint folder opened for reading. Opening reads the metadata only; every read takes just the items, and of
 /// them the bytes, that it needs, whatever the number of ranks that saved. Safe to use from several threads.

@@ -33,10 +33,12 @@ json split_and_bytes(const char* pattern) {
 const std::vector<GgufPreTokenizer>& pre_tokenizers() {
   static const std::vector<GgufPreTokenizer> all = [] {
     const json digits = sequence({{"type", "Digits"}, {"individual_digits", true}}, byte_level(true));
-    const json llama = split_and_bytes(
-        R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)");
-    const json qwen = split_and_bytes(
-        R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)");
+    const json llama =
+        split_and_bytes(R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
+                        R"(\s*[\r\n]+|\s+(?!\S)|\s+)");
+    const json qwen =
+        split_and_bytes(R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
+                        R"(\s*[\r\n]+|\s+(?!\S)|\s+)");
     return std::vector<GgufPreTokenizer>{{"smollm", digits, nullptr},
                                          {"starcoder", digits, nullptr},
                                          {"refact", digits, nullptr},

@@ -227,9 +227,11 @@ TEST(EstimateTraining, TheWholeZooCanBeRunDry) {
        500 * 64 * 2 + 2 * (4 * 64 * 64 + 4 * 64 + 2 * 64 * 128 + 3 * 64 + 4 * 64) + 2 * 64},
       {R"({"model_type": "gptj", "vocab_size": 500, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8})",
        500 * 64 * 2 + 500 + 2 * (12 * 64 * 64 + 5 * 64 + 2 * 64) + 2 * 64},
-      {R"({"model_type": "opt", "vocab_size": 500, "ffn_dim": 128, "max_position_embeddings": 200, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4})",
+      {R"({"model_type": "opt", "vocab_size": 500, "ffn_dim": 128, "max_position_embeddings": 200, "hidden_size": 64,)"
+       R"( "num_hidden_layers": 2, "num_attention_heads": 4})",
        -1},
-      {R"({"model_type": "t5", "vocab_size": 500, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4})",
+      {R"({"model_type": "t5", "vocab_size": 500, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, )"
+       R"("num_heads": 4})",
        -1},
       {R"({"model_type": "vit", "image_size": 32, "patch_size": 8, )" + layers + "}", -1},
       {R"({"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [32, 64], "depths": [1, 1]})", -1},

@@ -331,7 +331,7 @@ RANKS_TEST(FsdpHybrid, SummonedParametersAreWholeAndWrittenBackInEachReplica, 4)
 }
 
 // ---- reshard_after_forward as a number
-// ---------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 
 RANKS_TEST(FsdpReshard, EqualsFullShardOnPairsOfRanks, 4) {
   constexpr int64_t kSteps = 6;
@@ -386,7 +386,7 @@ RANKS_TEST(FsdpReshard, AnNthOfTheModelStaysUntilBackward, 4) {
 }
 
 // ---- mistakes, faults
-// --------------------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 
 RANKS_TEST(FsdpHybrid, NumbersThatDoNotFitAreRefused, 4) {
   const auto refusal = [](Plugin plugin) {

@@ -250,7 +250,7 @@ RANKS_TEST(FsdpState, AnotherFormReplacesTheFirst, 2) {
 }
 
 // ---- any number of ranks to any other
-// ------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 
 /// Rank 0: the moments and steps of a checkpoint by name of the parameter, whatever form they have.
 std::map<std::string, at::Tensor> moments_of(const fs::path& folder) {
@@ -370,7 +370,7 @@ TEST(FsdpState, FitsAnyNumberOfRanks) {
 }
 
 // ---- errors change nothing
-// -----------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 
 std::map<std::string, at::Tensor> copy_of(const std::map<std::string, at::Tensor>& state) {
   std::map<std::string, at::Tensor> result;
@@ -485,7 +485,7 @@ RANKS_TEST(FsdpState, LocalPiecesSayWhereTheyBelong, 2) {
 }
 
 // ---- weights for everybody else
-// ------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 
 RANKS_TEST(FsdpState, SaveModelAndMerge, 1, 2, 3) {
   const fs::path base = support::scratch_dir();
@@ -564,7 +564,7 @@ RANKS_TEST(FsdpState, UnwrappedUnderSummon, 2) {
 }
 
 // ---- Python
-// --------------------------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 
 /// The weights of the script's model. The loss is half of their squares: gradients are the parameters themselves, so
 /// that no sum depends on the number of ranks.

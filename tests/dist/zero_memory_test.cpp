@@ -19,13 +19,13 @@ struct Setting {
 };
 
 DeepSpeedPlugin plugin_of(const Setting& setting) {
-  return {
-      .hf_ds_config =
-          R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0,
+  return {.hf_ds_config =
+              R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0,
     "gradient_accumulation_steps": )" +
-          std::to_string(setting.micro_steps) +
-          R"(, "zero_optimization": {"reduce_bucket_size": 262144, "stage3_param_persistence_threshold": 0, "stage": )" +
-          std::to_string(setting.stage) + "}}"};
+              std::to_string(setting.micro_steps) +
+              R"(, "zero_optimization": {"reduce_bucket_size": 262144, "stage3_param_persistence_threshold": 0, )"
+              R"("stage": )" +
+              std::to_string(setting.stage) + "}}"};
 }
 
 /// Three steps of the same loop, dry or real; the second one knows in which order units are used.

@@ -1,7 +1,7 @@
 // clang-format off
 // Statements outside of functions are what this file is made of, hence the line above.
-// What the code of the manual's pages leaves to its reader: parts that begin with `//: NAME` stand before a block in its
-// function, those with `file` behind the name outside of it, `after OTHER` those that need another part first.
+// What the code of the manual's pages leaves to its reader: parts that begin with `//: NAME` stand before a block in
+// its function, those with `file` behind the name outside of it, `after OTHER` those that need another part first.
 // snippets.py puts them there.
 
 //: data file

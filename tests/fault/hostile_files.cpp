@@ -492,7 +492,8 @@ void add_gguf(Collector& all) {
 }
 
 const std::string kConfig =
-    R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"vocab_size":64,"hidden_size":16,"intermediate_size":32,)"
+    R"({"model_type":"llama","architectures":["LlamaForCausalLM"],"vocab_size":64,"hidden_size":16,)"
+    R"("intermediate_size":32,)"
     R"("num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":32,)"
     R"("rms_norm_eps":1e-5,"rope_theta":10000.0,"pad_token_id":0,"hidden_act":"silu"})";
 
@@ -519,7 +520,8 @@ void add_model_configs(Collector& all) {
 const std::string kTokenizer =
     R"({"added_tokens":[{"id":3,"content":"<s>","special":true}],"normalizer":{"type":"NFC"},)"
     R"("pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"decoder":{"type":"ByteLevel"},)"
-    R"("post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A"}}],)"
+    R"("post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},)"
+    R"({"Sequence":{"id":"A"}}],)"
     R"("special_tokens":{"<s>":{"id":"<s>","ids":[3],"tokens":["<s>"]}}},)"
     R"("model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":[["a","b"]]}})";
 

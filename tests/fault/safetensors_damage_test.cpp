@@ -176,10 +176,10 @@ TEST(SafetensorsDamage, WhatTheReferenceAcceptsIsAccepted) {
   EXPECT_EQ(outcome(bytes_of({"null metadata", R"({"__metadata__":null})", 0, ""})), "loaded");
   EXPECT_EQ(outcome(bytes_of({"scalar", one("\"F64\"", "[]", "[0,8]"), 8, ""})), "loaded");
   EXPECT_EQ(
-      outcome(bytes_of(
-          {"empty tensors",
-           R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"F32","shape":[0,3],"data_offsets":[2,2]}})",
-           2, ""})),
+      outcome(bytes_of({"empty tensors",
+                        R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"F32","shape":[0,3],)"
+                        R"("data_offsets":[2,2]}})",
+                        2, ""})),
       "loaded");
   EXPECT_EQ(outcome(bytes_of(
                 {"unknown field", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"checksum":[1,2]}})", 1, ""})),

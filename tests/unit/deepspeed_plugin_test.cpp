@@ -66,7 +66,8 @@ TEST(DeepSpeedConfig, WhatIsNoConfigurationIsNamed) {
 
 TEST(DeepSpeedConfig, KeepsWhatItDoesNotKnowInOrderAndNumbersAsPythonWritesThem) {
   const std::string text =
-      R"({"z":1,"a":{"list":[1,2.5,{"x":null}],"big":200000000.0},"inf":Infinity,"minus":-Infinity,"none":NaN,"quote":"say \"Infinity\" \\"})";
+      R"({"z":1,"a":{"list":[1,2.5,{"x":null}],"big":200000000.0},"inf":Infinity,"minus":-Infinity,"none":NaN,)"
+      R"("quote":"say \"Infinity\" \\"})";
   const DeepSpeedConfig config(text);
   EXPECT_EQ(config.to_json(), text);
   EXPECT_EQ(config.to_json("a.list"), R"([1,2.5,{"x":null}])");
@@ -123,11 +124,11 @@ TEST(DeepSpeedPlugin, AConfigurationWinsOverTheProgramWhichWinsOverTheEnvironmen
   EXPECT_EQ(program.zero_stage, 2);
   EXPECT_EQ(program.get_value("gradient_accumulation_steps"), Value(int64_t{3}));
   EXPECT_EQ(program.get_value("gradient_clipping"), Value(0.25));
-  const auto file = parallel::resolve(
-      {.hf_ds_config =
-           R"({"gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "zero_optimization": {"stage": 3.0, "offload_param": {"device": "auto"}}})",
-       .zero_stage = 2,
-       .offload_param_device = "cpu"});
+  const auto file =
+      parallel::resolve({.hf_ds_config = R"({"gradient_accumulation_steps": "auto", "gradient_clipping": "auto", )"
+                                         R"("zero_optimization": {"stage": 3.0, "offload_param": {"device": "auto"}}})",
+                         .zero_stage = 2,
+                         .offload_param_device = "cpu"});
   EXPECT_EQ(file.zero_stage, 3) << "a whole number with a point is one";
   EXPECT_EQ(file.get_value("zero_optimization.offload_param.device"), Value("cpu"));
   EXPECT_EQ(file.get_value("gradient_accumulation_steps"), Value(int64_t{8}));
@@ -179,7 +180,8 @@ TEST(DeepSpeedPlugin, WrongValuesAreRefused) {
 
 TEST(DeepSpeedPlugin, ProcessingFillsAutoAndReportsAllMismatches) {
   const char* source =
-      R"({"train_batch_size": 16, "optimizer": {"params": {"lr": "auto", "betas": [0.9, 0.99], "amsgrad": true}}, "zero_optimization": {"stage": 1}, "null": null})";
+      R"({"train_batch_size": 16, "optimizer": {"params": {"lr": "auto", "betas": [0.9, 0.99], "amsgrad": true}}, )"
+      R"("zero_optimization": {"stage": 1}, "null": null})";
   auto plugin = parallel::resolve({.hf_ds_config = source});
   const DeepSpeedValues values{
       {"train_batch_size", int64_t{32}},        {"optimizer.params.lr", 0.1}, {"zero_optimization.stage", int64_t{2}},

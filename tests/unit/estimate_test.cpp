@@ -244,9 +244,8 @@ TEST(FindModel, ReadsAllFilesOfAnIndexAndMissesNone) {
   const auto dir = folder("index");
   write(dir / "model-00001-of-00002.safetensors", header_file({{"a.weight", entry("F32", {4})}}));
   write(dir / "model-00002-of-00002.safetensors", header_file({{"b.weight", entry("F32", {5})}}));
-  write(
-      dir / "model.safetensors.index.json",
-      R"({"weight_map": {"a.weight": "model-00001-of-00002.safetensors", "b.weight": "model-00002-of-00002.safetensors"}})");
+  write(dir / "model.safetensors.index.json", R"({"weight_map": {"a.weight": "model-00001-of-00002.safetensors", )"
+                                              R"("b.weight": "model-00002-of-00002.safetensors"}})");
   EXPECT_EQ(accelerate::find_model(dir.string()).tree.numel(), 9);
   write(dir / "index.json",
         R"({"a.weight": "model-00001-of-00002.safetensors", "b.weight": "model-00002-of-00002.safetensors"})");

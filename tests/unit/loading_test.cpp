@@ -216,7 +216,8 @@ TEST(LoadCheckpoint, BadMapsAndFoldersAreErrors) {
   EXPECT_THAT(message_of([&] { load_checkpoint_in_model(net, folder("none")); }),
               HasSubstr("neither model.safetensors nor pytorch_model.bin, and 0 files"));
   std::ofstream(saved.path / "x.index.json")
-      << R"({"weight_map": {"body.weight": "model.safetensors", "gone": "model.safetensors", "lost": "model.safetensors"}})";
+      << R"({"weight_map": {"body.weight": "model.safetensors", "gone": "model.safetensors", )"
+         R"("lost": "model.safetensors"}})";
   EXPECT_THAT(message_of([&] { load_checkpoint_in_model(net, saved.path / "x.index.json"); }),
               HasSubstr("gone (in model.safetensors), lost (in model.safetensors)"));
   std::ofstream(saved.path / "x.index.json") << R"({"weight_map": {"body.weight": "../model.safetensors"}})";

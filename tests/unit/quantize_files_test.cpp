@@ -1037,7 +1037,8 @@ TEST(QuantizeFiles, WhatTransformersKeepsInFp32Stays) {
   const fs::path folder = scratch("t5") / "model", made = scratch("t5") / "nf4";
   fs::create_directories(folder);
   std::ofstream(folder / "config.json")
-      << R"({"architectures":["T5ForConditionalGeneration"],"model_type":"t5","vocab_size":32,"d_model":32,"d_kv":8,"d_ff":64,"num_layers":1,"num_heads":4})";
+      << R"({"architectures":["T5ForConditionalGeneration"],"model_type":"t5","vocab_size":32,"d_model":32,"d_kv":8,)"
+         R"("d_ff":64,"num_layers":1,"num_heads":4})";
   torch::manual_seed(12);
   const auto model = accelerate::models::AutoModelForSeq2SeqLM::from_config(folder);
   accelerate::checkpointing::save_model(accelerate::ModelRef(model.module()), folder, int64_t{1} << 30, true);

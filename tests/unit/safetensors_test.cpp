@@ -305,9 +305,9 @@ TEST(CheckpointFiles, OneFileOrShardsBehindAnIndex) {
   const auto b = torch::ones({2, 2});
   accelerate::save_safetensors(folder / "model-00001-of-00002.safetensors", {{"a", a}});
   accelerate::save_safetensors(folder / "model-00002-of-00002.safetensors", {{"b", b}});
-  write(
-      folder / "model.safetensors.index.json",
-      R"({"metadata":{"total_size":40},"weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}})");
+  write(folder / "model.safetensors.index.json",
+        R"({"metadata":{"total_size":40},"weight_map":{"a":"model-00001-of-00002.safetensors",)"
+        R"("b":"model-00002-of-00002.safetensors"}})");
   expect_same(accelerate::load_checkpoint_files(folder), {{"a", a}, {"b", b}});
   expect_same(accelerate::load_checkpoint_files(folder / "model.safetensors.index.json"), {{"a", a}, {"b", b}});
   write(folder / "index.json", R"({"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"})");

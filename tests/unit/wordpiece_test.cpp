@@ -156,10 +156,11 @@ TEST(WordPiece, FilesBesideTheVocabularyNameAndAddTokens) {
   const auto added = load(
       {{"added_tokens.json", R"({"[E2]":9})"}, {"special_tokens_map.json", R"({"extra_special_tokens":["[E2]"]})"}});
   EXPECT_THAT(added.encode("[E2]").input_ids, ElementsAre(2, 9, 3));
-  const auto json = load(
-      {{"tokenizer.json",
-        R"({"model":{"type":"WordPiece","vocab":{"[PAD]":0,"[UNK]":1,"[CLS]":2,"[SEP]":3,"[MASK]":4,"zebra":5},"max_input_chars_per_word":6},)"
-        R"("added_tokens":[{"id":6,"content":"[E3]","special":true,"normalized":false}]})"}});
+  const auto json =
+      load({{"tokenizer.json",
+             R"({"model":{"type":"WordPiece","vocab":{"[PAD]":0,"[UNK]":1,"[CLS]":2,"[SEP]":3,"[MASK]":4,"zebra":5},)"
+             R"("max_input_chars_per_word":6},)"
+             R"("added_tokens":[{"id":6,"content":"[E3]","special":true,"normalized":false}]})"}});
   EXPECT_THAT(json.encode("zebra the [E3] zebraze").input_ids, ElementsAre(2, 5, 1, 6, 1, 3));
   EXPECT_EQ(json.options().max_input_chars_per_word, 6);
 }
@@ -200,9 +201,10 @@ TEST(WordPiece, WhatWouldGiveOtherIdsIsRefusedByName) {
 }
 
 TEST(WordPiece, OptionsComeFromTokenizerConfig) {
-  const auto loaded = WordPieceTokenizer::from_pretrained(folder_with(
-      "config", "<pad>\n<unk>\n[CLS]\n[SEP]\n[MASK]\nThe\n",
-      R"({"do_lower_case":false,"strip_accents":null,"model_max_length":1000000000000000019884624838656,"unk_token":{"content":"<unk>"},"pad_token":"<pad>"})"));
+  const auto loaded = WordPieceTokenizer::from_pretrained(
+      folder_with("config", "<pad>\n<unk>\n[CLS]\n[SEP]\n[MASK]\nThe\n",
+                  R"({"do_lower_case":false,"strip_accents":null,"model_max_length":1000000000000000019884624838656,)"
+                  R"("unk_token":{"content":"<unk>"},"pad_token":"<pad>"})"));
   EXPECT_FALSE(loaded.options().do_lower_case);
   EXPECT_FALSE(loaded.options().strip_accents.has_value());
   EXPECT_EQ(loaded.options().model_max_length, 512);

@@ -571,8 +571,9 @@ TEST(ZeroSettings, TypesHaveTheirOwnDefaults) {
 // ---- The effective configuration.
 
 TEST(EffectiveConfiguration, SaysWhatTheFileGaveWithoutMeaning) {
-  const auto settings = settings_of(
-      R"("zero_optimization": {"stage": 2, "allgather_partitions": true, "sub_group_size": 5, "reduce_bucket_size": 9})");
+  const auto settings =
+      settings_of(R"("zero_optimization": {"stage": 2, "allgather_partitions": true, "sub_group_size": 5, )"
+                  R"("reduce_bucket_size": 9})");
   std::vector<std::string> keys;
   for (const auto& entry : settings.without_meaning()) keys.push_back(entry.key);
   EXPECT_THAT(keys, ElementsAre("zero_optimization.allgather_partitions", "zero_optimization.sub_group_size"));

@@ -53,35 +53,46 @@ struct Kind {
 };
 
 const Kind kCausal[] = {
-    {R"({"model_type":"llama","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"initializer_range":0.3})",
+    {R"({"model_type":"llama","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,)"
+     R"("num_attention_heads":4,"num_key_value_heads":2,"initializer_range":0.3})",
      "LlamaDecoderLayer"},
-    {R"({"architectures":["MistralForCausalLM"],"model_type":"mistral","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"sliding_window":4,"initializer_range":0.3})",
+    {R"({"architectures":["MistralForCausalLM"],"model_type":"mistral","vocab_size":20,"hidden_size":16,)"
+     R"("intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,)"
+     R"("sliding_window":4,"initializer_range":0.3})",
      "MistralDecoderLayer"},
-    {R"({"model_type":"qwen2","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"initializer_range":0.3})",
+    {R"({"model_type":"qwen2","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,)"
+     R"("num_attention_heads":4,"num_key_value_heads":2,"initializer_range":0.3})",
      "Qwen2DecoderLayer"},
-    {R"({"model_type":"mixtral","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"num_local_experts":3,"initializer_range":0.3})",
+    {R"({"model_type":"mixtral","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,)"
+     R"("num_attention_heads":4,"num_key_value_heads":2,"num_local_experts":3,"initializer_range":0.3})",
      "MixtralDecoderLayer"},
-    {R"({"model_type":"gpt2","vocab_size":20,"n_positions":16,"n_embd":16,"n_layer":2,"n_head":4,"initializer_range":0.3})",
+    {R"({"model_type":"gpt2","vocab_size":20,"n_positions":16,"n_embd":16,"n_layer":2,"n_head":4,)"
+     R"("initializer_range":0.3})",
      "GPT2Block"},
-    {R"({"model_type":"gptj","vocab_size":20,"n_positions":16,"n_embd":16,"n_layer":2,"n_head":4,"rotary_dim":2,"initializer_range":0.3})",
+    {R"({"model_type":"gptj","vocab_size":20,"n_positions":16,"n_embd":16,"n_layer":2,"n_head":4,"rotary_dim":2,)"
+     R"("initializer_range":0.3})",
      "GPTJBlock"},
-    {R"({"model_type":"gpt_neox","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":2,"initializer_range":0.3})",
+    {R"({"model_type":"gpt_neox","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,)"
+     R"("num_attention_heads":2,"initializer_range":0.3})",
      "GPTNeoXLayer"},
-    {R"({"model_type":"opt","vocab_size":20,"hidden_size":16,"ffn_dim":24,"num_hidden_layers":2,"num_attention_heads":4,"max_position_embeddings":16,"init_std":0.3})",
+    {R"({"model_type":"opt","vocab_size":20,"hidden_size":16,"ffn_dim":24,"num_hidden_layers":2,)"
+     R"("num_attention_heads":4,"max_position_embeddings":16,"init_std":0.3})",
      "OPTDecoderLayer"},
 };
-const Kind kT5 = {
-    R"({"model_type":"t5","vocab_size":20,"d_model":16,"d_kv":4,"d_ff":24,"num_layers":2,"num_heads":4,"relative_attention_num_buckets":8,"relative_attention_max_distance":12})",
-    "T5Block"};
+const Kind kT5 = {R"({"model_type":"t5","vocab_size":20,"d_model":16,"d_kv":4,"d_ff":24,"num_layers":2,"num_heads":4,)"
+                  R"("relative_attention_num_buckets":8,"relative_attention_max_distance":12})",
+                  "T5Block"};
 const Kind kImages[] = {
-    {R"({"model_type":"vit","hidden_size":16,"num_hidden_layers":2,"num_attention_heads":4,"intermediate_size":24,"image_size":16,"patch_size":8,"num_labels":5})",
+    {R"({"model_type":"vit","hidden_size":16,"num_hidden_layers":2,"num_attention_heads":4,"intermediate_size":24,)"
+     R"("image_size":16,"patch_size":8,"num_labels":5})",
      "ViTLayer"},
     {R"({"model_type":"resnet","embedding_size":8,"hidden_sizes":[16,24],"depths":[2,1],"num_labels":5})",
      "ResNetConvLayer"},
     {R"({"architecture":"efficientnet_lite0","num_classes":5})", "InvertedResidual"},
 };
 const Kind kBert = {
-    R"({"architectures":["BertForMaskedLM"],"model_type":"bert","vocab_size":20,"hidden_size":16,"num_hidden_layers":2,"num_attention_heads":4,"intermediate_size":24,"max_position_embeddings":16})",
+    R"({"architectures":["BertForMaskedLM"],"model_type":"bert","vocab_size":20,"hidden_size":16,)"
+    R"("num_hidden_layers":2,"num_attention_heads":4,"intermediate_size":24,"max_position_embeddings":16})",
     "BertLayer"};
 
 std::vector<Kind> all_kinds() {
@@ -303,8 +314,8 @@ TEST(Zoo, ErrorsNameWhatIsWrong) {
   EXPECT_THAT(error(R"({"model_type":"llama","sliding_window":8,"max_position_embeddings":16})"),
               HasSubstr("sliding_window is 8, expected null, or at least max_position_embeddings, which is 16"));
   EXPECT_THAT(
-      error(
-          R"({"model_type":"mistral","num_hidden_layers":2,"sliding_window":4,"layer_types":["full_attention","sliding_attention"]})"),
+      error(R"({"model_type":"mistral","num_hidden_layers":2,"sliding_window":4,"layer_types":["full_attention",)"
+            R"("sliding_attention"]})"),
       HasSubstr("expected the same for all layers"));
   EXPECT_THAT(
       error(R"({"model_type":"qwen2","num_hidden_layers":1,"layer_types":["sliding_attention"]})"),
@@ -320,13 +331,14 @@ TEST(Zoo, ErrorsNameWhatIsWrong) {
               HasSubstr("expected one set of parameters"));
   EXPECT_THAT(error(R"({"model_type":"gptj","rotary_dim":null,"n_embd":16,"n_head":2})"),
               HasSubstr("rotary_dim is 16, expected an even number up to n_embd / n_head, which is 8"));
-  const auto quantized = config(
-      R"({"model_type":"gpt2","vocab_size":20,"n_embd":16,"n_layer":1,"n_head":4,"quantization_config":{"quant_method":"fp8"}})");
+  const auto quantized = config(R"({"model_type":"gpt2","vocab_size":20,"n_embd":16,"n_layer":1,"n_head":4,)"
+                                R"("quantization_config":{"quant_method":"fp8"}})");
   EXPECT_THAT(support::message_of<accelerate::ConfigError>([&] { AutoModel::from_pretrained(quantized); }),
               HasSubstr("quant_method is \"fp8\", expected \"bitsandbytes\""));
   // A number wins over names.
-  const auto named = AutoModel::from_config(config(
-      R"({"model_type":"resnet","embedding_size":8,"hidden_sizes":[16],"depths":[1],"num_labels":5,"id2label":{"0":"a","1":"b","2":"c"}})"));
+  const auto named = AutoModel::from_config(
+      config(R"({"model_type":"resnet","embedding_size":8,"hidden_sizes":[16],"depths":[1],"num_labels":5,)"
+             R"("id2label":{"0":"a","1":"b","2":"c"}})"));
   EXPECT_EQ(named.module()->named_parameters()["classifier.1.bias"].size(0), 5);
   const auto model = AutoModel::from_config(config(kImages[1].json));
   EXPECT_THAT(support::message_of<accelerate::ConfigError>([&] {
