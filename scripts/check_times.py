@@ -16,7 +16,6 @@ HOLD_ANYWHERE = {
         '"steps_per_second"], 21)': "a sleep between the steps lasts at least as long as it says",
         "per_step(rank, ": "a rate in steps, whatever these take",
         "waited(0)": "a rank that sleeps keeps the other waiting",
-        'history["seconds"].size()': "a count",
     },
     "tests/cli/profile_cli_test.cpp": {
         '_us"], 0)': "a figure is there",
