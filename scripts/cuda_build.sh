@@ -37,12 +37,12 @@ EOF
 syntax() {
   [ -f "$headers/complete" ] || { echo "NVIDIA's headers are not here; scripts/cuda_build.sh --fetch-headers gets them"; exit 77; }
   find_torch >/dev/null
-  local torch=$torch_dir/../../../include file
-  for file in "${cuda_only[@]}"; do
-    "${CXX:-c++}" -std=c++20 -fsyntax-only -Wall -Wextra -Wno-unused-parameter -Werror -DUSE_DISTRIBUTED -DUSE_C10D_NCCL -DFMT_HEADER_ONLY -Iinclude -Isrc -isystem "$torch" -isystem "$torch/torch/csrc/api/include" \
-      -isystem "$headers/torch" -isystem "$headers/nvidia/cu13/include" -isystem "$headers/nvidia/nccl/include" "$file"
-    echo "$file: fine"
-  done
+  local torch=$torch_dir/../../../include
+  # As one source: most of what each takes is LibTorch's headers.
+  printf '#include "%s"\n' "${cuda_only[@]}" |
+    "${CXX:-c++}" -std=c++20 -fsyntax-only -Wall -Wextra -Wno-unused-parameter -Werror -DUSE_DISTRIBUTED -DUSE_C10D_NCCL -DFMT_HEADER_ONLY -I. -Iinclude -Isrc -isystem "$torch" -isystem "$torch/torch/csrc/api/include" \
+      -isystem "$headers/torch" -isystem "$headers/nvidia/cu13/include" -isystem "$headers/nvidia/nccl/include" -x c++ -
+  echo "${cuda_only[*]}: fine"
 }
 
 # build_with VERSION FOLDER [CMAKE OPTION...]: preset cuda with this version of LibTorch, in FOLDER.
