@@ -57,27 +57,31 @@ void print_tpu_plan(const Job& job, const Host& host) {
 }
 
 /// Prints which program starts the ranks, of which this launcher knows no more.
-void print_started_by(const char* starter, const Settings& settings) {
-  const int64_t all = settings.num_processes(), each = all / std::max<int64_t>(1, settings.num_machines());
+void print_started_by(const char* starter, const Job& job) {
+  const int64_t all = job.settings.num_processes(), each = all / std::max<int64_t>(1, job.settings.num_machines());
   std::printf("launcher   %s, which starts the processes\nprocesses  %s\n", starter,
-              all > 0 ? fmt::format("{}, {} on each machine", all, each).c_str() : "1 on each machine");
+              !job.remote.empty() ? fmt::format("{} on {} machines", all_slots(job.remote), job.remote.size()).c_str()
+              : all > 0           ? fmt::format("{}, {} on each machine", all, each).c_str()
+                                  : "1 on each machine");
 }
 
 /// For people, and for tests: what would be started where.
 void print_plan(const Job& job, const Host& host) {
   if (job.starter == Job::Starter::pod || job.starter == Job::Starter::xla) return print_tpu_plan(job, host);
   const char* names[] = {"simple", "torchrun", "deepspeed"};
-  if (job.starter == Job::Starter::mpirun) print_started_by("mpirun", job.settings);
-  else if (job.starter == Job::Starter::deepspeed) print_started_by("deepspeed", job.settings);
+  if (job.starter == Job::Starter::mpirun) print_started_by("mpirun", job);
+  else if (job.starter == Job::Starter::deepspeed) print_started_by("deepspeed", job);
+  else if (job.starter == Job::Starter::srun) print_started_by("srun", job);
   else
     std::printf("launcher   %s\nprocesses  %lld of %lld on machine %lld of %lld\n",
                 names[static_cast<int>(job.settings.launcher())], static_cast<long long>(job.local_world_size),
                 static_cast<long long>(job.world_size), static_cast<long long>(job.machine_rank),
                 static_cast<long long>(job.num_machines));
   if (const std::string hosts = job.settings.text("mpirun_hostfile");
-      job.starter == Job::Starter::mpirun && !is_there(hosts))
+      job.starter == Job::Starter::mpirun && job.remote.empty() && !is_there(hosts))
     std::printf("hostfile   %s does not exist here, without which a start is refused\n", hosts.c_str());
-  if (job.needs_port() || job.place)
+  if (job.main_ip.empty()) std::printf("meeting at the first machine that Slurm gives\n");
+  else if (job.needs_port() || job.place)
     std::printf("meeting at %s:%s\n", job.main_ip.c_str(),
                 job.main_port ? std::to_string(job.main_port).c_str() : "a free port");
   if (job.starter == Job::Starter::hostfile) {
@@ -112,7 +116,7 @@ int launch_here(Job& job, const Host& host, Monitor* monitor) {
   const bool any_port = job.main_port == 0;
   const bool alone = job.num_machines == 1 && job.starter == Job::Starter::launcher;
   for (;; ++job.attempt) {
-    if (job.needs_port()) {
+    if (job.needs_port() && job.remote.empty()) {  // else the port is one of another machine
       if (any_port) job.main_port = choose_port();
       else if (alone && is_port_busy(job.main_port)) say(job, take_other_port(job));
       else if (job.machine_rank == 0) require_free_port(job.main_port);

@@ -765,25 +765,219 @@ TEST_F(Commands, MpirunGetsTheWordsOfItsKind) {
               AllOf(HasSubstr("-x MASTER_ADDR -x MASTER_PORT"), HasSubstr("at node1:port")));
 }
 
-TEST_F(Commands, DeepSpeedOnSeveralMachinesIsStartedByItsProgram) {
-  const auto words = [&](std::vector<std::string> options) {
-    options.insert(options.begin(),
-                   {"launch", "-q", "--use_deepspeed", "--num_machines", "2", "--machine_rank", "0", "--num_processes",
-                    "8", "--main_process_ip", "10.0.0.1", "--main_process_port", "29511"});
-    options.insert(options.end(), {"/bin/echo", "x"});
-    const auto result = run(options, "", {"PATH=" + folder.string() + ":/usr/bin:/bin", "HOME=" + folder.string()});
+/// Launches under DeepSpeed on two machines, with only the folder's programs and the system's in PATH.
+class DeepSpeedMachines : public Commands {
+ protected:
+  DeepSpeedMachines() { write("hosts", "# name and number\nb slots=4\na slots=2  # the smaller one\n"); }
+  void program(const std::string& name, const std::string& script) const {
+    fs::permissions(write(name, "#!/bin/sh\n" + script + "\n"), fs::perms::owner_all);
+  }
+  Result start(std::vector<std::string> options, const std::vector<std::string>& command = {"/bin/echo", "x"},
+               std::vector<std::string> env = {}) const {
+    options.insert(options.begin(), {"launch", "--use_deepspeed", "--num_machines", "2"});
+    options.insert(options.end(), command.begin(), command.end());
+    env.insert(env.end(), {"PATH=" + folder.string() + ":/usr/bin:/bin", "HOME=" + folder.string()});
+    return run(options, "", std::move(env));
+  }
+  std::string words(const std::vector<std::string>& options,
+                    const std::vector<std::string>& command = {"/bin/echo", "x"},
+                    std::vector<std::string> env = {}) const {
+    const auto result = start(options, command, std::move(env));
     return result.out + result.err;
+  }
+  /// Without the words for the launcher's own files, which no two machines have alike.
+  std::string plan(std::vector<std::string> options, std::vector<std::string> env = {}) const {
+    options.insert(options.begin(), {"--dry_run", "--deepspeed_hostfile", "hosts"});
+    return words(options, {"/bin/echo", "x"}, std::move(env));
+  }
+  std::string error(std::vector<std::string> options) const {
+    options.insert(options.begin(), {"--deepspeed_hostfile", "hosts"});
+    const auto result = start(options);
+    EXPECT_EQ(result.exit_code, 64) << result.out << result.err;
+    return result.err;
+  }
+};
+
+TEST_F(DeepSpeedMachines, PythonProgramsAreStartedByItsOwn) {
+  const std::vector<std::string> all{"-q",   "--machine_rank",    "0",        "--num_processes",
+                                     "8",    "--main_process_ip", "10.0.0.1", "--main_process_port",
+                                     "29511"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), all.begin(), all.end());
+    return more;
   };
-  EXPECT_THAT(words({}), HasSubstr("--deepspeed_hostfile must be given"));
-  EXPECT_THAT(words({"--deepspeed_hostfile", "hosts"}), HasSubstr("`deepspeed`, which is not in PATH"));
-  fs::permissions(write("deepspeed", "#!/bin/sh\necho \"$@\" $ACCELERATE_USE_DEEPSPEED\n"), fs::perms::owner_all);
-  EXPECT_EQ(words({"--deepspeed_hostfile", "hosts", "--deepspeed_inclusion_filter", "a@b:0,2", "--zero_stage", "3"}),
-            "--hostfile hosts --no_local_rank --launcher pdsh --include a@b:0,2 --master_addr 10.0.0.1 --master_port "
-            "29511 --no_python /bin/echo x true\n");
+  const std::vector<std::string> script{write("train.py", ""), "x"};
+  EXPECT_THAT(words(all, script), HasSubstr("--deepspeed_hostfile must be given"));
+  EXPECT_THAT(words(with({"--deepspeed_hostfile", "hosts"}), script), HasSubstr("`deepspeed`, which is not in PATH"));
+  program("deepspeed", "echo \"$@\" $ACCELERATE_USE_DEEPSPEED");
+  EXPECT_EQ(
+      words(with({"--deepspeed_hostfile", "hosts", "--deepspeed_inclusion_filter", "a@b:0,2", "--zero_stage", "3"}),
+            script),
+      "--hostfile hosts --no_local_rank --launcher pdsh --include a@b:0,2 --master_addr 10.0.0.1 --master_port "
+      "29511 " +
+          script[0] + " x true\n");
   EXPECT_THAT(content(folder / ".deepspeed_env"), HasSubstr("ACCELERATE_DEEPSPEED_ZERO_STAGE=3\n"));
-  EXPECT_EQ(words({"--deepspeed_hostfile", "hosts", "--deepspeed_multinode_launcher", "nossh"}),
-            "--hostfile hosts --node_rank 0 --no_ssh --num_gpus 4 --master_addr 10.0.0.1 --master_port 29511 "
-            "--no_python /bin/echo x true\n");
+  // An interpreter, and a script that names one, by whatever name.
+  program("python3", "");
+  program("tool", "");
+  fs::permissions(write("tool", "#!/usr/bin/env python3\n"), fs::perms::owner_all);
+  for (const char* name : {"python3", "tool", "./tool"})
+    EXPECT_EQ(words(with({"--deepspeed_hostfile", "hosts", "--deepspeed_multinode_launcher", "nossh"}), {name}),
+              "--hostfile hosts --node_rank 0 --no_ssh --num_gpus 4 --master_addr 10.0.0.1 --master_port 29511 "
+              "--no_python " +
+                  std::string(name) + " true\n");
+}
+
+TEST_F(DeepSpeedMachines, AllOthersAreStartedByThisLauncherInTheHostfilesOrder) {
+  const auto both = plan({"--num_processes", "4"});
+  EXPECT_THAT(both, AllOf(HasSubstr("processes  2 of 2 on machine 0 of 1\nmeeting at b:29500\nmachine 0  /usr/bin/pdsh "
+                                    "-R ssh -S -N -b -w b "),
+                          HasSubstr("\nmachine 1  /usr/bin/pdsh -R ssh -S -N -b -w a ")));
+  for (const char* rank : {"0", "1"})
+    EXPECT_THAT(both, HasSubstr("--num_machines '2' --machine_rank '" + std::string(rank) +
+                                "' --num_processes '4' --processes_per_machine '2' --main_process_ip 'b' "
+                                "--main_process_port '29500' --gpu_ids '0,1' --deepspeed_multinode_launcher 'standard' "
+                                "'/bin/echo' 'x'"));
+  // Without a number each slot has a process, and a filter has the last word.
+  EXPECT_THAT(plan({}), HasSubstr("--processes_per_machine '4' --main_process_ip 'b' --main_process_port '29500' "
+                                  "--gpu_ids '0,1,2,3'"));
+  EXPECT_THAT(plan({"--deepspeed_inclusion_filter", "a@b:3,1", "--num_processes", "4", "--main_process_port", "29511"}),
+              AllOf(HasSubstr("--main_process_port '29511' --gpu_ids '1,3'"), HasSubstr("--gpu_ids '0,1'"),
+                    Not(HasSubstr("which count"))));
+  EXPECT_THAT(plan({"--deepspeed_exclusion_filter", "a@b:0", "--num_processes", "4"}),
+              AllOf(HasSubstr("leave 3 processes on 1 machines, which count: --num_machines is 2, --num_processes 4"),
+                    HasSubstr("--num_machines '1' --machine_rank '0' --num_processes '3'"), HasSubstr("'1,2,3'"),
+                    Not(HasSubstr("standard"))));
+  // Another shell takes pdsh's place.
+  EXPECT_THAT(plan({"--remote_shell", "ssh"}), HasSubstr("/usr/bin/ssh b cd"));
+  EXPECT_THAT(plan({"--gpu_ids", "5"}), AllOf(HasSubstr("--gpu_ids has no effect with --deepspeed_multinode_launcher "
+                                                        "pdsh: the hostfile's slots are the devices"),
+                                              Not(HasSubstr("'5'"))));
+}
+
+TEST_F(DeepSpeedMachines, WithNosshEachMachineTakesItsSlots) {
+  const auto of = [&](const std::string& rank) {
+    return plan(
+        {"--deepspeed_multinode_launcher", "NoSSH", "--machine_rank", rank, "--deepspeed_exclusion_filter", "b:1@a:0"});
+  };
+  EXPECT_THAT(of("0"), AllOf(HasSubstr("processes  3 of 4 on machine 0 of 2\nmeeting at b:29500\n"),
+                             HasSubstr("CUDA_VISIBLE_DEVICES=0,2,3\n"), HasSubstr(" RANK=0\n")));
+  EXPECT_THAT(of("1"), AllOf(HasSubstr("processes  1 of 4 on machine 1 of 2\n"), HasSubstr("CUDA_VISIBLE_DEVICES=1\n"),
+                             HasSubstr(" RANK=3\n")));
+  EXPECT_THAT(of("2"), HasSubstr("--machine_rank is 2, expected this machine's place"));
+}
+
+TEST_F(DeepSpeedMachines, MpirunAndSrunGetItsWords) {
+  write("hosts", "a slots=2\nb slots=2\n");
+  const auto fake = [&](const std::string& version) {
+    program("mpirun",
+            "[ \"$1\" = --version ] && { echo '" + version +
+                "'; exit; }\necho words \"$@\" at $MASTER_ADDR:$MASTER_PORT with $ACCELERATE_USE_DEEPSPEED $MINE "
+                "$OMP_NUM_THREADS $UCX_TLS $MV2_SUPPORT_DL");
+  };
+  program("srun", "echo words \"$@\" at ${MASTER_ADDR:-any}:${MASTER_PORT:-any} with $ACCELERATE_USE_DEEPSPEED $MINE");
+  write(".deepspeed_env", "MINE=x y\nACCELERATE_USE_DEEPSPEED=old\nRANK=7\n");
+  const auto by = [&](const std::string& launcher, std::vector<std::string> more = {}) {
+    more.insert(more.begin(), {"-q", "--deepspeed_hostfile", "hosts", "--deepspeed_multinode_launcher", launcher});
+    return words(more, {"/bin/echo", "x"}, {"NCCL_DEBUG=WARN", "OTHER=1"});
+  };
+  fake("mpirun (Open MPI) 4.1.4");
+  const auto open_mpi = by("openmpi", {"--main_process_ip", "10.0.0.1"});
+  EXPECT_THAT(open_mpi,
+              StartsWith("words -n 4 -hostfile hosts --mca btl ^openib --mca btl_tcp_if_include eth0 --bind-to "
+                         "socket -x ACCELERATE_CONFIG_DS_FIELDS "));
+  EXPECT_THAT(open_mpi, AllOf(HasSubstr(" -x MASTER_ADDR -x MASTER_PORT -x MINE -x OMP_NUM_THREADS "),
+                              HasSubstr(" -x NCCL_DEBUG"), HasSubstr(" -x UCX_TLS"), Not(HasSubstr("OTHER")),
+                              Not(HasSubstr("-x RANK"))));
+  EXPECT_THAT(open_mpi, HasSubstr(" /bin/echo x at 10.0.0.1:29500 with true x y 1 tcp\n"));
+  EXPECT_THAT(by("mpich"), AllOf(HasSubstr("needs an mpirun or mpiexec of MPICH or MVAPICH, and found only another"),
+                                 HasSubstr(folder / "mpirun")));
+  fake("HYDRA build details:");
+  program("mpiexec", "");
+  EXPECT_EQ(by("mpich"), "words -n 4 -ppn 2 -hosts a,b -genvall /bin/echo x at a:29500 with true x y 1\n");
+  EXPECT_EQ(by("MVAPICH"), "words -np 4 -ppn 2 -hosts a,b -genvall /bin/echo x at a:29500 with true x y 1 1\n");
+  // Slurm knows where its tasks meet, and names of machines count where a filter chose them.
+  EXPECT_EQ(by("slurm"),
+            "words -n 4 --nodes 2 --ntasks-per-node 2 --export=ALL /bin/echo x at any:any with true x y\n");
+  EXPECT_EQ(
+      by("slurm", {"--num_processes", "2", "--main_process_ip", "10.0.0.1", "--main_process_port", "29511"}),
+      "words -n 2 --nodes 2 --ntasks-per-node 1 --export=ALL --gpus-per-node 1 /bin/echo x at 10.0.0.1:29511 with true "
+      "x y\n");
+  EXPECT_EQ(
+      by("slurm", {"--deepspeed_inclusion_filter", "b:0@a:0"}),
+      "words -n 2 --nodes 2 --ntasks-per-node 1 --export=ALL --nodelist a,b /bin/echo x at any:any with true x y\n");
+  EXPECT_THAT(plan({"--deepspeed_multinode_launcher", "slurm"}),
+              AllOf(HasSubstr("launcher   srun, which starts the processes\nprocesses  4 on 2 machines\nmeeting at the "
+                              "first machine that Slurm gives\n"),
+                    HasSubstr("of the hostfile only their number counts")));
+}
+
+TEST_F(DeepSpeedMachines, VariablesOfDeepspeedEnvReachTheMachines) {
+  write(".deepspeed_env", "A=1\nB=1\nACCELERATE_MIXED_PRECISION=fp16\n");
+  fs::create_directories(folder / "home");
+  write("home/.deepspeed_env", "B=2\nC=it's $HERE\n");
+  const std::vector<std::string> at_home{"HOME=" + (folder / "home").string()};
+  EXPECT_THAT(plan({"--remote_shell", "ssh"}, at_home),
+              AllOf(HasSubstr(" 'A=1' 'B=1' 'C=it'\\''s $HERE' "), Not(HasSubstr("fp16")),
+                    HasSubstr("C of .deepspeed_env is passed on as it stands")));
+  EXPECT_THAT(plan({"--remote_shell", "ssh"}, {at_home[0], "DS_ENV_FILE=other"}), Not(HasSubstr("'A=1'")));
+  write(".deepspeed_env", "A=1\nB\n");
+  EXPECT_THAT(plan({}), HasSubstr(".deepspeed_env, line 2 is 'B', expected NAME=VALUE"));
+}
+
+TEST_F(DeepSpeedMachines, Mistakes) {
+  EXPECT_THAT(words({}), HasSubstr("--deepspeed_hostfile must be given"));
+  EXPECT_THAT(words({"--deepspeed_hostfile", "none"}), HasSubstr("--deepspeed_hostfile none can't be read"));
+  EXPECT_THAT(error({"--deepspeed_multinode_launcher", "mpic"}), HasSubstr("Did you mean 'mpich'?"));
+  EXPECT_THAT(error({"--deepspeed_inclusion_filter", "c"}),
+              HasSubstr("--deepspeed_inclusion_filter names 'c', which is not in the hostfile"));
+  EXPECT_THAT(error({"--deepspeed_exclusion_filter", "a:2"}), HasSubstr("names slot '2' of a, which has slots 0 to 1"));
+  EXPECT_THAT(error({"--deepspeed_exclusion_filter", "a@b"}),
+              HasSubstr("--deepspeed_exclusion_filter a@b leaves no machine"));
+  EXPECT_THAT(error({"--deepspeed_exclusion_filter", "a", "--deepspeed_inclusion_filter", "b"}),
+              HasSubstr("--deepspeed_inclusion_filter and --deepspeed_exclusion_filter exclude each other"));
+  EXPECT_THAT(error({"--num_processes", "6"}), HasSubstr("asks for 3 slots on each machine, and in the hostfile hosts "
+                                                         "a has 2"));
+  EXPECT_THAT(error({"--num_processes", "3"}), HasSubstr("3 can't be shared equally by 2 machines"));
+  EXPECT_THAT(error({"--machine_rank", "1"}), HasSubstr("pdsh starts all machines from one"));
+  EXPECT_THAT(error({"--deepspeed_multinode_launcher", "nossh"}), HasSubstr("--machine_rank is not given"));
+  EXPECT_THAT(error({"--main_process_port", "0"}), HasSubstr("--main_process_port is 0"));
+  EXPECT_THAT(error({"--rdzv_backend", "c10d"}), HasSubstr("names a fixed set of machines"));
+  for (const std::string mpi : {"openmpi", "mpich", "mvapich"})
+    EXPECT_THAT(error({"--deepspeed_multinode_launcher", mpi, "--deepspeed_inclusion_filter", "a"}),
+                HasSubstr(mpi + " starts all slots of the hostfile"));
+  EXPECT_THAT(error({"--deepspeed_multinode_launcher", "openmpi", "--num_processes", "4"}),
+              HasSubstr("a process for each slot of the hostfile, which has 6"));
+  for (const std::string equal : {"mpich", "mvapich", "slurm"})
+    EXPECT_THAT(error({"--deepspeed_multinode_launcher", equal}),
+                HasSubstr(equal + " needs as many slots on each machine, found 4 on b and 2 on a"));
+  EXPECT_THAT(error({"--deepspeed_multinode_launcher", "slurm", "--deepspeed_inclusion_filter", "b:1,2@a"}),
+              HasSubstr("slurm can't choose slots by their numbers, found 1,2 on b"));
+  write("hosts", "a slots=2\na slots=4\n");
+  EXPECT_THAT(error({}), HasSubstr("line 2 names a again"));
+  write("hosts", "a slots=2\nb slots=two\n");
+  EXPECT_THAT(error({}), HasSubstr("line 2 is 'b slots=two', expected NAME slots=N"));
+  write("hosts", "# nobody\n");
+  EXPECT_THAT(error({}), HasSubstr("names no machine"));
+}
+
+TEST_F(DeepSpeedMachines, WhatHasNoEffectIsSaid) {
+  EXPECT_THAT(words({"--dry_run", "--deepspeed_multinode_launcher", "standard", "--deepspeed_hostfile", "hosts",
+                     "--machine_rank", "0", "--main_process_ip", "a", "--num_processes", "2"}),
+              AllOf(HasSubstr("--deepspeed_hostfile has no effect with --deepspeed_multinode_launcher standard"),
+                    Not(HasSubstr("--deepspeed_multinode_launcher has no effect"))));
+  EXPECT_THAT(words({"--dry_run", "--num_machines", "1", "--deepspeed_inclusion_filter", "a",
+                     "--deepspeed_multinode_launcher", "nossh"}),
+              AllOf(HasSubstr("--deepspeed_inclusion_filter has no effect with one machine"),
+                    HasSubstr("--deepspeed_multinode_launcher has no effect with one machine")));
+  EXPECT_THAT(run({"launch", "--dry_run", "--include", "a", "--remote_shell", "pdsh", "/bin/true"}).err,
+              AllOf(HasSubstr("--include has no effect without --hostfile"),
+                    HasSubstr("--remote_shell has no effect without --hostfile")));
+  EXPECT_THAT(
+      plan({"--deepspeed_multinode_launcher", "openmpi", "--rdzv_conf", "timeout=1", "--remote_shell", "ssh",
+            "--processes_per_machine", "1"}),
+      AllOf(HasSubstr("--rdzv_conf has no effect with --deepspeed_multinode_launcher openmpi"),
+            HasSubstr("--remote_shell has no effect with"), HasSubstr("--processes_per_machine has no effect")));
 }
 
 TEST_F(Commands, FailedJobsAreRestarted) {

@@ -63,3 +63,10 @@ slurm_test(launchers "4 processes.*training: with gradient accumulation" "srun -
 slurm_test(launchers_of_their_own "of its own: 0 of 1.*of its own: 0 of 1" "srun -N 1 -n 2 $<TARGET_FILE:accelerate_cli> launch -q --num_machines 1 sh -c \"echo of its own: \\$RANK of \\$WORLD_SIZE\"")
 slurm_test(several_launchers_on_a_machine "srun has started 2 launchers: each starts one process" "srun -N 1 -n 2 $<TARGET_FILE:accelerate_cli> launch true 2>&1 || echo exit code $?")
 slurm_test(killed_rank "exit code 137.*nobody left" "srun -N 2 -n 2 $<TARGET_FILE:accelerate_cli> launch -q sh -c \"[ \\$RANK = 0 ] || kill -9 \\$\\$; exec sleep 98765\" || echo exit code $?; sleep 1; pgrep -a -x sleep | grep 98765 || echo nobody left")
+
+# With ZeRO on two machines, by each launcher that DeepSpeed has, without Python.
+foreach(launcher standard nossh pdsh openmpi mpich mvapich slurm)
+  add_test(NAME deepspeed_machines.${launcher} COMMAND ${CMAKE_CURRENT_LIST_DIR}/deepspeed_machines.sh ${launcher} $<TARGET_FILE:accelerate_cli> $<TARGET_FILE:accelerate_self_test>)
+  set_tests_properties(deepspeed_machines.${launcher} PROPERTIES LABELS cli TIMEOUT 240 PASS_REGULAR_EXPRESSION "2 processes.*training: with gradient accumulation.*ended well" FAIL_REGULAR_EXPRESSION "FAILED")
+endforeach()
+set_tests_properties(deepspeed_machines.slurm PROPERTIES RESOURCE_LOCK slurm)

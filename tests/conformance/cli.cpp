@@ -220,6 +220,7 @@ json found_for(const Row& row, const std::string& config_file) {
   accelerate::LaunchOptions options;
   options.settings = given->given;
   options.command = given->positional;
+  options.command.front() += ".py";  // the reference's rows are Python programs, and ours would start other ones itself
   options.config_file = config_file.empty() ? given->text("config_file") : config_file;
   Job job = [&] {
     try {
@@ -233,6 +234,7 @@ json found_for(const Row& row, const std::string& config_file) {
       return make_job(request_of(options), host);
     }
   }();
+  job.command = given->positional;
   const std::string launcher = name_of(job.settings.launcher());
   json result{{"launcher", launcher}, {"cmd", nullptr}, {"torchrun", nullptr}};
   // torchrun's rows have their number in nproc_per_node; the reference's other launchers start one process.

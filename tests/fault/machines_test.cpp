@@ -655,13 +655,15 @@ class Hostfile : public Machines {
     fs::permissions(file("ssh"), fs::perms::owner_all);
   }
   void write(const std::string& name, const std::string& text) const { std::ofstream(file(name)) << text; }
-  std::unique_ptr<Program> start(const std::string& script, const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> words{accelerate(), "launch", "--hostfile", file("hosts"), "--main_process_port", port};
+  std::unique_ptr<Program> start(const std::string& script, const std::vector<std::string>& more = {},
+                                 const std::string& flag = "--hostfile") const {
+    std::vector<std::string> words{accelerate(), "launch", flag, file("hosts"), "--main_process_port", port};
     words.insert(words.end(), more.begin(), more.end());
     words.insert(words.end(), {"/bin/sh", "-c", script});
     const char* path = std::getenv("PATH");
     return std::make_unique<Program>(
-        words, Program::Options{.env = {"PATH=" + folder.string() + ":" + (path ? path : ""), "NCCL_DEBUG=WARN"},
+        words, Program::Options{.env = {"PATH=" + folder.string() + ":" + (path ? path : ""), "NCCL_DEBUG=WARN",
+                                        "HOME=" + folder.string()},
                                 .input = "",
                                 .terminal = false,
                                 .read_output = true,
@@ -754,9 +756,10 @@ class Sshd : public Hostfile {
   }
   static int run(const std::vector<std::string>& words) { return Program(words).wait(kLong).exit_code; }
 
-  void everything_ends_with_the_starter(const std::vector<std::string>& options, int number) const {
+  void everything_ends_with_the_starter(const std::vector<std::string>& options, int number,
+                                        const std::string& flag = "--hostfile") const {
     fs::remove(file("pids"));
-    auto program = start(with_grandchild(), options);
+    auto program = start(with_grandchild(), options, flag);
     const auto all = pids_in(file("pids"), 10);
     program->signal(number);
     const auto result = program->wait(kLong);
@@ -790,6 +793,24 @@ TEST_F(Sshd, ByPdsh) {
   EXPECT_EQ(failed.exit_code, 9) << failed.err;
   EXPECT_THAT(failed.err, HasSubstr("rank 4 of 5 failed first"));
   for (const int number : {SIGTERM, SIGINT, SIGKILL}) everything_ends_with_the_starter(pdsh, number);
+}
+
+TEST_F(Sshd, DeepSpeedsHostfileIsStartedByPdsh) {
+  ASSERT_EQ(::access("/usr/bin/pdsh", X_OK), 0)
+      << "there is no pdsh here (Debian: pdsh), which scripts/test.sh installs";
+  write(".deepspeed_env", "MINE=it's 50%h\nNCCL_DEBUG=INFO\nACCELERATE_USE_DEEPSPEED=old\n");
+  const std::string flag = "--deepspeed_hostfile";
+  const std::vector<std::string> deepspeed{"--use_deepspeed", "--num_machines", "2"};
+  const auto result =
+      start(
+          "echo $RANK/$WORLD_SIZE $GROUP_RANK on $CUDA_VISIBLE_DEVICES ${SSH_CONNECTION:+by ssh} $NCCL_DEBUG \"$MINE\" "
+          "$ACCELERATE_USE_DEEPSPEED",
+          deepspeed + std::vector<std::string>{"--deepspeed_inclusion_filter", "127.0.0.2:2,0@127.0.0.1:1"}, flag)
+          ->wait(kLong);
+  EXPECT_EQ(result.exit_code, 0) << result.err << content(file("sshd.log"));
+  const std::string rest = " by ssh INFO it's 50%h true";
+  EXPECT_THAT(sorted_lines(result.out), ElementsAre("0/3 0 on 1" + rest, "1/3 1 on 0,2" + rest, "2/3 1 on 0,2" + rest));
+  everything_ends_with_the_starter(deepspeed, SIGKILL, flag);
 }
 
 TEST_F(Sshd, PdshTakesTheTokenFromAFileOnEachMachine) {

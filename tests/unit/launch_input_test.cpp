@@ -20,9 +20,33 @@ TEST(HostfileText, FiltersNameSlotsOnce) {
   const auto hosts = parse_hostfile("a slots=2\nb slots=3\n", "hosts");
   const auto chosen = filter_hosts(hosts, "b:2,0,2", "");
   ASSERT_EQ(chosen.size(), 1u);
-  EXPECT_THAT(chosen[0].slots, ElementsAre(2, 0)) << "as DeepSpeed, which makes a set of them";
+  EXPECT_THAT(chosen[0].slots, ElementsAre(0, 2)) << "as DeepSpeed, which makes a sorted set of them";
   EXPECT_THAT(support::message_of<ConfigError>([&] { filter_hosts(hosts, "a@b:", ""); }),
               HasSubstr("--include names no slot in 'b:', expected numbers after the colon"));
+}
+
+// As in DeepSpeed 0.19.8, whose filters once gave the order.
+TEST(HostfileText, FiltersKeepTheHostfilesOrder) {
+  const auto hosts = parse_hostfile("a slots=2\nb slots=3\nc slots=1\n", "hosts");
+  const auto names = [](const std::vector<RemoteHost>& left) {
+    std::string text;
+    for (const auto& host : left) text += host.name + ":" + std::to_string(host.slots.size()) + " ";
+    return text;
+  };
+  EXPECT_EQ(names(filter_hosts(hosts, "c@a", "")), "a:2 c:1 ");
+  EXPECT_EQ(names(filter_hosts(hosts, "b:2@a:1@b:0", "")), "a:1 b:2 ");
+  EXPECT_EQ(names(filter_hosts(hosts, "", "c:0@b:1")), "a:2 b:2 ") << "a machine without slots drops out";
+  for (const char* twice : {"a@a", "a@a:0", "a:0@a"})
+    EXPECT_THAT(support::message_of<ConfigError>([&] { filter_hosts(hosts, twice, ""); }),
+                HasSubstr("--include names 'a' twice, as a whole"));
+}
+
+TEST(HostfileText, DeepSpeedsVariablesHaveALineEach) {
+  const auto found = parse_deepspeed_env("# mine\n\nA=1\nB = x=y \r\nA=2\n", "env");
+  EXPECT_THAT(found, testing::UnorderedElementsAre(testing::Pair("A", "2"), testing::Pair("B", "x=y")));
+  for (const char* wrong : {"A=1\nB\n", "A=1\n2B=1\n", "A=1\n=1\n"})
+    EXPECT_THAT(support::message_of<ConfigError>([&] { parse_deepspeed_env(wrong, "env"); }),
+                HasSubstr("env, line 2 is '"));
 }
 
 TEST(HostfileText, ManyMachinesTakeNoLonger) {

@@ -128,6 +128,17 @@ Variables sagemaker_protocol(const Settings& settings) {
   return env;
 }
 
+/// What mpirun or srun hands to the ranks on all machines of DeepSpeed's hostfile; their numbers are its own. Slurm
+/// says where they meet, unless the user does.
+void add_for_machines(Variables& env, const Job& job, const Host& host) {
+  const Settings& s = job.settings;
+  if (!job.main_ip.empty()) env["MASTER_ADDR"] = job.main_ip;
+  if (job.starter != Job::Starter::srun || s.source("main_process_port") > ValueSource::fallback)
+    env["MASTER_PORT"] = std::to_string(job.main_port);
+  if (!host.environment.contains("OMP_NUM_THREADS")) env["OMP_NUM_THREADS"] = std::to_string(s.threads_per_process());
+  env.insert(job.exported.begin(), job.exported.end());
+}
+
 }  // namespace
 
 std::map<std::string, std::string> protocol(const Settings& settings, const Host& host) {
@@ -178,6 +189,8 @@ std::map<std::string, std::string> protocol(const Settings& settings, const Host
 std::map<std::string, std::string> build_environment(const Job& job, const Host& host, int64_t local_rank) {
   Variables env = protocol(job.settings, host);
   add_receipts(env, job);
+  if (!job.devices.empty()) env[job.settings.device_type().visible] = fmt::format("{}", fmt::join(job.devices, ","));
+  if (!job.remote.empty()) add_for_machines(env, job, host);
   if (!job.tells_ranks()) {
     // Alone, though srun has started other launchers: the program must not take their tasks for its peers.
     if (job.starter == Job::Starter::launcher && host.number("SLURM_STEP_NUM_TASKS").value_or(1) > 1)

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <set>
 #include <sstream>
 
 #include "accelerate/config.hpp"
+#include "input/read_file.hpp"
 #include "launch/job/require.hpp"
 
 namespace accelerate::launcher {
@@ -23,10 +25,6 @@ std::vector<std::string> parts_of(const std::string& text, char separator) {
   return parts;
 }
 
-bool is_among(const std::vector<RemoteHost>& hosts, const std::string& name) {
-  return std::any_of(hosts.begin(), hosts.end(), [&](const auto& host) { return host.name == name; });
-}
-
 const RemoteHost& host_called(const std::vector<RemoteHost>& hosts, const std::string& name, const std::string& flag) {
   std::vector<std::string> names;
   for (const auto& host : hosts) {
@@ -38,28 +36,40 @@ const RemoteHost& host_called(const std::vector<RemoteHost>& hosts, const std::s
                      nearest ? fmt::format(". Did you mean '{}'?", *nearest) : "");
 }
 
-/// The machines that a filter names; whole ones have no slots.
-std::vector<RemoteHost> parse_filter(const std::vector<RemoteHost>& hosts, const std::string& text,
-                                     const std::string& flag) {
-  std::vector<RemoteHost> named;
+/// The slots that a filter names for each machine; a whole one has none.
+std::map<std::string, std::set<int64_t>> parse_filter(const std::vector<RemoteHost>& hosts, const std::string& text,
+                                                      const std::string& flag) {
+  std::map<std::string, std::set<int64_t>> named;
   for (const auto& part : parts_of(text, '@')) {
     const size_t colon = part.find(':');
     const RemoteHost& host = host_called(hosts, part.substr(0, colon), flag);
-    RemoteHost entry{host.name, {}, colon != std::string::npos};
-    if (entry.chosen_slots)
+    std::set<int64_t> slots;
+    if (colon != std::string::npos) {
       for (const auto& number : parts_of(part.substr(colon + 1), ',')) {
         int64_t slot = 0;
-        if (!read_number(number, slot) || std::find(host.slots.begin(), host.slots.end(), slot) == host.slots.end())
+        if (!read_number(number, slot) || slot >= static_cast<int64_t>(host.slots.size()))
           raise<ConfigError>("{} names slot '{}' of {}, which has slots 0 to {}", flag, number, host.name,
                              host.slots.size() - 1);
-        if (std::find(entry.slots.begin(), entry.slots.end(), slot) == entry.slots.end()) entry.slots.push_back(slot);
+        slots.insert(slot);
       }
-    require(!entry.chosen_slots || !entry.slots.empty(), "{} names no slot in '{}', expected numbers after the colon",
-            flag, part);
-    require(!is_among(named, entry.name), "{} names '{}' twice", flag, entry.name);
-    named.push_back(entry);
+      require(!slots.empty(), "{} names no slot in '{}', expected numbers after the colon", flag, part);
+    }
+    const auto [place, is_new] = named.try_emplace(host.name, slots);
+    require(is_new || (!slots.empty() && !place->second.empty()), "{} names '{}' twice, as a whole", flag, host.name);
+    place->second.merge(slots);
   }
   return named;
+}
+
+std::string without_blanks_around(const std::string& text) {
+  constexpr const char* kBlanks = " \t\r\v\f";
+  const size_t begin = text.find_first_not_of(kBlanks);
+  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
+}
+
+bool is_name_of_variable(const std::string& name) {
+  constexpr const char* kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789";
+  return !name.empty() && name.find_first_not_of(kLetters) == std::string::npos && (name[0] < '0' || name[0] > '9');
 }
 
 }  // namespace
@@ -90,28 +100,56 @@ std::vector<RemoteHost> parse_hostfile(const std::string& text, const std::strin
   return hosts;
 }
 
+std::vector<RemoteHost> read_hostfile(const std::string& flag, const std::string& file) {
+  std::string text;
+  const auto problem = read_file(file, kMostSettingsBytes, text);
+  require(problem.empty(), "{} {} can't be read: {}", flag, file, problem);
+  return parse_hostfile(text, file);
+}
+
 std::vector<RemoteHost> filter_hosts(const std::vector<RemoteHost>& hosts, const std::string& include,
-                                     const std::string& exclude) {
-  require(include.empty() || exclude.empty(), "--include and --exclude exclude each other: give one of them");
-  if (!include.empty()) {
-    auto chosen = parse_filter(hosts, include, "--include");
-    for (auto& host : chosen)
-      if (!host.chosen_slots) host.slots = host_called(hosts, host.name, "--include").slots;
-    return chosen;
+                                     const std::string& exclude, const FilterFlags& flags) {
+  require(include.empty() || exclude.empty(), "{} and {} exclude each other: give one of them", flags.include,
+          flags.exclude);
+  if (include.empty() && exclude.empty()) return hosts;
+  const auto named =
+      include.empty() ? parse_filter(hosts, exclude, flags.exclude) : parse_filter(hosts, include, flags.include);
+  std::vector<RemoteHost> left;
+  for (RemoteHost host : hosts) {
+    const auto found = named.find(host.name);
+    const bool is_named = found != named.end(), whole = is_named && found->second.empty();
+    std::erase_if(host.slots, [&](int64_t slot) {
+      return (is_named && (whole || found->second.contains(slot))) == include.empty();
+    });
+    host.chosen_slots = is_named && !whole;
+    if (!host.slots.empty()) left.push_back(std::move(host));
   }
-  auto left = hosts;
-  for (const auto& entry : parse_filter(hosts, exclude, "--exclude"))
-    for (auto& host : left) {
-      if (host.name != entry.name) continue;
-      if (!entry.chosen_slots) host.slots.clear();
-      std::erase_if(host.slots, [&](int64_t slot) {
-        return std::find(entry.slots.begin(), entry.slots.end(), slot) != entry.slots.end();
-      });
-      host.chosen_slots = true;
-    }
-  std::erase_if(left, [](const auto& host) { return host.slots.empty(); });
-  require(!left.empty(), "--exclude {} leaves no machine of the hostfile", exclude);
+  require(!left.empty(), "{} {} leaves no machine of the hostfile", flags.exclude, exclude);
   return left;
+}
+
+int64_t all_slots(const std::vector<RemoteHost>& hosts) {
+  int64_t count = 0;
+  for (const auto& host : hosts) count += static_cast<int64_t>(host.slots.size());
+  return count;
+}
+
+std::map<std::string, std::string> parse_deepspeed_env(const std::string& text, const std::string& file) {
+  require(text.find('\0') == std::string::npos, "{} holds a NUL byte, which no variable can have", file);
+  std::map<std::string, std::string> variables;
+  std::istringstream in(text);
+  int64_t number = 0;
+  for (std::string line; std::getline(in, line);) {
+    ++number;
+    line = without_blanks_around(line);
+    if (line.empty() || line.front() == '#') continue;
+    const size_t equals = std::min(line.find('='), line.size());
+    const std::string name = without_blanks_around(line.substr(0, equals));
+    require(equals < line.size() && is_name_of_variable(name), "{}, line {} is '{}', expected NAME=VALUE", file, number,
+            line.substr(0, 200));
+    variables[name] = without_blanks_around(line.substr(equals + 1));
+  }
+  return variables;
 }
 
 }  // namespace accelerate::launcher

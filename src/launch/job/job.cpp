@@ -9,8 +9,9 @@
 #include <cstring>
 #include <ctime>
 
-#include "input/read_file.hpp"
+#include "launch/job/deepspeed_machines.hpp"
 #include "launch/job/host.hpp"
+#include "launch/job/program_file.hpp"
 #include "launch/job/require.hpp"
 #include "launch/job/streams.hpp"
 
@@ -108,19 +109,14 @@ void plan_tpu(Job& job) {
 /// A launcher on each machine of a hostfile takes the place of a rank.
 void plan_hostfile(Job& job, const std::string& hostfile, bool c10d) {
   const Settings& s = job.settings;
-  std::string text;
-  const auto problem = read_file(hostfile, kMostSettingsBytes, text);
-  require(problem.empty(), "--hostfile {} can't be read: {}", hostfile, problem);
-  job.remote = filter_hosts(parse_hostfile(text, hostfile), s.text("include"), s.text("exclude"));
+  job.remote = filter_hosts(read_hostfile("--hostfile", hostfile), s.text("include"), s.text("exclude"));
   for (const char* name : {"num_machines", "num_processes", "machine_rank", "processes_per_machine"})
     require(s.source(name) != ValueSource::flag,
             "--hostfile says how many machines and processes there are: leave out --num_machines, --num_processes, "
             "--processes_per_machine and --machine_rank, or choose with --include or --exclude");
   require(!c10d, "--hostfile starts a fixed set of machines: leave out --rdzv_backend c10d");
-  job.starter = Job::Starter::hostfile;
-  job.num_machines = job.min_machines = 1;
-  job.machine_rank = 0;
-  job.world_size = static_cast<int64_t>(job.remote.size());
+  job.remote_shell = s.text("remote_shell");
+  job.start_launchers();
 }
 
 void check_several_machines(const Job& job, bool c10d) {
@@ -161,7 +157,7 @@ bool is_for_one_process(const Job& job) {
 }
 
 /// Ranks, on this machine alone or on several that meet.
-void plan_ranks(Job& job) {
+void plan_ranks(Job& job, const Host& host) {
   const Settings& s = job.settings;
   if (const auto& place = s.place()) return plan_place(job, *place);
   const std::string backend = s.text("rdzv_backend");
@@ -200,6 +196,8 @@ void plan_ranks(Job& job) {
     if (job.world_size == 1 && s.source("main_process_ip") == ValueSource::flag)
       job.remarks.emplace_back("--main_process_ip has no effect with one process, which meets nobody");
   }
+  if (deepspeed_starts_machines(s) && !is_python_program(job.command, s, host))
+    return plan_deepspeed_machines(job, host);
   if (const std::string hostfile = s.text("hostfile"); !hostfile.empty()) plan_hostfile(job, hostfile, c10d);
   const auto here = s.integer("processes_per_machine");
   require(here.value_or(1) >= 1, "--processes_per_machine must be at least 1");
@@ -212,9 +210,7 @@ void plan_ranks(Job& job) {
           "{} processes are to be started on this machine, expected at most {}", job.local_world_size, kMostHere);
   if (job.starter == Job::Starter::launcher && s.launcher() == Launcher::simple && !s.text("mpirun_hostfile").empty())
     job.starter = Job::Starter::mpirun;
-  if (job.starter == Job::Starter::launcher && s.launcher() == Launcher::deepspeed && job.num_machines > 1 &&
-      s.text("deepspeed_multinode_launcher") != "standard")
-    job.starter = Job::Starter::deepspeed;
+  if (job.starter == Job::Starter::launcher && deepspeed_starts_machines(s)) job.starter = Job::Starter::deepspeed;
   if (job.starter == Job::Starter::mpirun || job.starter == Job::Starter::deepspeed)
     job.world_size = job.local_world_size = job.num_machines = job.min_machines = 1, job.machine_rank = 0;
   if (const std::string ip = s.text("main_process_ip"); !ip.empty()) job.main_ip = ip;
@@ -238,7 +234,7 @@ Job make_job(const LaunchRequest& request, const Host& host) {
     job.min_machines = s.min_machines();
     require(job.num_machines >= 1, "--num_machines is {}, but at least 1 machine is needed", s.text("num_machines"));
     if (s.launcher() == Launcher::tpu) plan_tpu(job);
-    else plan_ranks(job);
+    else plan_ranks(job, host);
     check_streams(job);
   }
   check_receipts(job);

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,9 +36,15 @@ struct Job {
 
   /// The program that starts the ranks: this launcher, or one process of another program that it starts instead of
   /// them.
-  enum class Starter { launcher, mpirun, deepspeed, hostfile, xla, pod } starter = Starter::launcher;
+  enum class Starter { launcher, mpirun, srun, deepspeed, hostfile, xla, pod } starter = Starter::launcher;
   std::filesystem::path xla_starter = "accelerate_xla.py";  ///< with xla: the file that Python runs, once it is written
-  std::vector<RemoteHost> remote;        ///< with hostfile: the machines, each with a launcher in the place of a rank
+  /// The machines of --hostfile, each with a launcher in the place of a rank, or of --deepspeed_hostfile, whoever
+  /// starts their ranks.
+  std::vector<RemoteHost> remote;
+  std::string remote_shell = "ssh";             ///< with hostfile: who starts the launchers
+  std::map<std::string, std::string> exported;  ///< of .deepspeed_env, for the ranks of all machines
+  std::optional<int64_t> first_rank;            ///< of this machine, where a hostfile says it
+  std::vector<int64_t> devices;  ///< the slots that DeepSpeed's hostfile leaves this machine; empty: it has no say
   std::vector<std::string> pod_workers;  ///< with pod: those to be reached one by one; empty: all by one command
 
   std::chrono::milliseconds monitor_interval{100};  ///< after a failure, for the others to end by themselves
@@ -67,8 +74,19 @@ struct Job {
   /// Whether what this launcher starts are the ranks, or another program that will start them here; else they are
   /// launchers on other machines.
   bool starts_ranks() const { return starter != Starter::hostfile && starter != Starter::pod; }
+  /// A launcher on each machine of `remote` takes the place of a rank.
+  void start_launchers() {
+    starter = Starter::hostfile;
+    num_machines = min_machines = 1;
+    machine_rank = 0;
+    world_size = local_world_size = static_cast<int64_t>(remote.size());
+  }
   int64_t rank(int64_t local_rank) const {
-    return (round ? round->first_rank : place ? place->rank : machine_rank * local_world_size) + local_rank;
+    return (round        ? round->first_rank
+            : place      ? place->rank
+            : first_rank ? *first_rank
+                         : machine_rank * local_world_size) +
+           local_rank;
   }
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "launch/job/deepspeed_machines.hpp"
 #include "launch/job/option_values.hpp"
 #include "launch/job/rendezvous.hpp"
 #include "launch/job/settings.hpp"
@@ -51,6 +52,21 @@ void Settings::remark() {
           "deepspeed_multinode_launcher", "deepspeed_moe_layer_cls_names", "deepspeed_as_of_version"})
       if (source(name) == ValueSource::flag)
         remarks_.push_back(fmt::format("--{} has no effect without --use_deepspeed", name));
+  const bool machines_by_deepspeed = deepspeed_starts_machines(*this);
+  if (launcher_ == Launcher::deepspeed && !machines_by_deepspeed)
+    for (const char* name : {"deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter",
+                             "deepspeed_multinode_launcher"})
+      if (source(name) == ValueSource::flag && text(name) != "standard")
+        remarks_.push_back(fmt::format("--{} has no effect {}", name,
+                                       !text("hostfile").empty() ? "beside --hostfile, which says who starts what where"
+                                       : num_machines() == 1
+                                           ? "with one machine, and --num_machines says no other number"
+                                           : "with --deepspeed_multinode_launcher standard: this command runs "
+                                             "on each machine, with its --machine_rank"));
+  if (text("hostfile").empty())
+    for (const std::string name : {"include", "exclude", "remote_shell"})
+      if (source(name) == ValueSource::flag && !(name == "remote_shell" && machines_by_deepspeed))
+        remarks_.push_back(fmt::format("--{} has no effect without --hostfile", name));
   if (launcher_ != Launcher::tpu)
     for (const char* name : {"vm", "env", "main_training_function", "downcast_bf16", "tpu_use_sudo", "tpu_use_cluster"})
       if (source(name) == ValueSource::flag)

@@ -138,6 +138,7 @@ void Settings::take_slurm(const Host& host) {
   set("machine_rank", task->rank, ValueSource::environment);
   set("main_process_ip", task->address, ValueSource::environment);
   set("main_process_port", task->port, ValueSource::environment);
+  set("deepspeed_multinode_launcher", "standard", ValueSource::environment);  // all of them are started already
   slurm_step_ = task->step;
 }
 

@@ -60,6 +60,7 @@ void Monitor::begin(const Job& job, Sink& sink, const Warden& warden) {
   for (int64_t i = 0; i < job.local_world_size; ++i) {
     names_.push_back(job.starter == Job::Starter::hostfile    ? job.remote[static_cast<size_t>(i)].name
                      : job.starter == Job::Starter::mpirun    ? "mpirun"
+                     : job.starter == Job::Starter::srun      ? "srun"
                      : job.starter == Job::Starter::pod       ? "gcloud"
                      : job.starter == Job::Starter::deepspeed ? "deepspeed"
                                                               : std::to_string(job.rank(i)));

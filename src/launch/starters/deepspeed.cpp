@@ -1,14 +1,72 @@
 #include "launch/starters/deepspeed.hpp"
 
+#include <fmt/ranges.h>
 #include <cerrno>
 #include <cstring>
+
 #include <fstream>
 
+#include "launch/job/deepspeed_machines.hpp"
+#include "launch/job/environment.hpp"
 #include "launch/job/host.hpp"
+#include "launch/job/job.hpp"
 #include "launch/job/require.hpp"
 #include "launch/job/settings.hpp"
+#include "launch/starters/mpirun.hpp"
+#include "launch/starters/remote.hpp"
 
 namespace accelerate::launcher {
+namespace {
+
+std::string names_of(const std::vector<RemoteHost>& machines) {
+  std::vector<std::string> names;
+  for (const auto& machine : machines) names.push_back(machine.name);
+  return fmt::format("{}", fmt::join(names, ","));
+}
+
+}  // namespace
+
+std::vector<std::string> deepspeed_mpirun_words(const Job& job, const Host& host) {
+  const std::string launcher = deepspeed_launcher(job.settings);
+  const bool open_mpi = launcher == "openmpi";
+  const std::string all = std::to_string(all_slots(job.remote)), each = std::to_string(job.remote.front().slots.size());
+  const auto variables = build_environment(job, host, 0);
+  std::vector<std::string> words{Mpirun::find(host, open_mpi).program};
+  const auto add = [&](std::initializer_list<std::string> more) { words.insert(words.end(), more); };
+  if (open_mpi)
+    add({"-n", all, "-hostfile", job.settings.text("deepspeed_hostfile"), "--mca", "btl", "^openib", "--mca",
+         "btl_tcp_if_include", "eth0", "--bind-to", "socket"});
+  else
+    // Names in place of DeepSpeed's file in /tmp, which several users would write.
+    add({launcher == "mpich" ? "-n" : "-np", all, "-ppn", each, "-hosts", names_of(job.remote)});
+  // Open MPI hands its variables to nobody on its own. Values stay out of command lines, which others can read.
+  if (!open_mpi) return add({"-genvall"}), words;
+  for (const auto& [name, value] : variables) add({"-x", name});
+  for (const auto& [name, value] : host.environment)
+    if (is_passed_on(name) && !variables.contains(name)) add({"-x", name});
+  return words;
+}
+
+std::vector<std::string> deepspeed_srun_words(const Job& job, const Host& host) {
+  const Settings& s = job.settings;
+  const std::string srun = host.find_in_path("srun"), each = std::to_string(job.remote.front().slots.size());
+  require(!srun.empty(),
+          "--deepspeed_multinode_launcher slurm starts processes by srun, which is not in PATH. Install Slurm's client "
+          "(Debian: slurm-client), or give another launcher");
+  std::vector<std::string> words{srun,
+                                 "-n",
+                                 std::to_string(all_slots(job.remote)),
+                                 "--nodes",
+                                 std::to_string(job.remote.size()),
+                                 "--ntasks-per-node",
+                                 each,
+                                 "--export=ALL"};
+  const bool filtered = !s.text("deepspeed_inclusion_filter").empty() || !s.text("deepspeed_exclusion_filter").empty();
+  if (filtered) words.insert(words.end(), {"--nodelist", names_of(job.remote)});
+  else if (s.source("num_processes") > ValueSource::fallback && !s.computes_on_cpu())
+    words.insert(words.end(), {"--gpus-per-node", each});
+  return words;
+}
 
 std::vector<std::string> deepspeed_words(const Settings& settings, int64_t port) {
   const std::string launcher = settings.text("deepspeed_multinode_launcher");

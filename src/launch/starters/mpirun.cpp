@@ -10,6 +10,7 @@
 #include "launch/job/host.hpp"
 #include "launch/job/require.hpp"
 #include "launch/job/settings.hpp"
+#include "launch/starters/shell_text.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -30,6 +31,16 @@ std::set<std::string> machines_in(const std::string& file) {
   return names;
 }
 
+bool is_open_mpi(const std::string& program) {
+  std::string version;
+  if (std::FILE* pipe = ::popen((quoted(program) + " --version 2>/dev/null").c_str(), "r")) {
+    char buffer[256];
+    while (std::fgets(buffer, sizeof(buffer), pipe)) version += buffer;
+    ::pclose(pipe);
+  }
+  return version.find("Open MPI") != std::string::npos || version.find("OpenRTE") != std::string::npos;
+}
+
 /// A dry run may show a job for other machines than this one, which has the file.
 bool names_several_machines(const std::string& file, const Settings& settings) {
   if (settings.on("dry_run") && !is_there(file)) return settings.num_machines() > 1;
@@ -39,20 +50,26 @@ bool names_several_machines(const std::string& file, const Settings& settings) {
 }  // namespace
 
 Mpirun Mpirun::find(const Host& host) {
-  for (const char* name : {"mpirun", "mpiexec"}) {
-    const auto path = host.find_in_path(name);
-    if (path.empty()) continue;
-    std::string version;
-    if (std::FILE* pipe = ::popen(("'" + path.string() + "' --version 2>/dev/null").c_str(), "r")) {
-      char buffer[256];
-      while (std::fgets(buffer, sizeof(buffer), pipe)) version += buffer;
-      ::pclose(pipe);
-    }
-    return {path, version.find("Open MPI") != std::string::npos || version.find("OpenRTE") != std::string::npos};
-  }
+  for (const char* name : {"mpirun", "mpiexec"})
+    if (const auto path = host.find_in_path(name); !path.empty()) return {path, is_open_mpi(path)};
   raise<ConfigError>(
       "--mpirun_hostfile needs mpirun or mpiexec, and neither is in PATH. Install Open MPI (Debian: openmpi-bin), "
       "MPICH or Intel MPI");
+}
+
+Mpirun Mpirun::find(const Host& host, bool open_mpi) {
+  std::string others;
+  for (const std::string name : {"mpirun", "mpiexec", open_mpi ? "mpirun.openmpi" : "mpirun.mpich"}) {
+    const auto path = host.find_in_path(name);
+    if (path.empty()) continue;
+    if (is_open_mpi(path) == open_mpi) return {path, open_mpi};
+    others += fmt::format("{}{}", others.empty() ? "" : ", ", path.string());
+  }
+  raise<ConfigError>(
+      "--deepspeed_multinode_launcher needs an mpirun or mpiexec of {}, and {} in PATH. Install it (Debian: {}), or "
+      "give the launcher's name that is there",
+      open_mpi ? "Open MPI" : "MPICH or MVAPICH",
+      others.empty() ? "there is none" : "found only another kind, " + others, open_mpi ? "openmpi-bin" : "mpich");
 }
 
 std::vector<std::string> mpirun_words(const Mpirun& mpirun, const Settings& settings,

@@ -14,6 +14,8 @@ struct Mpirun {
   bool open_mpi = false;
   /// Looks for mpirun, then mpiexec, and asks which one it is. @throws ConfigError when there is none.
   static Mpirun find(const Host& host);
+  /// One of that kind, also under the name by which several lie beside each other (mpirun.openmpi, mpirun.mpich).
+  static Mpirun find(const Host& host, bool open_mpi);
 };
 
 /// The words before the program that let mpirun start it on the machines of --mpirun_hostfile.

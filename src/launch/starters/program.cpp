@@ -1,20 +1,16 @@
 #include "launch/starters/program.hpp"
 
-#include <unistd.h>
-
 #include <filesystem>
-#include <string_view>
 
 #include "accelerate/config.hpp"
-#include "input/read_file.hpp"
 #include "launch/job/environment.hpp"
 #include "launch/job/host.hpp"
 #include "launch/job/job.hpp"
+#include "launch/job/program_file.hpp"
 #include "launch/job/require.hpp"
 #include "launch/starters/deepspeed.hpp"
 #include "launch/starters/mpirun.hpp"
 #include "launch/starters/xla.hpp"
-#include "utils/fd.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -43,18 +39,6 @@ fs::path find_python(const Host& host) {
     if (const auto path = host.find_in_path(name); !path.empty()) return path;
   raise<ConfigError>(
       "no Python was found: neither python3 nor python is in PATH. Install it or set PYTHON to its path");
-}
-
-/// Whether Python may run it though it has another ending: text, and not for another interpreter.
-bool may_be_python(const fs::path& file) {
-  const Fd opened(open_regular(file).file);
-  char bytes[4096];
-  const ssize_t got = opened ? ::read(opened.get(), bytes, sizeof(bytes)) : -1;
-  if (got < 0) return false;
-  const std::string_view begin(bytes, static_cast<size_t>(got));
-  const std::string_view first = begin.substr(0, begin.find('\n'));
-  return begin.find('\0') == std::string_view::npos &&
-         (!first.starts_with("#!") || first.find("python") != std::string_view::npos);
 }
 
 std::string nearest_file(const fs::path& missing) {
@@ -86,10 +70,9 @@ fs::path find_program(const std::vector<std::string>& command, const Host& host)
 std::vector<std::string> deepspeed_command(const Job& job, const Host& host) {
   auto words = deepspeed_words(job.settings, job.main_port);
   words.front() = host.find_in_path("deepspeed");
-  require(
-      !words.front().empty(),
-      "DeepSpeed on several machines is started by its program `deepspeed`, which is not in PATH. Install DeepSpeed, "
-      "or give --deepspeed_multinode_launcher standard and run this command on each machine");
+  require(!words.front().empty(),
+          "Python programs are started on several machines by DeepSpeed's program `deepspeed`, which is not in PATH. "
+          "Install DeepSpeed, or give --deepspeed_multinode_launcher standard and run this command on each machine");
   if (!job.settings.on("module") && !job.settings.on("no_python") && fs::path(job.command.front()).extension() != ".py")
     words.emplace_back("--no_python");
   words.insert(words.end(), job.command.begin(), job.command.end());
@@ -106,10 +89,15 @@ std::vector<std::string> command_line(const Job& job, const Host& host) {
     result.insert(result.begin(), find_python(host));
     return result;
   }
+  if (job.starter == Job::Starter::srun) result = deepspeed_srun_words(job, host);
   if (job.starter == Job::Starter::mpirun) {
-    std::vector<std::string> variables;
-    for (const auto& [name, value] : build_environment(job, host, 0)) variables.push_back(name);
-    result = mpirun_words(Mpirun::find(host), job.settings, variables);
+    if (job.remote.empty()) {
+      std::vector<std::string> variables;
+      for (const auto& [name, value] : build_environment(job, host, 0)) variables.push_back(name);
+      result = mpirun_words(Mpirun::find(host), job.settings, variables);
+    } else {
+      result = deepspeed_mpirun_words(job, host);
+    }
   }
   const auto run_by_python = [&] {
     result.push_back(find_python(host));

@@ -30,7 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// pdsh passes no standard input on, by which others send the token; it only keeps a stream open, which ends with it.
-bool is_pdsh(const Settings& settings) { return fs::path(settings.text("remote_shell")).filename() == "pdsh"; }
+bool is_pdsh(const Job& job) { return fs::path(job.remote_shell).filename() == "pdsh"; }
 
 /// --rdzv_conf without the token, which others of the machine could read on a command line. A file's name may be read
 /// by them.
@@ -43,19 +43,27 @@ std::string without_token(const std::string& conf, bool keep_file) {
 }
 
 /// Settings that say what this launcher does, or that each machine gets with a value of its own.
-const std::set<std::string> kOursAlone{
-    "hostfile",     "include",         "exclude",           "remote_shell",    "num_machines",          "num_processes",
-    "machine_rank", "main_process_ip", "main_process_port", "rdzv_conf",       "processes_per_machine", "config_file",
-    "monitor",      "monitor_port",    "monitor_host",      "monitor_seconds", "monitor_peak_flops"};
-
-/// The variables that other machines get too: those by which people steer libraries. More can be set by the program's
-/// own environment there.
-bool is_passed_on(const std::string& name) {
-  for (const char* prefix : {"NCCL_", "GLOO_", "UCX_", "MV2_", "TORCH_", "PYTHON", "OMP_", "MKL_", "HF_", "CUDA_HOME",
-                             "LD_LIBRARY_PATH", "VIRTUAL_ENV", "ACCELERATE_"})
-    if (name.starts_with(prefix)) return name != "ACCELERATE_LAUNCH_TETHER";
-  return false;
-}
+const std::set<std::string> kOursAlone{"hostfile",
+                                       "include",
+                                       "exclude",
+                                       "remote_shell",
+                                       "num_machines",
+                                       "num_processes",
+                                       "machine_rank",
+                                       "main_process_ip",
+                                       "main_process_port",
+                                       "rdzv_conf",
+                                       "processes_per_machine",
+                                       "config_file",
+                                       "monitor",
+                                       "monitor_port",
+                                       "monitor_host",
+                                       "monitor_seconds",
+                                       "monitor_peak_flops",
+                                       "deepspeed_hostfile",
+                                       "deepspeed_inclusion_filter",
+                                       "deepspeed_exclusion_filter",
+                                       "deepspeed_multinode_launcher"};
 
 /// The port on the first machine of a hostfile where all of them meet.
 int64_t meeting_port(const Job& job) { return job.main_port ? job.main_port : 29500; }
@@ -76,17 +84,23 @@ std::string report_machines(const Job& job, const LogFiles&, const Outcome& outc
 
 }  // namespace
 
+bool is_passed_on(const std::string& name) {
+  for (const char* prefix : {"NCCL_", "GLOO_", "UCX_", "MV2_", "MLFLOW", "TORCH_", "PYTHON", "OMP_", "MKL_", "HF_",
+                             "CUDA_HOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "ACCELERATE_"})
+    if (name.starts_with(prefix)) return name != "ACCELERATE_LAUNCH_TETHER";
+  return false;
+}
+
 std::vector<std::string> remote_command(const Job& job, const Host& host, size_t rank) {
   const Settings& s = job.settings;
   const RemoteHost& machine = job.remote[rank];
-  int64_t total = 0;
-  for (const auto& other : job.remote) total += static_cast<int64_t>(other.slots.size());
   std::error_code ignored;
   const fs::path folder = fs::current_path(ignored), program = fs::read_symlink("/proc/self/exe", ignored);
-  const bool pdsh = is_pdsh(s);
+  const bool pdsh = is_pdsh(job);
   std::string line = "cd " + quoted(folder) + " && exec env ACCELERATE_LAUNCH_TETHER=" + (pdsh ? "end" : "token");
+  for (const auto& [name, value] : job.exported) line += " " + quoted(name + "=" + value);
   for (const auto& [name, value] : host.environment)
-    if (is_passed_on(name)) line += " " + quoted(name + "=" + value);
+    if (is_passed_on(name) && !job.exported.contains(name)) line += " " + quoted(name + "=" + value);
   line += " " + quoted(program) + " launch";
   const auto add = [&](const std::string& flag, const std::string& value) { line += " " + flag + " " + quoted(value); };
   for (const auto& group : config::launch_table().groups)
@@ -104,16 +118,16 @@ std::vector<std::string> remote_command(const Job& job, const Host& host, size_t
   if (const auto conf = without_token(s.text("rdzv_conf"), pdsh); !conf.empty()) add("--rdzv_conf", conf);
   add("--num_machines", std::to_string(job.remote.size()));
   add("--machine_rank", std::to_string(rank));
-  add("--num_processes", std::to_string(total));
+  add("--num_processes", std::to_string(all_slots(job.remote)));
   add("--processes_per_machine", std::to_string(machine.slots.size()));
   if (job.remote.size() > 1)
     add("--main_process_ip", s.text("main_process_ip").empty() ? job.remote.front().name : s.text("main_process_ip"));
   if (job.remote.size() > 1 || job.main_port) add("--main_process_port", std::to_string(meeting_port(job)));
-  if (machine.chosen_slots) {
-    add("--gpu_ids", fmt::format("{}", fmt::join(machine.slots, ",")));
-  }
+  if (machine.chosen_slots) add("--gpu_ids", fmt::format("{}", fmt::join(machine.slots, ",")));
+  // There nobody starts others, whatever a config file says.
+  if (job.remote.size() > 1 && s.launcher() == Launcher::deepspeed) add("--deepspeed_multinode_launcher", "standard");
   for (const auto& word : job.command) line += " " + quoted(word);
-  const std::string shell = host.find_in_path(s.text("remote_shell"));
+  const std::string shell = host.find_in_path(job.remote_shell);
   if (!pdsh) return {shell, machine.name, line};
   for (size_t i = 0; (i = line.find('%', i)) != std::string::npos; i += 2) line.insert(i, "%");  // it would replace %h
   // One pdsh for each machine: -S makes it return what the launcher there returns, -N leaves lines as they are, -b lets
@@ -125,12 +139,12 @@ std::vector<std::string> remote_command(const Job& job, const Host& host, size_t
 
 int launch_by_hostfile(Job job, const Host& host, Monitor* monitor) {
   const Settings& settings = job.settings;
-  require(!host.find_in_path(settings.text("remote_shell")).empty(),
-          "machines of --hostfile are reached by '{}' (--remote_shell), which is not in PATH. Install it (Debian: "
-          "openssh-client), or start this command on each machine with --machine_rank",
-          settings.text("remote_shell"));
+  require(!host.find_in_path(job.remote_shell).empty(),
+          "machines of a hostfile are reached by '{}' (--remote_shell), which is not in PATH. Install it (Debian: {}), "
+          "or start this command on each machine with --machine_rank",
+          job.remote_shell, is_pdsh(job) ? "pdsh" : "openssh-client");
   std::string first_input;
-  if (is_pdsh(settings)) {
+  if (is_pdsh(job)) {
     const std::string conf = "," + settings.text("rdzv_conf");
     require(conf.find(",token=") == std::string::npos,
             "pdsh passes no standard input on, so it can't carry the token of --rdzv_conf, and a command line could be "

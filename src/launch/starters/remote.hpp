@@ -24,6 +24,10 @@ int launch_by_hostfile(Job job, const Host& host, Monitor* monitor);
 /// SIGTERM when the input ends.
 std::string take_tether(bool with_token);
 
+/// Whether the variable is one that other machines get too: those by which people steer libraries. More can be set by
+/// the program's own environment there.
+bool is_passed_on(const std::string& name);
+
 /// The words for `name`'s shell; element 0 is the shell. @param rank its --machine_rank
 std::vector<std::string> remote_command(const Job& job, const Host& host, size_t rank);
 
