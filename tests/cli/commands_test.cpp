@@ -1,6 +1,9 @@
 // The commands beside `launch`: config files, questions, descriptions of the program.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -910,6 +913,32 @@ TEST_F(DeepSpeedMachines, MpirunAndSrunGetItsWords) {
               AllOf(HasSubstr("launcher   srun, which starts the processes\nprocesses  4 on 2 machines\nmeeting at the "
                               "first machine that Slurm gives\n"),
                     HasSubstr("of the hostfile only their number counts")));
+}
+
+// Where mpirun's ranks meet is the first machine, which need not be this one.
+TEST_F(DeepSpeedMachines, AnotherMachinesPortMayBeBusyHere) {
+  program("mpirun", "[ \"$1\" = --version ] && { echo Open MPI; exit; }\necho started");
+  const int busy = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(::bind(busy, reinterpret_cast<sockaddr*>(&address), size) | ::listen(busy, 1), 0);
+  ASSERT_EQ(::getsockname(busy, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  EXPECT_EQ(words({"-q", "--deepspeed_hostfile", "hosts", "--deepspeed_multinode_launcher", "openmpi",
+                   "--main_process_port", std::to_string(ntohs(address.sin_port))}),
+            "started\n");
+  ::close(busy);
+}
+
+// Launchers that srun has started on each machine are the machines, whatever a config file says of starting them.
+TEST_F(DeepSpeedMachines, AreThereInAStepOfSlurm) {
+  const auto file = write("c.yaml",
+                          "distributed_type: DEEPSPEED\nnum_processes: 4\nnum_machines: 2\ndeepspeed_config:\n"
+                          "  deepspeed_multinode_launcher: pdsh\n  deepspeed_hostfile: hosts\n");
+  const auto result = run({"launch", "--dry_run", "--config_file", file, "/bin/true"}, "",
+                          {"SLURM_STEP_NUM_TASKS=2", "SLURM_PROCID=1", "SLURM_GTIDS=1", "SLURM_JOB_ID=7",
+                           "SLURM_STEP_NUM_NODES=2", "SLURM_STEP_NODELIST=a,b"});
+  EXPECT_THAT(result.out, HasSubstr("processes  2 of 4 on machine 1 of 2\nmeeting at a:")) << result.err;
 }
 
 TEST_F(DeepSpeedMachines, VariablesOfDeepspeedEnvReachTheMachines) {

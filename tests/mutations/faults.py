@@ -2190,6 +2190,62 @@ F("a dry run of mpirun's without its hostfile", "src/launch/starters/mpirun.cpp"
   "if («settings.on(\"dry_run\") && !is_there(file)») return", "false", "commands_tests Commands.MpirunGetsTheWordsOfItsKind")
 F("a dry run of mpirun's says who starts what", "src/launch/launch.cpp",
   "if («job.starter == Job::Starter::mpirun») print_started_by(", "false", "commands_tests Commands.MpirunGetsTheWordsOfItsKind")
+# ---- DeepSpeed's machines
+file = "src/launch/job/deepspeed_machines.cpp"
+d = "commands_tests DeepSpeedMachines."
+first = d + "AllOthersAreStartedByThisLauncherInTheHostfilesOrder"
+nossh, words, variables = (d + name for name in ("WithNosshEachMachineTakesItsSlots", "MpirunAndSrunGetItsWords",
+                                                 "VariablesOfDeepspeedEnvReachTheMachines"))
+F("deepspeed: C++ programs are started without its program", "src/launch/job/job.cpp",
+  "if (deepspeed_starts_machines(s) && «!is_python_program(job.command, s, host)») return", "false", first)
+F("deepspeed: Python programs are started by its program", "src/launch/job/program_file.cpp",
+  'if («settings.on("module") || program.extension() == ".py" || program.filename().string().starts_with("python")») '
+  "return true;", "false", d + "PythonProgramsAreStartedByItsOwn")
+F("deepspeed: a script may name Python", "src/launch/job/program_file.cpp",
+  'return first && («first->starts_with("#!") ? first->find("python") != std::string::npos : !is_executable(program)»);',
+  "false", d + "PythonProgramsAreStartedByItsOwn")
+F("deepspeed_inclusion_filter", file, 'include = «s.text("deepspeed_inclusion_filter")»,', "std::string()", first)
+F("deepspeed_exclusion_filter", file, 'exclude = «s.text("deepspeed_exclusion_filter")»,', "std::string()", first)
+F("deepspeed: num_processes of a machine's slots", file, "machine.slots.resize(«each»);", "machine.slots.size()", first)
+F("deepspeed: --remote_shell in place of pdsh", file,
+  'job.remote_shell = «s.source("remote_shell") > ValueSource::fallback» ?', "false", first)
+F("deepspeed: all machines are told their slots", file, "machine.chosen_slots = «true»;", "false", first)
+F("deepspeed: the job's own variables are stronger", file,
+  "«for (const auto& [own, value] : protocol(job.settings, host)) job.exported.erase(own);»", "", variables)
+F("deepspeed: ranks have no numbers of a file's", file,
+  'for (const char* own : {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) '
+  "«job.exported.erase(own);»", "", words)
+F("deepspeed: DS_ENV_FILE", file, 'const std::string name = «host.variable("DS_ENV_FILE")».value_or(',
+  "std::optional<std::string>()", variables)
+F("deepspeed: variables of MVAPICH", file, 'if («launcher != "mvapich"») return;', "true", words)
+F("deepspeed: one command starts all machines", file, "require(«rank == 0»,", "true", d + "Mistakes")
+F("deepspeed: a place among the hostfile's machines", file, "job.first_rank = «all_slots({job.remote.begin(), job.remote.begin() + rank})»;",
+  "0", nossh)
+F("deepspeed: nossh's devices", "src/launch/job/environment.cpp", "if («!job.devices.empty()») env", "false", nossh)
+F("deepspeed: where ranks of mpirun's meet", "src/launch/job/environment.cpp", "if («!job.remote.empty()») add_for_machines",
+  "false", words)
+F("deepspeed: variables reach mpirun's ranks", "src/launch/job/environment.cpp",
+  "«env.insert(job.exported.begin(), job.exported.end());»", "", words)
+F("deepspeed: variables reach launchers", "src/launch/starters/remote.cpp",
+  "for (const auto& [name, value] : «job.exported») line +=", "std::map<std::string, std::string>()", variables)
+F("deepspeed: launchers start no others", "src/launch/starters/remote.cpp",
+  "if («job.remote.size() > 1 && s.launcher() == Launcher::deepspeed») add(", "false", first)
+F("deepspeed: an mpirun of the launcher's kind", "src/launch/starters/mpirun.cpp", "if («is_open_mpi(path) == open_mpi») return",
+  "true", words)
+F("deepspeed: variables of libraries reach Open MPI's ranks", "src/launch/starters/deepspeed.cpp",
+  "if («is_passed_on(name) && !variables.contains(name)») add", "false", words)
+F("deepspeed: srun's machines by their names", "src/launch/starters/deepspeed.cpp", "if («filtered») words.insert", "false",
+  words)
+F("deepspeed: srun's GPUs", "src/launch/starters/deepspeed.cpp",
+  'else if («s.source("num_processes") > ValueSource::fallback && !s.computes_on_cpu()») words.insert', "false", words)
+F("deepspeed: another machine's port may be busy here", "src/launch/launch.cpp",
+  "if (job.needs_port() && «job.remote.empty()»)", "true", d + "AnotherMachinesPortMayBeBusyHere")
+F("deepspeed: a step of Slurm's has its machines", "src/launch/job/settings.cpp",
+  '«set("deepspeed_multinode_launcher", "standard", ValueSource::environment);»', "", d + "AreThereInAStepOfSlurm")
+F("deepspeed: flags without effect are said", "src/launch/job/remarks.cpp",
+  "if («launcher_ == Launcher::deepspeed && !machines_by_deepspeed»)", "false", d + "WhatHasNoEffectIsSaid")
+F("launch: slots that a filter chose are the devices", "src/launch/job/hostfile.cpp",
+  "host.chosen_slots = «is_named && !whole»;", "false", "machines_fault_tests Hostfile.FiltersChooseMachinesAndSlots")
 F("choices in other letters", "cli/arguments.cpp", "«return void(text = choice);»", "{}",
   "commands_tests Commands.WhatTheDocumentationCallsSettingsIsRead")
 F("generate finds names of the cache", "programs/generate.cpp", "given = «accelerate::bigmodel::local_model(model)»;",
