@@ -930,15 +930,20 @@ TEST_F(DeepSpeedMachines, AnotherMachinesPortMayBeBusyHere) {
   ::close(busy);
 }
 
-// Launchers that srun has started on each machine are the machines, whatever a config file says of starting them.
-TEST_F(DeepSpeedMachines, AreThereInAStepOfSlurm) {
+// Launchers that others have started on each machine are the machines, whatever a config file says of starting them.
+TEST_F(DeepSpeedMachines, AreThereWhereOthersHaveStartedThem) {
   const auto file = write("c.yaml",
                           "distributed_type: DEEPSPEED\nnum_processes: 4\nnum_machines: 2\ndeepspeed_config:\n"
                           "  deepspeed_multinode_launcher: pdsh\n  deepspeed_hostfile: hosts\n");
-  const auto result = run({"launch", "--dry_run", "--config_file", file, "/bin/true"}, "",
-                          {"SLURM_STEP_NUM_TASKS=2", "SLURM_PROCID=1", "SLURM_GTIDS=1", "SLURM_JOB_ID=7",
-                           "SLURM_STEP_NUM_NODES=2", "SLURM_STEP_NODELIST=a,b"});
-  EXPECT_THAT(result.out, HasSubstr("processes  2 of 4 on machine 1 of 2\nmeeting at a:")) << result.err;
+  const auto slurm = run({"launch", "--dry_run", "--config_file", file, "/bin/true"}, "",
+                         {"SLURM_STEP_NUM_TASKS=2", "SLURM_PROCID=1", "SLURM_GTIDS=1", "SLURM_JOB_ID=7",
+                          "SLURM_STEP_NUM_NODES=2", "SLURM_STEP_NODELIST=a,b"});
+  EXPECT_THAT(slurm.out, HasSubstr("processes  2 of 4 on machine 1 of 2\nmeeting at a:")) << slurm.err;
+  const auto operator_of_a_cluster =
+      run({"launch", "--dry_run", "--use_deepspeed", "/bin/true"}, "",
+          {"PET_NNODES=2", "PET_NODE_RANK=1", "PET_NPROC_PER_NODE=2", "PET_MASTER_ADDR=a", "PET_MASTER_PORT=29511"});
+  EXPECT_THAT(operator_of_a_cluster.out, HasSubstr("processes  2 of 4 on machine 1 of 2\nmeeting at a:29511\n"))
+      << operator_of_a_cluster.err;
 }
 
 TEST_F(DeepSpeedMachines, VariablesOfDeepspeedEnvReachTheMachines) {

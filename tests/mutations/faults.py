@@ -2241,7 +2241,13 @@ F("deepspeed: srun's GPUs", "src/launch/starters/deepspeed.cpp",
 F("deepspeed: another machine's port may be busy here", "src/launch/launch.cpp",
   "if (job.needs_port() && «job.remote.empty()»)", "true", d + "AnotherMachinesPortMayBeBusyHere")
 F("deepspeed: a step of Slurm's has its machines", "src/launch/job/settings.cpp",
-  '«set("deepspeed_multinode_launcher", "standard", ValueSource::environment);»', "", d + "AreThereInAStepOfSlurm")
+  'set("main_process_port", task->port, ValueSource::environment); '
+  '«set("deepspeed_multinode_launcher", "standard", ValueSource::environment);»', "",
+  d + "AreThereWhereOthersHaveStartedThem")
+F("deepspeed: machines of torchrun's variables are there", "src/launch/job/settings.cpp",
+  'take("PET_RDZV_BACKEND", "rdzv_backend", ValueSource::file); '
+  '«set("deepspeed_multinode_launcher", "standard", ValueSource::environment);»', "",
+  d + "AreThereWhereOthersHaveStartedThem")
 F("deepspeed: flags without effect are said", "src/launch/job/remarks.cpp",
   "if («launcher_ == Launcher::deepspeed && !machines_by_deepspeed»)", "false", d + "WhatHasNoEffectIsSaid")
 F("launch: slots that a filter chose are the devices", "src/launch/job/hostfile.cpp",
