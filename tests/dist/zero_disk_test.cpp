@@ -1,4 +1,5 @@
-/// DeepSpeed's nvme: optimizer states and parameters lie on a disk, and training is what it is in memory.
+/// DeepSpeed's nvme and FSDP's offload_folder: optimizer states and parameters lie on a disk, and training is what it is
+/// in memory.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -349,4 +350,40 @@ TEST(ZeroDisk, WrongFoldersAndNumbersAreNamed) {
   EXPECT_THAT(message(R"("nvme_path": "/proc/nowhere")"), HasSubstr("the folder '/proc/nowhere' can't be made"));
   EXPECT_THAT(message(R"("nvme_path": "/tmp", "pipeline_read": true, "buffer_count": 1)"),
               HasSubstr("buffer_count' is 1, expected at least 2"));
+}
+
+// As in memory by sockets, by which ranks gather then.
+RANKS_TEST(FsdpDisk, AFolderTrainsAsMemory, 1, 2, 3) {
+  const auto trained_by = [](const std::string& precision, int64_t version, const std::string& folder) {
+    support::reset_states();
+    if (!folder.empty()) ::setenv("FSDP_OFFLOAD_FOLDER", folder.c_str(), 1);
+    Accelerator accelerator(
+        {.mixed_precision = precision, .cpu = true, .fsdp_plugin = FullyShardedDataParallelPlugin{
+                                                        .fsdp_version = version,
+                                                        .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
+                                                        .min_num_params = 20}});
+    ::unsetenv("FSDP_OFFLOAD_FOLDER");
+    ThreeLayers model;
+    auto [m, opt] = accelerator.prepare(model, with_momentum(model->parameters()));
+    for (int64_t step = 0; step < kSteps; ++step) {
+      accelerator.backward(loss_of(m(batch_of(step, 0, accelerator.process_index()))));
+      opt.step();
+      opt.zero_grad();
+    }
+    std::vector<at::Tensor> weights;
+    for (const auto& [name, weight] : accelerator.get_state_dict(m)) weights.push_back(weight.clone());
+    const Receipt receipt = accelerator.receipts()["fsdp_plugin.offload_folder"];
+    EXPECT_EQ(receipt.state == ReceiptState::acted, !folder.empty()) << receipt.effect;
+    return Trained{.weights = weights, .written = counts::read(ResidencyCount::disk_bytes_written)};
+  };
+  for (const std::string precision : {"no", "bf16"})
+    for (const int64_t version : {1, 2}) {
+      SCOPED_TRACE(precision + ", version " + std::to_string(version));
+      ::setenv("ACCELERATE_SHARED_MEMORY", "0", 1);
+      const auto expected = trained_by(precision, version, "");
+      ::unsetenv("ACCELERATE_SHARED_MEMORY");
+      const auto found = trained_by(precision, version, support::scratch("shards").string());
+      expect_same_bits(found, expected);
+      EXPECT_GT(found.written, 0);
+    }
 }

@@ -129,6 +129,7 @@ std::vector<Layout> make_layouts() {
   sharded("fsdp2_replicas", kEven, fsdp2({.dp_replicate_size = 2})).shard_ranks = -2;
   sharded("fsdp2_pairs", kEven, fsdp2({.dp_shard_size = 2})).shard_ranks = 2;
   sharded("fsdp2_offload", kAny, fsdp2({.cpu_offload = true}));
+  sharded("fsdp2_disk", kAny, fsdp2({.offload_folder = std::filesystem::temp_directory_path() / "equivalence"}));
   sharded("fsdp2_recompute", kAny, fsdp2({.activation_checkpointing = true}));
   sharded("fsdp2_unlimited", kAny, fsdp2({.limit_all_gathers = false}));
   const auto in_bf16 = [](accelerate::MixedPrecision policy) {

@@ -2933,7 +2933,7 @@ F("only what is fetched ahead comes at once", file,
 # ---- what lies on a disk
 z = "zero_disk_tests ZeroDisk."
 d = "residency_tests DirectIo."
-m = "residency_tests Requests/OnADisk."
+m = "residency_tests OnADisk."
 file = "src/parallel/zero/translate.cpp"
 F("offload_optimizer.device nvme", file, "if («states.device == \"nvme\"») settings.states_on_disk =", "false",
   z + "StatesOnADiskTrainAsInMemory")
@@ -2975,3 +2975,5 @@ F("what a step leaves goes to the disk", file, "«if (state.dim() > 0) states_->
   z + "StatesOnADiskTrainAsInMemory")
 F("a full disk is told after the step", file, "«if (!failed_) failed_ = std::current_exception();»", "",
   z + "AFullDiskIsNamedOnAllRanksAndLosesNothing")
+F("FullyShardedDataParallelPlugin::offload_folder", "src/parallel/fsdp/translate.cpp", "if («plugin.offload_folder») {",
+  "false", "zero_disk_tests FsdpDisk.AFolderTrainsAsMemory")
