@@ -6,12 +6,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string_view>
 
 #include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
@@ -659,6 +661,57 @@ TEST(FillAuto, AnOptimizerOfTheProgramStepsByTheKernelOfItsClass) {
   EXPECT_EQ(kernel("SGD", ", zero_force_ds_cpu_optimizer: false"), "");
   EXPECT_THAT(message_of<ConfigError>([&] { kernel("SGD"); }),
               HasSubstr("the program's optimizer is SGD, expected Adam, AdamW, Adagrad, Lion or DeepSpeedAdam"));
+}
+
+// ---------------------------------------------------------------- the documentation
+
+/// Names between backticks in the part of docs/differences.md on configurations.
+std::set<std::string> names_in_differences() {
+  std::ifstream file(ACCELERATE_SOURCE_DIR "/docs/differences.md");
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  text = text.substr(text.find("### DeepSpeed's configuration"));
+  text = text.substr(0, text.find("\n## "));
+  std::set<std::string> names;
+  for (size_t begin = text.find('`'); begin != std::string::npos; begin = text.find('`', begin)) {
+    const size_t end = text.find('`', begin + 1);
+    names.insert(text.substr(begin + 1, end - begin - 1));
+    begin = end + 1;
+  }
+  return names;
+}
+
+// The name of a section is enough for keys of it where none acts. A key may be shortened to parts that no other ends
+// with.
+TEST(ZeroSettings, WhatIsRefusedIsNamedInTheDocumentation) {
+  const auto named = names_in_differences();
+  const auto ends_with_part = [](std::string_view key, const std::string& part) {
+    return key == part || key.ends_with("." + part);
+  };
+  std::set<std::string> acting;  // sections
+  for (const auto& row : zero::setting_rows())
+    for (std::string section = row.key; row.state == zero::SettingState::acts && section.find('.') < section.size();)
+      acting.insert(section = section.substr(0, section.rfind('.')));
+  size_t refused = 0;
+  const auto is_refused = [&](zero::SettingState state) {
+    const bool is = state == zero::SettingState::refused || state == zero::SettingState::later;
+    refused += is;
+    return is;
+  };
+  for (const auto& row : zero::setting_rows()) {
+    if (!is_refused(row.state)) continue;
+    const bool found = std::any_of(named.begin(), named.end(), [&](const std::string& name) {
+      if (std::string_view(row.key).starts_with(name + ".") && !acting.contains(name)) return true;
+      const auto& rows = zero::setting_rows();
+      return ends_with_part(row.key, name) && std::count_if(rows.begin(), rows.end(), [&](const auto& other) {
+                                                return ends_with_part(other.key, name);
+                                              }) == 1;
+    });
+    EXPECT_TRUE(found) << row.key << " is refused, and docs/differences.md does not name it";
+  }
+  for (const auto* types : {&zero::optimizer_types(), &zero::scheduler_types()})
+    for (const auto& type : *types)
+      if (is_refused(type.state)) EXPECT_TRUE(named.contains(type.name)) << type.name << " is refused as a type";
+  EXPECT_GT(refused, 50u);
 }
 
 }  // namespace

@@ -79,10 +79,10 @@ struct Removed {
   const char* until = "0.19.7";
 };
 
-const std::vector<Row>& setting_rows();
+ACCELERATE_API const std::vector<Row>& setting_rows();
 const std::vector<Section>& setting_sections();
-const std::vector<Type>& optimizer_types();
-const std::vector<Type>& scheduler_types();
+ACCELERATE_API const std::vector<Type>& optimizer_types();
+ACCELERATE_API const std::vector<Type>& scheduler_types();
 const std::vector<Removed>& removed_settings();
 
 /// The section of a key, "" for the top; null when there is none.
