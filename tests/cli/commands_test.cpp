@@ -975,7 +975,9 @@ TEST_F(DeepSpeedMachines, Mistakes) {
   EXPECT_THAT(error({"--num_processes", "3"}), HasSubstr("3 can't be shared equally by 2 machines"));
   EXPECT_THAT(error({"--machine_rank", "1"}), HasSubstr("pdsh starts all machines from one"));
   EXPECT_THAT(error({"--deepspeed_multinode_launcher", "nossh"}), HasSubstr("--machine_rank is not given"));
-  EXPECT_THAT(error({"--main_process_port", "0"}), HasSubstr("--main_process_port is 0"));
+  for (const std::string launcher : {"pdsh", "slurm"})
+    EXPECT_THAT(error({"--main_process_port", "0", "--deepspeed_multinode_launcher", launcher}),
+                HasSubstr("--main_process_port is 0"));
   EXPECT_THAT(error({"--rdzv_backend", "c10d"}), HasSubstr("names a fixed set of machines"));
   for (const std::string mpi : {"openmpi", "mpich", "mvapich"})
     EXPECT_THAT(error({"--deepspeed_multinode_launcher", mpi, "--deepspeed_inclusion_filter", "a"}),

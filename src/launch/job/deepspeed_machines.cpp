@@ -164,7 +164,7 @@ void plan_deepspeed_machines(Job& job, const Host& host) {
   require(s.text("rdzv_backend") == "static" && job.min_machines == job.num_machines,
           "--deepspeed_hostfile names a fixed set of machines: leave out --rdzv_backend c10d and MIN:MAX, or give "
           "--deepspeed_multinode_launcher standard");
-  require(launcher == "slurm" || job.main_port != 0,
+  require(job.main_port != 0,
           "--main_process_port is 0, expected a port that is free on the first machine (29500 without it)");
   const bool mpi = launcher == "openmpi" || launcher == "mpich" || launcher == "mvapich";
   job.remote = deepspeed_machines(s, mpi);
