@@ -1,5 +1,5 @@
-/// DeepSpeed's nvme and FSDP's offload_folder: optimizer states and parameters lie on a disk, and training is what it is
-/// in memory.
+/// DeepSpeed's nvme and FSDP's offload_folder: optimizer states and parameters lie on a disk, and training is what it
+/// is in memory.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -358,10 +358,10 @@ RANKS_TEST(FsdpDisk, AFolderTrainsAsMemory, 1, 2, 3) {
     support::reset_states();
     if (!folder.empty()) ::setenv("FSDP_OFFLOAD_FOLDER", folder.c_str(), 1);
     Accelerator accelerator(
-        {.mixed_precision = precision, .cpu = true, .fsdp_plugin = FullyShardedDataParallelPlugin{
-                                                        .fsdp_version = version,
-                                                        .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
-                                                        .min_num_params = 20}});
+        {.mixed_precision = precision,
+         .cpu = true,
+         .fsdp_plugin = FullyShardedDataParallelPlugin{
+             .fsdp_version = version, .auto_wrap_policy = AutoWrapPolicy::size_based_wrap, .min_num_params = 20}});
     ::unsetenv("FSDP_OFFLOAD_FOLDER");
     ThreeLayers model;
     auto [m, opt] = accelerator.prepare(model, with_momentum(model->parameters()));

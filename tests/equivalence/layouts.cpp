@@ -201,8 +201,11 @@ std::vector<Layout> make_layouts() {
   stage({.name = "deepspeed3_disk_states"}, 3, states_on_disk);
   stage({.name = "deepspeed3_disk_parameters"}, 3, on_disk("offload_param", R"(, "max_in_cpu": 100)"));
   stage({.name = "deepspeed3_disk"}, 3, small_groups + on_disk("offload_param", R"(, "max_in_cpu": 0)"));
-  stage({.name = "deepspeed3_disk_low", .whole_in_16_bits = WholeIn16Bits{.masters = false}, .precisions = bf16}, 3,
-        states_on_disk + on_disk("offload_param", R"(, "max_in_cpu": 0)"));
+  stage({.name = "deepspeed3_disk_adam",
+         .whole_in_16_bits = WholeIn16Bits{.masters = false},
+         .precisions = low,
+         .optimizer = "host_adam"},
+        3, states_on_disk + on_disk("offload_param", R"(, "max_in_cpu": 0)"));
   // What gradients travel in, and add up in.
   stage({.name = "deepspeed0_sends_f32", .reduce_dtype = "f32"}, 0);
   stage({.name = "deepspeed1_sends_bf16", .reduce_dtype = "bf16"}, 1);

@@ -2963,8 +2963,8 @@ F("the next request waits for all", file, "refill = «how.refills_at_once» ||",
 F("the ring is told of each request", file, "slot, «how.one_by_one»)) error", "false", d + "GoesByRequestsAsItIsTold")
 file = "src/residency/disk/disk_memory.cpp"
 F("room that is used again begins with zeros", file,
-  "«if (::fallocate(file_.descriptor(), FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, place->offset, place->bytes) != 0) "
-  "std::memset(place->mapped, 0, static_cast<size_t>(place->bytes));»", "", m + "TensorsEndAtAnyTime")
+  "if («::fallocate(file_.descriptor(), FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, place->offset, place->bytes) != 0»)",
+  "false", m + "TensorsEndAtAnyTime")
 F("bytes go past the cache", file, "const int file = «direct_ >= 0 && direct_works_» ?", "false",
   m + "BytesGoToTheDiskAndComeBack")
 file = "src/residency/homes/kept_slice.cpp"
