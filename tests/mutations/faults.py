@@ -2965,6 +2965,8 @@ file = "src/residency/disk/disk_memory.cpp"
 F("room that is used again begins with zeros", file,
   "if («::fallocate(file_.descriptor(), FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, place->offset, place->bytes) != 0»)",
   "false", m + "TensorsEndAtAnyTime")
+F("what could not be written is not dropped", file, "«if (!place->is_copy) continue;»", "",
+  m + "WhatCouldNotBeWrittenStaysInMemory")
 F("bytes go past the cache", file, "const int file = «direct_ >= 0 && direct_works_» ?", "false",
   m + "BytesGoToTheDiskAndComeBack")
 file = "src/residency/homes/kept_slice.cpp"

@@ -166,6 +166,31 @@ TEST_P(OnADisk, AFullDiskIsNamedAndLosesNothing) {
               HasSubstr("the folder '/proc/nowhere' can't be made"));
 }
 
+// As of a disk that breaks: the values are in memory alone, and nobody drops them.
+TEST_P(OnADisk, WhatCouldNotBeWrittenStaysInMemory) {
+  const at::Tensor first = torch::ones({1000}), second = torch::ones({100'000});
+  disk->take(first);
+  disk->take(second);
+  disk->drop({first, second});  // never written
+  EXPECT_TRUE(second.equal(torch::ones({100'000})));
+  disk->send({first, second})->wait();
+  disk->bring({second})->wait();
+  at::Tensor(second).add_(1);
+  ::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{.rlim_cur = 4096, .rlim_max = before.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  const auto going = disk->send({second});
+  const std::string error = support::message_of<ResourceError>([&] { going->wait(); });
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_THAT(error, HasSubstr("the test: writing in"));
+  disk->drop({second});
+  EXPECT_TRUE(second.equal(torch::full({100'000}, 2.0)));
+  disk->send({second})->wait();
+  EXPECT_TRUE(second.equal(torch::full({100'000}, 2.0)));
+}
+
 // The file has no name, so nobody can take it away.
 TEST_P(OnADisk, NothingIsLeftInTheFolder) {
   const at::Tensor tensor = disk->zeros({10'000}, at::kFloat);

@@ -90,6 +90,7 @@ struct DiskMemory::Place {
   char* mapped;
   HeldBytes held;
   std::unique_ptr<Buffer> buffer;       ///< where the bytes are, if they are in memory
+  bool is_copy = false;                 ///< of what the file has; else memory alone has it (nobody may have written)
   c10::StorageImpl* storage = nullptr;  ///< null when it has ended
   bool moves = false;
 };
@@ -100,6 +101,8 @@ class DiskMemory::Moving final : public Transfer {
       : disk_(std::move(disk)), writes_(writes), places_(std::move(places)) {
     if (!writes_)
       for (const auto& place : places_) arriving_.push_back(disk_->take_buffer(place->bytes));
+    else
+      for (const auto& place : places_) place->is_copy = false;  // what the file has is half written, if it fails
     start();
   }
   ~Moving() override {
@@ -116,6 +119,7 @@ class DiskMemory::Moving final : public Transfer {
         disk_->give_buffer(std::move(place->buffer));
       } else {
         place->buffer = std::move(arriving_[i]);
+        place->is_copy = true;
         Place::point(place, place->buffer->data);
       }
     }
@@ -274,6 +278,7 @@ std::unique_ptr<Transfer> DiskMemory::send(const std::vector<at::Tensor>& tensor
 
 void DiskMemory::drop(const std::vector<at::Tensor>& tensors) {
   for (const auto& place : places_of(tensors, /*in_memory=*/true)) {
+    if (!place->is_copy) continue;
     Place::point(place, place->mapped);
     give_buffer(std::move(place->buffer));
   }

@@ -45,14 +45,21 @@ class Gathering final : public Transfer {
 /// The transfer of a shard that has to be fetched itself before it is gathered.
 class FetchedFirst final : public Transfer {
  public:
-  FetchedFirst(std::unique_ptr<Transfer> coming, std::function<std::unique_ptr<Transfer>()> gather)
-      : coming_(std::move(coming)), gather_(std::move(gather)) {}
+  FetchedFirst(std::shared_ptr<comm::Group> group, std::unique_ptr<Transfer> coming,
+               std::function<std::unique_ptr<Transfer>()> gather)
+      : group_(std::move(group)), coming_(std::move(coming)), gather_(std::move(gather)) {}
   void wait() override {
-    coming_->wait();
+    try {
+      coming_->wait();
+    } catch (const std::exception& error) {
+      group_->announce_failure(error.what());  // peers wait for this rank's slice
+      throw;
+    }
     gather_()->wait();
   }
 
  private:
+  std::shared_ptr<comm::Group> group_;
   std::unique_ptr<Transfer> coming_;
   std::function<std::unique_ptr<Transfer>()> gather_;
 };
@@ -89,7 +96,7 @@ class ShardHome final : public Home {
     auto coming = own_.home->fetch(mine);
     auto then = [this, mine, flat] { return gather(group_, message_of(mine, flat), flat, wire_.get()); };
     if (!coming) return then();
-    return std::make_unique<FetchedFirst>(std::move(coming), std::move(then));
+    return std::make_unique<FetchedFirst>(group_, std::move(coming), std::move(then));
   }
 
   void keep_for_backward(const at::Tensor& flat) override {
