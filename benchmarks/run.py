@@ -48,6 +48,11 @@ def tasks(args):
         for version in ["1", "2"]:
             contestants["FSDP" + version] = peer + [os.path.join(HERE, "fsdp_step", "torch_fsdp.py"), model, str(steps), version]
         yield f"FULL_SHARD step, {name}, 2 ranks", contestants, "steps"
+    for place, shared in [("shared memory", "1"), ("sockets", "0")]:
+        contestants = {}
+        for name, asked in [("ours", "false"), ("ours, step_in_backward", "true")]:
+            contestants[name] = ["env", "ACCELERATE_SHARED_MEMORY=" + shared, "FSDP_STEP_IN_BACKWARD=" + asked, *launch, "2", binary("fsdp_step"), "gpt", "12", "2"]
+        yield f"a step within backward, GPT 33.7 M, 2 ranks, {place}", contestants, "steps"
     for name, model, steps in [("GPT 33.7 M", "gpt", 8), ("BERT-base, 110 M", "bert", 5)]:
         own = {kind: launch + ["2", binary("fsdp_step"), model, str(steps), kind] for kind in ["ddp", "2", "zero1", "zero2", "zero3"]}
         contestants = {"ours, DDP": own["ddp"], "ours, FSDP v2": own["2"]}

@@ -86,9 +86,8 @@ int main(int argc, char** argv) {
   if (mode == "raw") return raw(folder, steps), 0;
   const std::string more = mode == "pipelined" ? R"(, "pipeline_read": true, "pipeline_write": true)" : "";
   const std::string offload =
-      mode == "memory"
-          ? ""
-          : R"(, "offload_optimizer": {"device": "nvme", "nvme_path": ")" + folder + "\"" + more + "}";
+      mode == "memory" ? ""
+                       : R"(, "offload_optimizer": {"device": "nvme", "nvme_path": ")" + folder + "\"" + more + "}";
   Accelerator accelerator(
       {.cpu = true,
        .deepspeed_plugin = DeepSpeedPlugin{

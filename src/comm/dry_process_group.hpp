@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <memory>
+#include <vector>
 
 #include "accelerate/comm.hpp"
 #include "utils/thread_annotations.hpp"
@@ -43,6 +44,10 @@ class DryProcessGroup final : public c10d::ProcessGroup {
                                                        const c10d::ReduceScatterOptions&) override {
     return reduce_scatter_of(output, input);
   }
+  c10::intrusive_ptr<c10d::Work> all_to_all_single(at::Tensor& output, at::Tensor& input, std::vector<int64_t>&,
+                                                   std::vector<int64_t>&, const c10d::AllToAllOptions&) override {
+    return all_to_all(output, input);
+  }
 #else
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                                  const c10d::AllgatherOptions&) override {
@@ -52,11 +57,16 @@ class DryProcessGroup final : public c10d::ProcessGroup {
                                                       const c10d::ReduceScatterOptions&) override {
     return reduce_scatter_of(output, input);
   }
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>&,
+                                               std::vector<int64_t>&, const c10d::AllToAllOptions&) override {
+    return all_to_all(output, input);
+  }
 #endif
 
  private:
   c10::intrusive_ptr<c10d::Work> all_gather(at::Tensor& output, const at::Tensor& input);
   c10::intrusive_ptr<c10d::Work> reduce_scatter_of(at::Tensor& output, const at::Tensor& input);
+  c10::intrusive_ptr<c10d::Work> all_to_all(at::Tensor& output, const at::Tensor& input);
   /// @param message  the whole one, of which a ring moves (n - 1) / n `passes` times through each rank
   void count(Traffic::Kind kind, const at::Tensor& message, int64_t passes);
 

@@ -90,6 +90,10 @@ class Group : public std::enable_shared_from_this<Group> {
   /// And for a sum of which each rank gets its part: output [n], input [P*n]. @param divisor  of the sum; on the host
   /// half precision is rounded once, after the division, on a device it must be 1.
   c10::intrusive_ptr<c10::ivalue::Future> reduce_scatter_async(at::Tensor output, at::Tensor input, double divisor = 1);
+  /// And for pieces that are different for each rank: output and input [P*n], 1-D and contiguous; the p-th n elements
+  /// of the input go to rank p, and the p-th of the output are from it. Counts as a reduce-scatter: it is how messages
+  /// that can't be added up on their way make one.
+  c10::intrusive_ptr<c10::ivalue::Future> all_to_all_async(at::Tensor output, at::Tensor input);
   /// Blocks until one of the futures above is complete (on a GPU: until the current stream waits for it). @throws
   /// CommError.
   void wait(const char* operation, c10::ivalue::Future& future);

@@ -173,4 +173,16 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor o
       });
 }
 
+c10::intrusive_ptr<c10::ivalue::Future> Group::all_to_all_async(at::Tensor output, at::Tensor input) {
+  LoggedCollective logged(Collective::reduce_scatter, static_cast<int64_t>(input.nbytes()), *this);
+  auto future = run_async(
+      "all_to_all of gradients", input, output,
+      [&] {
+        at::Tensor to = as_bytes(output), from = as_bytes(input);
+        return compat::all_to_all_single(*impl_->process_group, to, from);
+      },
+      counted_after(logged));
+  return impl_->on_streams() ? counted_now(logged, std::move(future)) : future;
+}
+
 }  // namespace accelerate::comm

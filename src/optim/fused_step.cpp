@@ -13,12 +13,15 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <typeinfo>
+#include <utility>
 #include <vector>
 
 #include "optim/describe_own.hpp"
 #include "optim/fp32_moments.hpp"
 #include "optim/kernels/operators.hpp"
+#include "optim/steps_ahead.hpp"
 
 namespace accelerate::optim {
 namespace {
@@ -76,14 +79,16 @@ template <class Optimizer_, class Options_, class State_, auto Kernel, bool kDec
     if (options.amsgrad()) bucket.largest.push_back(state->max_exp_avg_sq());
     bucket.steps.push_back(bucket.step_tensor);
   }
+  static constexpr bool kCountsSteps = true;
+  static kernels::AdamStep rule(const Bucket<State>& bucket, const Options& options) {
+    return {options.lr(),  std::get<0>(options.betas()), std::get<1>(options.betas()),
+            options.eps(), options.weight_decay(),       kDecoupled,
+            bucket.step};
+  }
   static void run(Bucket<State>& bucket, const Options& options, const std::optional<at::Tensor>& grad_scale) {
-    ++bucket.step;
-    for (State* state : bucket.states) state->step(bucket.step);
     if (bucket.device.is_cpu())
-      return kernels::step_(kernels::AdamStep{options.lr(), std::get<0>(options.betas()), std::get<1>(options.betas()),
-                                              options.eps(), options.weight_decay(), kDecoupled, bucket.step},
-                            bucket.params, bucket.grads, bucket.first, bucket.second, bucket.largest,
-                            number_of(grad_scale));
+      return kernels::step_(rule(bucket, options), bucket.params, bucket.grads, bucket.first, bucket.second,
+                            bucket.largest, number_of(grad_scale));
     bucket.step_tensor.fill_(static_cast<double>(bucket.step));
     Kernel(bucket.params, bucket.grads, bucket.first, bucket.second, bucket.largest, bucket.steps, options.lr(),
            std::get<0>(options.betas()), std::get<1>(options.betas()), options.weight_decay(), options.eps(),
@@ -131,15 +136,18 @@ struct SGDKernel {
     if (state) bucket.first.push_back(state->momentum_buffer());
   }
   static const char* refuses(const at::Device&) { return nullptr; }
-  static void run(Bucket<State>& bucket, const Options& options, const std::optional<at::Tensor>& grad_scale) {
+  static constexpr bool kCountsSteps = false;
+  static kernels::SgdStep rule(const Bucket<State>& bucket, const Options& options) {
     const bool first = !bucket.first.empty() && bucket.step == 0;
+    return {options.lr(), options.momentum(), options.dampening(), options.weight_decay(), options.nesterov(), first};
+  }
+  static void run(Bucket<State>& bucket, const Options& options, const std::optional<at::Tensor>& grad_scale) {
+    const auto rule = SGDKernel::rule(bucket, options);
     if (bucket.device.is_cpu())
-      return kernels::step_(kernels::SgdStep{options.lr(), options.momentum(), options.dampening(),
-                                             options.weight_decay(), options.nesterov(), first},
-                            bucket.params, bucket.grads, bucket.first, number_of(grad_scale));
+      return kernels::step_(rule, bucket.params, bucket.grads, bucket.first, number_of(grad_scale));
     at::_fused_sgd_(bucket.params, bucket.grads, bucket.first, options.weight_decay(), options.momentum(), options.lr(),
                     options.dampening(), options.nesterov(),
-                    /*maximize=*/false, /*is_first_step=*/first, grad_scale, std::nullopt);
+                    /*maximize=*/false, /*is_first_step=*/rule.first, grad_scale, std::nullopt);
   }
   /// Buffers of a first step join the others from the second one on.
   static bool lists_outdated(const Bucket<State>& bucket) { return !bucket.first.empty() && bucket.step == 0; }
@@ -168,12 +176,12 @@ struct AdagradKernel {
     return device.is_cpu() ? nullptr : "Adagrad has a fused kernel on CPUs only";
   }
   static void add(Bucket<State>& bucket, const State* state, const Options&) { bucket.first.push_back(state->sum()); }
+  static constexpr bool kCountsSteps = true;
+  static kernels::AdagradStep rule(const Bucket<State>& bucket, const Options& options) {
+    return {options.lr(), options.lr_decay(), options.eps(), options.weight_decay(), bucket.step};
+  }
   static void run(Bucket<State>& bucket, const Options& options, const std::optional<at::Tensor>& grad_scale) {
-    ++bucket.step;
-    for (State* state : bucket.states) state->step(bucket.step);
-    kernels::step_(
-        kernels::AdagradStep{options.lr(), options.lr_decay(), options.eps(), options.weight_decay(), bucket.step},
-        bucket.params, bucket.grads, bucket.first, number_of(grad_scale));
+    kernels::step_(rule(bucket, options), bucket.params, bucket.grads, bucket.first, number_of(grad_scale));
   }
   static bool lists_outdated(const Bucket<State>&) { return false; }
 };
@@ -202,12 +210,13 @@ struct LionKernel {
   static void add(Bucket<State>& bucket, const State* state, const Options&) {
     bucket.first.push_back(state->exp_avg());
   }
-  static void run(Bucket<State>& bucket, const Options& options, const std::optional<at::Tensor>& grad_scale) {
-    ++bucket.step;
-    for (State* state : bucket.states) state->step(bucket.step);
+  static constexpr bool kCountsSteps = true;
+  static kernels::LionStep rule(const Bucket<State>&, const Options& options) {
     const auto [beta1, beta2] = options.betas();
-    kernels::step_(kernels::LionStep{options.lr(), beta1, beta2, options.weight_decay()}, bucket.params, bucket.grads,
-                   bucket.first, number_of(grad_scale));
+    return {options.lr(), beta1, beta2, options.weight_decay()};
+  }
+  static void run(Bucket<State>& bucket, const Options& options, const std::optional<at::Tensor>& grad_scale) {
+    kernels::step_(rule(bucket, options), bucket.params, bucket.grads, bucket.first, number_of(grad_scale));
   }
   static bool lists_outdated(const Bucket<State>&) { return false; }
 };
@@ -244,13 +253,21 @@ struct DeepSpeedAdamKernel {
     bucket.first.push_back(state->exp_avg());
     bucket.second.push_back(state->exp_avg_sq());
   }
-  static void run(Bucket<State>& bucket, const Options& options, const std::optional<at::Tensor>& grad_scale) {
-    ++bucket.step;
-    for (State* state : bucket.states) state->step(bucket.step);
+  static constexpr bool kCountsSteps = true;
+  static kernels::AdamStep rule(const Bucket<State>& bucket, const Options& options) {
     const auto [beta1, beta2] = options.betas();
-    kernels::step_(kernels::AdamStep{options.lr(), beta1, beta2, options.eps(), options.weight_decay(),
-                                     options.adam_w_mode(), bucket.step, options.bias_correction()},
-                   bucket.params, bucket.grads, bucket.first, bucket.second, {}, number_of(grad_scale));
+    return {options.lr(),
+            beta1,
+            beta2,
+            options.eps(),
+            options.weight_decay(),
+            options.adam_w_mode(),
+            bucket.step,
+            options.bias_correction()};
+  }
+  static void run(Bucket<State>& bucket, const Options& options, const std::optional<at::Tensor>& grad_scale) {
+    kernels::step_(rule(bucket, options), bucket.params, bucket.grads, bucket.first, bucket.second, {},
+                   number_of(grad_scale));
   }
   static bool lists_outdated(const Bucket<State>&) { return false; }
 };
@@ -281,8 +298,14 @@ template <class Kernel> class FusedStepOf : public FusedStep {
       buckets_[layout_[i].bucket].grads.push_back(std::move(entries_[i].grad));
     bool outdated = false;
     for (auto& bucket : buckets_) {
-      Kernel::run(bucket, static_cast<const Options&>(optimizer_.param_groups()[bucket.group].options()),
-                  grad_scale ? std::optional(grad_scale->to(bucket.device)) : std::nullopt);
+      const auto& options = static_cast<const Options&>(optimizer_.param_groups()[bucket.group].options());
+      const auto scale = grad_scale ? std::optional(grad_scale->to(bucket.device)) : std::nullopt;
+      count_step(bucket);
+      if (auto rest = take_over(bucket, options, scale)) {
+        if (!rest->params.empty()) Kernel::run(*rest, options, scale);
+      } else {
+        Kernel::run(bucket, options, scale);
+      }
       // Fused kernels don't say that they have written; homes of images, and autograd, want to know.
       for (const at::Tensor& parameter : bucket.params) parameter.unsafeGetTensorImpl()->bump_version();
       bucket.grads.clear();  // backward reuses a gradient's memory only if nobody else holds it
@@ -290,6 +313,38 @@ template <class Kernel> class FusedStepOf : public FusedStep {
     }
     if (outdated) layout_.clear(), buckets_.clear();  // a step without any gradient needs no lists
     entries_.clear();
+    ahead_.end_step();
+  }
+
+  const char* compute_ahead(const std::unordered_set<const at::TensorImpl*>& which, double divisor) override {
+    const at::NoGradGuard no_grad;
+    std::vector<Bucket<State>> coming;
+    const auto& groups = optimizer_.param_groups();
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const auto& options = static_cast<const Options&>(groups[g].options());
+      for (const auto& param : groups[g].params()) {
+        if (!which.contains(param.unsafeGetTensorImpl())) continue;
+        if (!param.is_cpu() && !param.is_meta()) return "a parameter lies on an accelerator";
+        State* state = nullptr;
+        if (const char* reason = why_not(param, options, state)) return reason;
+        if (!param.grad().defined() || (Kernel::needs_state(options) && !state)) continue;  // a step makes the state
+        const int64_t step = state ? Kernel::steps_taken(*state) : 0;
+        auto same = std::find_if(coming.begin(), coming.end(), [&](const auto& bucket) {
+          return bucket.group == g && bucket.dtype == param.scalar_type() && bucket.step == step;
+        });
+        if (same == coming.end()) same = coming.emplace(coming.end(), g, param.device(), param.scalar_type(), step);
+        same->params.push_back(param);
+        same->grads.push_back(param.grad());
+        if (state) Kernel::add(*same, state, options);
+      }
+    }
+    if (ahead_.waits()) return nullptr;
+    for (auto& bucket : coming) {
+      count_step(bucket);  // none of the states
+      ahead_.compute(Kernel::rule(bucket, static_cast<const Options&>(groups[bucket.group].options())),
+                     lists_of(bucket), divisor);
+    }
+    return nullptr;
   }
 
  private:
@@ -310,45 +365,77 @@ template <class Kernel> class FusedStepOf : public FusedStep {
     size_t bucket;
   };
 
+  /// The number of the bucket's step, in its states too.
+  static void count_step(Bucket<State>& bucket) {
+    if constexpr (Kernel::kCountsSteps) {
+      ++bucket.step;
+      for (State* state : bucket.states) state->step(bucket.step);
+    }
+  }
+  static kernels::StepLists lists_of(const Bucket<State>& bucket) {
+    return {bucket.params, bucket.grads, bucket.first, bucket.second, bucket.largest};
+  }
+  /// What was computed ahead takes its place. @return what is left to do; nothing: all
+  std::optional<Bucket<State>> take_over(const Bucket<State>& bucket, const Options& options,
+                                         const std::optional<at::Tensor>& scale) {
+    if (ahead_.empty() || !bucket.device.is_cpu()) return std::nullopt;
+    const auto left = ahead_.take_over(Kernel::rule(bucket, options), lists_of(bucket), number_of(scale));
+    if (left.size() == bucket.params.size()) return std::nullopt;
+    Bucket<State> rest(bucket.group, bucket.device, bucket.dtype, bucket.step);
+    for (const size_t i : left) {
+      for (const auto list : {&Bucket<State>::params, &Bucket<State>::grads, &Bucket<State>::first,
+                              &Bucket<State>::second, &Bucket<State>::largest})
+        if (!(bucket.*list).empty()) (rest.*list).push_back((bucket.*list)[i]);
+    }
+    return rest;
+  }
+
   static bool amsgrad(const Options& options) {
     if constexpr (requires { options.amsgrad(); }) return options.amsgrad();
     else return false;
   }
 
   const char* collect() {
-    auto& groups = optimizer_.param_groups();
-    auto& states = optimizer_.state();
+    const auto& groups = optimizer_.param_groups();
     for (size_t g = 0; g < groups.size(); ++g) {
       const auto& options = static_cast<const Options&>(groups[g].options());
-      const bool stateful = Kernel::needs_state(options);
       for (const auto& param : groups[g].params()) {
         const auto& grad = param.grad();
         if (!grad.defined()) continue;
-        if (grad.layout() != at::kStrided || param.layout() != at::kStrided)
-          return "a parameter or gradient is not dense";
         if (!param.is_cpu() && !param.is_cuda()) return "a parameter is neither on a CPU nor on a CUDA device";
-        if (const char* reason = Kernel::refuses(param.device())) return reason;
-        const auto dtype = param.scalar_type();
-        if (dtype != at::kFloat && dtype != at::kDouble &&
-            !((dtype == at::kHalf || dtype == at::kBFloat16) && (allow_half_ || has_fp32_moments(options))))
-          return "a parameter is neither fp32 nor fp64 (fp16 and bf16 only with fused = true)";
-        // Ours widen what they read.
-        const bool widened = param.is_cpu() && dtype == at::kFloat &&
-                             (grad.scalar_type() == at::kHalf || grad.scalar_type() == at::kBFloat16);
-        if ((grad.scalar_type() != dtype && !widened) || grad.device() != param.device())
-          return "a gradient differs from its parameter in dtype or device";
-        if (!param.is_non_overlapping_and_dense() || grad.strides() != param.strides())
-          return "a gradient and its parameter differ in memory layout";
         State* state = nullptr;
-        if (stateful) {
-          if (const auto found = states.find(param.unsafeGetTensorImpl()); found != states.end()) {
-            state = static_cast<State*>(found->second.get());
-            if (!Kernel::tensors_fit(*state, options, param))
-              return "the optimizer's state and its parameter differ in dtype, device or memory layout";
-          }
-        }
+        if (const char* reason = why_not(param, options, state)) return reason;
         entries_.push_back({g, &param, grad, state});
       }
+    }
+    return nullptr;
+  }
+
+  /// Why a kernel can't step on the parameter, with its gradient if it has one; null: it can, with the state that is
+  /// found (null: there is none, or none is needed).
+  const char* why_not(const at::Tensor& param, const Options& options, State*& state) const {
+    if (param.layout() != at::kStrided) return "a parameter or gradient is not dense";
+    if (const char* reason = param.is_meta() ? nullptr : Kernel::refuses(param.device())) return reason;
+    const auto dtype = param.scalar_type();
+    if (dtype != at::kFloat && dtype != at::kDouble &&
+        !((dtype == at::kHalf || dtype == at::kBFloat16) && (allow_half_ || has_fp32_moments(options))))
+      return "a parameter is neither fp32 nor fp64 (fp16 and bf16 only with fused = true)";
+    if (const auto& grad = param.grad(); grad.defined()) {
+      if (grad.layout() != at::kStrided) return "a parameter or gradient is not dense";
+      // Ours widen what they read.
+      const bool widened = param.is_cpu() && dtype == at::kFloat &&
+                           (grad.scalar_type() == at::kHalf || grad.scalar_type() == at::kBFloat16);
+      if ((grad.scalar_type() != dtype && !widened) || grad.device() != param.device())
+        return "a gradient differs from its parameter in dtype or device";
+      if (!param.is_non_overlapping_and_dense() || grad.strides() != param.strides())
+        return "a gradient and its parameter differ in memory layout";
+    }
+    if (!Kernel::needs_state(options)) return nullptr;
+    const auto& states = optimizer_.state();
+    if (const auto found = states.find(param.unsafeGetTensorImpl()); found != states.end()) {
+      state = static_cast<State*>(found->second.get());
+      if (!Kernel::tensors_fit(*state, options, param))
+        return "the optimizer's state and its parameter differ in dtype, device or memory layout";
     }
     return nullptr;
   }
@@ -407,6 +494,7 @@ template <class Kernel> class FusedStepOf : public FusedStep {
   std::vector<Entry> entries_;
   std::vector<Origin> layout_;
   std::vector<Bucket<State>> buckets_;
+  StepsAhead<decltype(Kernel::rule(std::declval<Bucket<State>>(), std::declval<Options>()))> ahead_;
 };
 
 using FusedAdam = FusedStepOf<AdamKernel<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState,

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <unordered_set>
 
 namespace accelerate::optim {
 
@@ -25,6 +26,11 @@ class FusedStep {
   virtual void run(const std::optional<at::Tensor>& grad_scale) = 0;
   /// Lets go of the gradients that were prepared when the step is not taken.
   virtual void discard() = 0;
+  /// Computes the coming step on those of its parameters that are among these and have gradients and states (if any
+  /// are needed), beside the old values; run() takes over what it would compute the same.
+  /// @param divisor  of gradients, as far as it is known
+  /// @return null, or why it can't (nothing has changed then)
+  virtual const char* compute_ahead(const std::unordered_set<const at::TensorImpl*>& which, double divisor) = 0;
 };
 
 }  // namespace accelerate::optim

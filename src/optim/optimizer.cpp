@@ -273,6 +273,33 @@ void AcceleratedOptimizer::step_on(const std::vector<at::Tensor>& parameters) co
   self.take(std::nullopt);
 }
 
+void AcceleratedOptimizer::step_ahead(const std::vector<at::Tensor>& parameters) const {
+  Impl& self = *impl_;
+  Parameters which;
+  for (const auto& parameter : parameters) which.insert(parameter.unsafeGetTensorImpl());
+  const auto& groups = self.optimizer->param_groups();
+  if (std::none_of(groups.begin(), groups.end(), [&](const auto& group) {
+        return std::any_of(group.params().begin(), group.params().end(), [&](const at::Tensor& parameter) {
+          return which.contains(parameter.unsafeGetTensorImpl());
+        });
+      }))
+    return;
+  const char* reason = nullptr;
+  if (!self.fused)
+    reason = self.options.fused == false ? "its `fused` is false" : "its class has no step of this library's kernels";
+  for (const auto& [owner, hooks] : self.hooks)
+    if (hooks.parts && !hooks.parts().empty()) reason = "its states are elsewhere between steps";
+  const meta_memory::Purpose states(MemoryUse::optimizer);
+  if (!reason && self.gradients.sync_gradients())
+    reason = self.fused->compute_ahead(which, self.scaler && self.scaler->is_enabled() ? self.scaler->get_scale() : 1);
+  if (reason)
+    raise<ConfigError>(
+        "step_in_backward: found an optimizer of class {} that can't compute its step while backward runs: {}. "
+        "Expected torch::optim::Adam, AdamW, SGD or Adagrad, or optim::Lion or DeepSpeedAdam, on parameters of fp32 or "
+        "fp64 that lie on the host; leave step_in_backward out",
+        c10::demangle(typeid(*self.optimizer).name()), reason);
+}
+
 void AcceleratedOptimizer::Impl::take(const std::optional<at::Tensor>& grad_scale) {
   if (prepare_fused()) return fused->run(grad_scale);
   if (grad_scale) {

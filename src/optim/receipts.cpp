@@ -84,6 +84,15 @@ constexpr ReceiptRow<SchedulesFacts> kSchedulesRows[] = {
 }  // namespace
 
 std::vector<Receipt> of_scaling(const ScalingFacts& facts) { return made(kScalingRows, facts); }
+Deed of_steps_ahead() {
+  const int64_t computed = read(OptimCount::steps_ahead);
+  if (computed == 0)
+    return not_due("no backward of a step that synchronises gave a prepared optimizer gradients after its first step");
+  return acted("{} computed within backward, in {}; step() took over {}",
+               counted(computed, "parameter's new values were", "parameters' new values were"),
+               bytes(read(OptimCount::ahead_bytes)), read(OptimCount::steps_taken_over));
+}
+
 std::vector<Receipt> of_schedules(const SchedulesFacts& facts) { return made(kSchedulesRows, facts); }
 
 }  // namespace accelerate::receipts

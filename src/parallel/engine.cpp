@@ -110,6 +110,13 @@ void Engine::after_part(size_t part, const std::vector<at::Tensor>& states) { st
 void Engine::set_step(const std::function<void(const std::vector<at::Tensor>&)>& step) {
   for (const auto& layer : layers_) layer->set_step(step);
 }
+bool Engine::steps_ahead() const {
+  return std::any_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->steps_ahead(); });
+}
+void Engine::set_step_ahead(const std::function<void(const std::vector<at::Tensor>&)>& step) {
+  for (const auto& layer : layers_)
+    if (layer->steps_ahead()) layer->set_step_ahead(step);
+}
 
 void Engine::set_apart(bool apart) {
   bool any = false;

@@ -88,6 +88,14 @@ class ACCELERATE_API Layer {
   /// overflow when all gradients are there.
   virtual void set_step(std::function<void(const std::vector<at::Tensor>&)> step) { static_cast<void>(step); }
 
+  // Optimizers that compute their steps while backward runs.
+
+  /// Whether this layer has them do so.
+  virtual bool steps_ahead() const { return false; }
+  /// `step` computes the coming step on tensors that this layer holds, and changes nothing yet; see
+  /// AcceleratedOptimizer::step_ahead(). The layer calls it within backward, whenever gradients are there.
+  virtual void set_step_ahead(std::function<void(const std::vector<at::Tensor>&)> step) { static_cast<void>(step); }
+
   // Replicas that train apart for a while. Only a layer that has replicas() is asked.
 
   virtual void set_apart(bool apart) { static_cast<void>(apart); }

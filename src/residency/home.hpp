@@ -72,6 +72,12 @@ class Home {
 
   /// Of a home of one weight in few bits: it. Valid as long as the home.
   virtual EncodedWeight* encoded() const { return nullptr; }
+
+  /// Of a home that keeps values: whether what is fetched has lost more of them than its dtype loses.
+  virtual bool lossy() const { return false; }
+  /// Of a home that keeps values: whether it takes them in fewer bits than it gives, so that what was written is not
+  /// what the next fetch() brings.
+  virtual bool rounds() const { return false; }
 };
 
 }  // namespace accelerate::residency

@@ -211,7 +211,8 @@ void Residency::wrote(Member& member, const at::Tensor& values) {
   if (scribe_ && !writes_together()) scribe_(member, slice);
   if (!part.home->keeps()) return;
   part.home->take(member.offset(), values.defined() ? values : slice);
-  part.version = part.home->version();
+  // What a home has rounded is fetched anew: every unit computes with the same values, resident or not.
+  part.version = part.home->rounds() ? -1 : part.home->version();
   // Each rank has the exact values of its own slice only.
   if (values.defined() && (part.home->collective() || part.home->sharers() > 1)) member.set_behind(true);
 }
@@ -410,6 +411,7 @@ void Residency::drop(Unit& unit) {
         std::none_of(part.members.begin(), part.members.end(), [](const auto& member) { return member->is_behind(); });
     for (auto& member : part.members) member->close();
     if (policy_.keep_for_backward && current && !part.mapped.defined()) part.home->keep_for_backward(part.flat);
+    else part.home->forget();
     if (!part.mapped.defined()) buffers_.give(std::move(part.flat));
     part.flat.reset();
     counters().add_resident(-part.resident_bytes());

@@ -3,6 +3,8 @@
 #include <ATen/DeviceAccelerator.h>
 #include <c10/util/safe_numerics.h>
 
+#include <numeric>
+
 #include "accelerate/utils/error.hpp"
 
 namespace accelerate::residency {
@@ -19,8 +21,8 @@ int64_t round_up(int64_t value, int64_t multiple) {
 
 }  // namespace
 
-Layout lay_out(const std::vector<at::Tensor>& tensors, int64_t shards, const at::Device& device) {
-  const int64_t alignment = at::isAccelerator(device.type()) ? kDeviceAlignment : kAlignment;
+Layout lay_out(const std::vector<at::Tensor>& tensors, int64_t shards, const at::Device& device, int64_t block) {
+  const int64_t alignment = std::lcm(at::isAccelerator(device.type()) ? kDeviceAlignment : kAlignment, block);
   Layout layout;
   for (const auto& tensor : tensors) {
     layout.offsets.push_back(layout.numel);

@@ -24,8 +24,9 @@ struct Layout {
 
 /// Starts are aligned as fresh tensors are, because kernels may round differently on other alignments: to 64 bytes of a
 /// 4-byte type on the host, to 256 bytes of a 2-byte type on an accelerator `device` (cuBLASLt looks at so many). The
-/// end is padded so that `shards` equal shards are aligned too.
-Layout lay_out(const std::vector<at::Tensor>& tensors, int64_t shards = 1, const at::Device& device = at::kCPU);
+/// end is padded so that `shards` equal shards are aligned too. @param block  starts and shards are whole ones, too
+Layout lay_out(const std::vector<at::Tensor>& tensors, int64_t shards = 1, const at::Device& device = at::kCPU,
+               int64_t block = 1);
 
 /// The ingredients of a part, before it is one.
 struct PartSpec {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "residency/home.hpp"
 #include "residency/member.hpp"
 #include "residency/residency.hpp"
 
@@ -19,7 +20,8 @@ struct WideMember {
 };
 
 bool is_wide(const Member& member) {
-  return member.home().keeps().value_or(member.part().dtype) != member.part().dtype;
+  const Home& home = member.home();
+  return home.keeps() && (*home.keeps() != member.part().dtype || home.lossy());
 }
 
 /// Autograd wants to see the operator on the tensors themselves: it refuses writes to leaves, or records them.

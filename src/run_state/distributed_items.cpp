@@ -6,6 +6,7 @@
 
 #include "accelerate/comm.hpp"
 #include "comm/agreement.hpp"
+#include "run_state/holdings.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::run_state {
@@ -44,7 +45,7 @@ void DistributedItems::add(const Leaf& leaf, bool first) {
       if (!sharded->primary) return;
       for (const auto& part : sharded->parts)
         tensors_.push_back(
-            {leaf.name, sharded->sizes, {part.offsets, part.values.sizes().vec()}, part.values.detach()});
+            {leaf.name, sharded->sizes, {part.offsets, part.values.sizes().vec()}, readable(part.values)});
     } else if (first) {  // nothing to share out
       const auto empty = at::empty(sharded->sizes, at::TensorOptions().dtype(sharded->dtype));
       tensors_.push_back({leaf.name, sharded->sizes, formats::whole(sharded->sizes), empty});

@@ -11,6 +11,7 @@
 #include "comm/agreement.hpp"
 #include "formats/dcp.hpp"
 #include "formats/similar_names.hpp"
+#include "run_state/holdings.hpp"
 #include "utils/raise.hpp"
 #include "utils/strings_of.hpp"
 
@@ -100,7 +101,12 @@ void load_distributed(StateDict& state, const std::filesystem::path& folder, con
   try {
     comm::on_all_ranks_or_throw<CheckpointError>([&] {
       at::NoGradGuard no_grad;
-      for (const auto& piece : plan->pieces) checkpoint->read_chunk(piece.name, piece.box, piece.destination.detach());
+      for (const auto& piece : plan->pieces) {
+        const at::Tensor to = piece.destination.detach();
+        const at::Tensor read = comes_and_goes(to) ? at::empty(to.sizes(), to.options()) : to;
+        checkpoint->read_chunk(piece.name, piece.box, read);
+        if (!read.is_same(to)) to.copy_(read);
+      }
     });
   } catch (const CommError&) {
     throw;

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "parallel/slice_of.hpp"
+#include "residency/member.hpp"
+#include "residency/unit.hpp"
 
 namespace accelerate::run_state {
 
@@ -56,6 +58,15 @@ distributed_checkpoint::ShardedTensor sharded(const parallel::Held& holding, con
   for (auto& part : boxes_of(holding, values.detach()))
     result.parts.push_back({std::move(part.box.offsets), std::move(part.values)});
   return result;
+}
+
+bool comes_and_goes(const at::Tensor& values) {
+  const auto* const member = residency::Member::of(values);
+  return member && !member->unit().fixed();
+}
+
+at::Tensor readable(const at::Tensor& values) {
+  return comes_and_goes(values) ? values.detach().clone() : values.detach();
 }
 
 at::Tensor read_piece(const checkpointing::StoredTensor& stored, const parallel::Held& holding,

@@ -24,6 +24,10 @@ std::vector<checkpointing::SliceBox> boxes_of(const parallel::Held& holding, con
 /// The same in a state dict, without copies. @param engine  to be told when the values are loaded, or null
 distributed_checkpoint::ShardedTensor sharded(const parallel::Held& holding, const at::Tensor& values,
                                               std::shared_ptr<parallel::Engine> engine = nullptr);
+/// Whether bytes of what is held are there only while operators need them.
+bool comes_and_goes(const at::Tensor& values);
+/// For who reads without operators: `values`, or a copy of such.
+at::Tensor readable(const at::Tensor& values);
 /// This rank's values of a stored tensor of the whole's sizes. @param dtype  unset: that of what it holds
 /// @throws CheckpointError when the file is damaged.
 at::Tensor read_piece(const checkpointing::StoredTensor& stored, const parallel::Held& holding,

@@ -72,7 +72,7 @@ void write_tensors(const std::filesystem::path& file, const std::map<std::string
 
 void save_own_model(const std::vector<parallel::Held>& holdings, const std::filesystem::path& file) {
   std::map<std::string, at::Tensor> own;
-  for (const auto& holding : holdings) own[holding.names.front()] = holding.value.detach();
+  for (const auto& holding : holdings) own[holding.names.front()] = readable(holding.value);
   comm::on_all_ranks_or_throw<CheckpointError>(
       [&] { checkpointing::save_object(own_pieces(holdings, checkpointing::to_dict(own)), file); });
 }

@@ -183,6 +183,14 @@ void give_pieces_to_optimizers(const RunState& run) {
     engine->set_step([optimizers = run.optimizers](const std::vector<at::Tensor>& parameters) {
       for (const auto& optimizer : optimizers) optimizer.step_on(parameters);
     });
+    if (!engine->steps_ahead()) continue;
+    const auto step_ahead = [optimizers = run.optimizers](const std::vector<at::Tensor>& parameters) {
+      for (const auto& optimizer : optimizers) optimizer.step_ahead(parameters);
+    };
+    std::vector<at::Tensor> all;
+    for (const auto& holding : engine->pieces()) all.push_back(holding.value), all.push_back(holding.tensor);
+    step_ahead(all);  // who can't is told now
+    engine->set_step_ahead(step_ahead);
   }
 }
 

@@ -7,9 +7,15 @@ numbers in its groups have to be
   the same to --near       as those of one process (absolute; the global batch is another one there, unless --alone says so).
 An example that can't be sharded ends with a named error then: --refused is its text, which every rank must have said."""
 import argparse
+import array
+import itertools
+import json
 import os
+import pathlib
+import random
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -19,15 +25,49 @@ TRANSPORTS = {"shared memory": "1", "sockets": "0"}
 AGAIN = {"ACCELERATE_TEST_LEAVES_LIBTORCH": "1"}
 
 
+def make_small_bert(source, folder):
+    """A BERT with the tokenizer of the one in `source`, but two layers of width 32 and random numbers."""
+    sizes, layers, draw = {384: 32, 1536: 64}, 2, random.Random(7)
+    for file in source.iterdir():
+        if file.is_file() and file.name not in ("config.json", "model.safetensors"):
+            (folder / file.name).symlink_to(file)
+    config = json.loads((source / "config.json").read_text())
+    config |= {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": layers}
+    (folder / "config.json").write_text(json.dumps(config))
+    with open(source / "model.safetensors", "rb") as weights:
+        header = json.loads(weights.read(struct.unpack("<Q", weights.read(8))[0]))
+    made, data = {}, bytearray()
+    for name, entry in header.items():
+        number = re.match(r"encoder\.layer\.(\d+)\.", name)
+        if name == "__metadata__" or (number and int(number[1]) >= layers):
+            continue
+        shape = [sizes.get(size, size) for size in entry["shape"]]
+        count = 1
+        for size in shape:
+            count *= size
+        if entry["dtype"] == "I64":
+            values = array.array("q", range(count))
+        elif name.endswith("LayerNorm.weight"):
+            values = array.array("f", [1.0]) * count
+        else:
+            values = array.array("f", (number / 200000 for number in array.array("h", draw.randbytes(2 * count))))
+        made[name] = {"dtype": entry["dtype"], "shape": shape, "data_offsets": [len(data), len(data) + len(values) * values.itemsize]}
+        data += values.tobytes()
+    text = json.dumps(made).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
 class Witness:
     def __init__(self, options):
         self.options, self.problems, self.runs = options, [], 0
+        self.bert = None
 
     def run(self, label, processes, flags, environment, words):
         """@return the numbers of OUTCOME's groups, or None"""
         scratch = tempfile.mkdtemp(prefix="witness-")
         try:
             words = [word.replace("$scratch", scratch).replace("$data", self.options.data or "") for word in words]
+            words = [self.some_digits(scratch) if word == "$digits" else self.bert if word == "$bert" else word for word in words]
             command = [f"{self.options.bin}/accelerate", "launch", *(flags or ["--cpu"]), "--num_processes", str(processes),
                        "--main_process_port", "0", f"{self.options.bin}/{self.options.example}", *words]
             self.runs += 1
@@ -47,6 +87,12 @@ class Witness:
         print(f"{label}: {' '.join(found.groups())}", flush=True)
         return found.groups()
 
+    def some_digits(self, folder):
+        """@return a file of every fourth of the data's digits, which are sorted"""
+        with open(f"{self.options.data}/mnist_5k.csv") as source, open(f"{folder}/digits.csv", "w") as target:
+            target.writelines(itertools.islice(source, 0, None, 4))
+        return target.name
+
     def compare(self, what, ours, theirs, equal):
         if ours and theirs and not all(equal(a, b) for a, b in zip(ours, theirs)):
             self.problems.append(f"{what}: {ours}, expected {theirs}")
@@ -59,6 +105,13 @@ class Witness:
 
     def testify(self):
         words = self.options.words
+        if "$bert" in words:
+            with tempfile.TemporaryDirectory(prefix="witness-") as self.bert:
+                make_small_bert(pathlib.Path(self.options.data, "minilm"), pathlib.Path(self.bert))
+                return self.testify_on(words)
+        return self.testify_on(words)
+
+    def testify_on(self, words):
         alone = self.run("one process", 1, [], {}, self.options.alone.split() if self.options.alone else words)
         first = None
         layouts = {"whole": []} | {"sharded" + more: ["--use_fsdp", *more.split()] for more in ["", *self.options.sharded]}

@@ -415,6 +415,13 @@ RANKS_TEST(Fp8Ranks, GatherInFp8, 2) {
   EXPECT_EQ(sharded_losses(AORecipeKwargs{}, /*recompute=*/true), gathered);
 }
 
+RANKS_TEST(Fp8Ranks, TwoWiresForWeightsAreRefused, 2) {
+  AcceleratorOptions options = with({AORecipeKwargs{}});
+  options.fsdp_plugin = FullyShardedDataParallelPlugin{.fsdp_version = 2, .quantized_weights = true};
+  EXPECT_THAT(message_of<ConfigError>([&] { Job run(options); }),
+              HasSubstr("fsdp_plugin.quantized_weights and AORecipeKwargs::enable_fsdp_float8_all_gather"));
+}
+
 // Two of four ranks keep what they have gathered for backward, as codes: encoding what was decoded gives the same ones.
 RANKS_TEST(Fp8Ranks, KeepCodesForBackward, 4) {
   ::setenv("ACCELERATE_SHARED_MEMORY", "0", 1);

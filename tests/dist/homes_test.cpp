@@ -11,6 +11,7 @@
 #include "comm/group.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
+#include "residency/homes/coded.hpp"
 #include "residency/homes/file.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/homes/shard.hpp"
@@ -23,7 +24,7 @@ using testing::HasSubstr;
 
 namespace {
 
-constexpr int64_t kNumel = 96, kStretch = 40, kBlock = 8;
+constexpr int64_t kNumel = 12 * kWireBlock, kStretch = 40;
 
 /// Of the whole flat storage: no two alike, none exact in fewer bits.
 at::Tensor values() { return torch::linspace(-1.3, 1.7, kNumel).sin(); }
@@ -51,11 +52,11 @@ std::unique_ptr<Wire> wire_named(const std::string& kind) {
   if (kind == "fp8")
     return float8_wire({{.begin = 0, .length = kStretch}, {.begin = kStretch, .length = kNumel - kStretch}},
                        torch::tensor({256.f, 128.f}));
-  return kind == "int8" ? int8_wire(kBlock) : nullptr;
+  return kind == "int8" ? int8_wire() : nullptr;
 }
 
-at::Tensor fetched(Home& home, at::ScalarType type = at::kFloat) {
-  at::Tensor flat = torch::full({kNumel}, std::numeric_limits<float>::quiet_NaN(), type);
+at::Tensor fetched(Home& home, int64_t numel, at::ScalarType type = at::kFloat) {
+  at::Tensor flat = torch::full({numel}, std::numeric_limits<float>::quiet_NaN(), type);
   if (const auto coming = home.fetch(flat)) coming->wait();
   return flat;
 }
@@ -85,13 +86,13 @@ RANKS_TEST(Homes, ShardsLieInAnyHomeAndTravelByAnyWire, 2, 3, 4) {
       const auto home = shard_home(in_home(in, folder), group, near, "unit", wire_named(by));
       at::Tensor whole = values();
       EXPECT_TRUE(home->collective());
-      const at::Tensor flat = fetched(*home);
+      const at::Tensor flat = fetched(*home, kNumel);
       EXPECT_TRUE(flat.equal(as_sent(whole, wire.get())));
       if (near) {
         const at::Tensor coarse =
-            fetched(*home, at::kBFloat16);  // rounded once more, which another encoding would show
+            fetched(*home, kNumel, at::kBFloat16);  // rounded once more, which another encoding would show
         home->keep_for_backward(coarse);
-        EXPECT_TRUE(fetched(*home, at::kBFloat16).equal(coarse)) << "of neighbours";
+        EXPECT_TRUE(fetched(*home, kNumel, at::kBFloat16).equal(coarse)) << "of neighbours";
       }
 
       // An operator writes some elements of all; each rank keeps its own.
@@ -100,43 +101,90 @@ RANKS_TEST(Homes, ShardsLieInAnyHomeAndTravelByAnyWire, 2, 3, 4) {
       home->take(20, some);
       whole.narrow(0, 20, 30).copy_(some);
       EXPECT_TRUE(rank() != 0 || home->version() != before);
-      EXPECT_TRUE(fetched(*home).equal(as_sent(whole, wire.get())));
+      EXPECT_TRUE(fetched(*home, kNumel).equal(as_sent(whole, wire.get())));
 
       // Code that goes around operators writes one; what it left alone stays as exact as it was.
-      at::Tensor raw = fetched(*home);
+      at::Tensor raw = fetched(*home, kNumel);
       raw[50] = 0.7f;
       home->store(raw);
       whole[50] = 0.7f;
       at::Tensor kept = torch::zeros({kNumel});
       home->refine(0, kept);
       EXPECT_TRUE(own(kept).equal(own(whole)));
-      EXPECT_TRUE(fetched(*home).equal(as_sent(whole, wire.get())));
+      EXPECT_TRUE(fetched(*home, kNumel).equal(as_sent(whole, wire.get())));
     }
 }
 
 TEST(Homes, WholeNumbersOnTheWireAreOffByHalfTheirScale) {
-  const auto wire = int8_wire(kBlock);
-  for (const int64_t numel : {0, 1, 7, 8, 61}) {
-    for (const auto type : {at::kFloat, at::kBFloat16}) {
-      at::Tensor sent = (torch::randn({numel}) * torch::logspace(-3, 3, numel)).to(type);
-      const at::Tensor message = wire->encode(sent, 5);
-      EXPECT_EQ(message.numel(), wire->bytes(numel));
-      EXPECT_LE(message.numel(), numel + 4 * ((numel + kBlock - 1) / kBlock) + 3);
-      at::Tensor came = torch::empty({numel}, at::kFloat);
-      wire->decode(message, 5, came);
-      for (int64_t from = 0; from < numel; from += kBlock) {
-        const int64_t length = std::min(kBlock, numel - from);
-        const at::Tensor block = sent.narrow(0, from, length).to(at::kFloat);
+  struct Kind {
+    std::unique_ptr<Wire> wire;
+    double most, bits, error;
+  };
+  Kind kinds[] = {{int8_wire(), 127, 8, 0.0070}, {int4_wire(), 7, 4, 0.1266}};
+  torch::manual_seed(4);
+  for (const Kind& kind : kinds) {
+    SCOPED_TRACE(kind.bits);
+    for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+      const int64_t numel = 3 * kWireBlock;
+      const at::Tensor sent = (torch::randn({numel}) * torch::logspace(-3, 3, numel)).to(type);
+      const at::Tensor message = kind.wire->encode(sent, 0);
+      EXPECT_EQ(message.numel(), kind.wire->bytes(numel));
+      EXPECT_EQ(message.numel(), static_cast<int64_t>(static_cast<double>(numel) * kind.bits / 8) + 3 * 2);
+      const at::Tensor came = torch::empty({numel});
+      kind.wire->decode(message, 0, came);
+      for (int64_t from = 0; from < numel; from += kWireBlock) {
+        const at::Tensor block = sent.narrow(0, from, kWireBlock).to(at::kFloat);
         const double largest = block.abs().max().item<double>();
-        // And what fp32 rounds in a scale and a product.
-        EXPECT_LE((came.narrow(0, from, length) - block).abs().max().item<double>(), largest * (0.5 / 127 + 1e-6));
+        // And what bf16 rounds in a scale.
+        EXPECT_LE((came.narrow(0, from, kWireBlock) - block).abs().max().item<double>(),
+                  largest * 0.5 / kind.most * (1 + 1.0 / 256));
       }
+      // Slices of any number of blocks are the same bytes.
+      const int64_t one = kind.wire->bytes(kWireBlock);
+      EXPECT_TRUE(kind.wire->encode(sent.narrow(0, kWireBlock, kWireBlock), 0).equal(message.narrow(0, one, one)));
     }
+    // As measured for the formulas: relative errors of normal numbers.
+    const at::Tensor normal = torch::randn({1024 * kWireBlock}), came = torch::empty_like(normal);
+    kind.wire->decode(kind.wire->encode(normal, 0), 0, came);
+    EXPECT_NEAR(((came - normal).norm() / normal.norm()).item<double>(), kind.error, 0.02 * kind.error);
+
+    at::Tensor broken = torch::ones({3 * kWireBlock}), heard = torch::empty({3 * kWireBlock});
+    broken[3] = std::numeric_limits<float>::infinity();
+    broken.narrow(0, 2 * kWireBlock, kWireBlock).fill_(kind.most * 1e-39);  // no inverse of its scale can be had
+    kind.wire->decode(kind.wire->encode(broken, 0), 0, heard);
+    EXPECT_TRUE(heard.narrow(0, 0, kWireBlock).isnan().all().item<bool>());
+    EXPECT_TRUE(torch::allclose(heard.narrow(0, kWireBlock, kWireBlock), torch::ones({kWireBlock}), 0.005));
+    EXPECT_TRUE(heard.narrow(0, 2 * kWireBlock, kWireBlock).equal(torch::zeros({kWireBlock})));
   }
-  at::Tensor broken = torch::ones({2 * kBlock}), came = torch::empty({2 * kBlock});
-  broken[3] = std::numeric_limits<float>::infinity();
-  wire->decode(wire->encode(broken, 0), 0, came);
-  EXPECT_TRUE(came.narrow(0, 0, kBlock).isnan().all().item<bool>());
-  EXPECT_TRUE(came.narrow(0, kBlock, kBlock).equal(torch::ones({kBlock})));
-  EXPECT_THAT(support::message_of<ConfigError>([] { int8_wire(0); }), HasSubstr("expected at least 1"));
+}
+
+TEST(Homes, CodesTakeWhatIsWrittenAndKeepTheOtherBlocks) {
+  torch::manual_seed(6);
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    SCOPED_TRACE(at::toString(type));
+    const int64_t numel = 4 * kWireBlock;
+    const auto values = std::make_shared<CodedValues>(numel, type, at::kCPU);
+    const auto home = coded_home(values);
+    EXPECT_TRUE(fetched(*home, numel).equal(torch::zeros({numel})));
+    EXPECT_EQ(home->keeps(), type);
+    const auto before = home->version();
+    home->take(0, torch::randn({numel}).to(type));
+    EXPECT_NE(home->version(), before);
+    const at::Tensor first = fetched(*home, numel), coarse = fetched(*home, numel, type);
+    const at::Tensor bytes = values->codes().clone();
+    EXPECT_EQ(bytes.numel(), numel + 2 * 4) << "a byte each, and scales";
+
+    at::Tensor read = torch::zeros({10}, type);
+    home->refine(300, read);
+    EXPECT_TRUE(read.equal(coarse.narrow(0, 300, 10)));
+    home->store(coarse);
+    EXPECT_TRUE(values->codes().equal(bytes)) << "nothing was written";
+    home->take(2 * kWireBlock, torch::full({3}, 2.5, type));
+    const at::Tensor second = fetched(*home, numel);
+    EXPECT_NEAR(second[2 * kWireBlock].item<double>(), 2.5, 0.02);
+    for (const int64_t block : {0, 1, 3})
+      EXPECT_TRUE(
+          second.narrow(0, block * kWireBlock, kWireBlock).equal(first.narrow(0, block * kWireBlock, kWireBlock)))
+          << block;
+  }
 }

@@ -23,6 +23,7 @@
 #include "both_stores.hpp"
 #include "data/counts.hpp"
 #include "message_of.hpp"
+#include "optim/counts.hpp"
 #include "parallel/averaging/counts.hpp"
 #include "parallel/fsdp/receipts.hpp"
 #include "parallel/fsdp/translate.hpp"
@@ -105,7 +106,7 @@ struct Job {
   AcceleratorOptions options = {};
   int64_t hidden = 6, samples = 11, epochs = 2;
   bool different_seeds = false, leaves_out_spare = false, tokens = false, overflows = false, tracks = false,
-       empty = false, evaluates = false;
+       empty = false, evaluates = false, freezes = false;
   int64_t saves = 0;
   fs::path save_to = {};  ///< empty: by itself
 };
@@ -147,6 +148,7 @@ Seen run(const Job& job) {
   };
   Net net = job.empty ? make_empty() : make();
   net->leaves_out_spare = job.leaves_out_spare;
+  if (job.freezes) net->second->weight.requires_grad_(false);
   torch::manual_seed(100 + rank);
   const Samples samples{job.samples};
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
@@ -216,11 +218,12 @@ Seen run(const Job& job) {
   const auto moved = residency::stats();
   seen.numbers = fmt::format(
       "{} buckets, {} searches, {} comparisons, {} graphs, {} of {} fetches ahead, {} given back, {} at a time, {} "
-      "units",
+      "units, {} steps taken over",
       counts::read(AveragingCount::gradient_buckets), counts::read(AveragingCount::unused_searches),
       counts::read(AveragingCount::parameter_comparisons), counts::read(AveragingCount::static_graphs),
       moved.prefetch_hits, moved.prefetch_hits + moved.faults, moved.evictions,
-      counts::read(ResidencyCount::fetches_most), counts::read(ShardingCount::units));
+      counts::read(ResidencyCount::fetches_most), counts::read(ShardingCount::units),
+      counts::read(optim::OptimCount::steps_taken_over));
   seen.receipts = accelerator.receipts();
   return seen;
 }
@@ -489,6 +492,7 @@ RANKS_TEST(Receipts, Sharding, 2) {
     return job.saves = 1, job.save_to = fs::path(support::scratch_dir()) / "p" / "one", job;
   };
   const auto empty = [](Job job) { return job.empty = true, job; };
+  const auto freezing = [](Job job) { return job.freezes = true, job; };
   const auto fills = [](Fsdp& p) {
     p.param_init_fn = [](nn::Module& module) {
       materialize(ModelRef(module.shared_from_this()));
@@ -515,6 +519,13 @@ RANKS_TEST(Receipts, Sharding, 2) {
        "gathers were under way before"},
       {"fsdp_plugin.limit_all_gathers", with(two, [](Fsdp& p) { p.limit_all_gathers = false; }), v2, &Seen::numbers,
        "at a time"},
+      {"fsdp_plugin.quantized_weights", with(two, [](Fsdp& p) { p.quantized_weights = true; }), v2, &Seen::parameters,
+       "gathered as 8-bit codes"},
+      {"fsdp_plugin.quantized_gradients", with(two, [](Fsdp& p) { p.quantized_gradients = true; }), v2,
+       &Seen::parameters, "elements of gradients travelled in"},
+      {"fsdp_plugin.quantized_nontrainable_weights",
+       freezing(with(two, [](Fsdp& p) { p.quantized_nontrainable_weights = true; })), freezing(v2), &Seen::parameters,
+       "kept as 8-bit codes"},
       {"fsdp_plugin.auto_wrap_policy", v2, with(two, [](Fsdp& p) { p.auto_wrap_policy = {}, p.min_num_params = {}; }),
        &Seen::numbers, "units"},
       {"fsdp_plugin.min_num_params", v2, with(two, [](Fsdp& p) { p.min_num_params = {}; }), &Seen::numbers, "units"},
@@ -556,6 +567,8 @@ RANKS_TEST(Receipts, Sharding, 2) {
        {.options = fsdp(norms)},
        &Seen::buffers,
        "units were recomputed"},
+      {"fsdp_plugin.step_in_backward", with(two, [](Fsdp& p) { p.step_in_backward = true; }), v2, &Seen::numbers,
+       "new values were computed within backward"},
       {"fsdp_plugin.mixed_precision_policy.preset", policy(two, {.preset = "bf16"}), v2, &Seen::computed, "BFloat16"},
       {"fsdp_plugin.mixed_precision_policy.param_dtype", policy(two, computing), v2, &Seen::computed, "BFloat16"},
       {"fsdp_plugin.mixed_precision_policy.reduce_dtype", policy(two, {.reduce_dtype = half}), v2, &Seen::parameters,

@@ -6,6 +6,7 @@ accelerate_test(NAME zero_engine_tests SOURCES ${TEST_DIR}/zero_engine_test.cpp 
 accelerate_test(NAME zero_gradients_tests SOURCES ${TEST_DIR}/zero_gradients_test.cpp LABELS dist COST 20 TIMEOUT 600)
 accelerate_test(NAME zero_masters_tests SOURCES ${TEST_DIR}/zero_masters_test.cpp LABELS dist COST 20 TIMEOUT 600)
 accelerate_test(NAME zero_checkpoint_tests SOURCES ${TEST_DIR}/zero_checkpoint_test.cpp LIBS nlohmann_json::nlohmann_json LABELS dist COST 60 TIMEOUT 800)
+accelerate_test(NAME zero_plus_plus_tests SOURCES ${TEST_DIR}/zero_plus_plus_test.cpp LABELS dist COST 20 TIMEOUT 300)
 accelerate_test(NAME zero_memory_tests SOURCES ${TEST_DIR}/zero_memory_test.cpp LABELS dist COST 10 TIMEOUT 300)
 accelerate_test(NAME universal_checkpoint_tests SOURCES ${TEST_DIR}/universal_checkpoint_test.cpp LIBS nlohmann_json::nlohmann_json LABELS dist COST 40 TIMEOUT 800)
 add_dependencies(universal_checkpoint_tests accelerate_cli accelerate_ds_to_universal)

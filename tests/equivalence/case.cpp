@@ -13,7 +13,7 @@ namespace {
 const std::vector<std::pair<std::string, std::string>> kSettings = {
     {"seed", "1"},           {"model", "mlp"},        {"dtype", "f64"},     {"layout", "one"}, {"ranks", "1"},
     {"transport", "memory"}, {"precision", "no"},     {"optimizer", "sgd"}, {"rate", "0.1"},   {"accumulation", "1"},
-    {"withheld", "0"},       {"prepare", "together"}, {"recompute", "0"}};
+    {"withheld", "0"},       {"prepare", "together"}, {"recompute", "0"},   {"ahead", "0"}};
 
 [[noreturn]] void fail(const std::string& line, const std::string& why) {
   throw std::runtime_error("case: " + why + " in the line '" + line + "'");
@@ -93,6 +93,7 @@ const std::vector<std::pair<std::string, std::vector<std::string>>>& simpler_set
       {"withheld", {"0"}},
       {"prepare", {"together"}},
       {"recompute", {"0"}},
+      {"ahead", {"0"}},
       {"rate", {"0.1"}},
       {"seed", {"1"}}};
   return all;

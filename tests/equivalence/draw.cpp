@@ -271,7 +271,7 @@ class Author {
           if (std::find(layout.ranks.begin(), layout.ranks.end(), what_.integer("ranks")) != layout.ranks.end() &&
               std::count(layout.precisions.begin(), layout.precisions.end(), what_["precision"]) > 0 &&
               (what_["precision"] == "no" || goes_on_in(layout)) &&
-              layout.param_dtype + layout.reduce_dtype + layout.wire_dtype == "" &&
+              layout.param_dtype + layout.reduce_dtype + layout.wire_dtype == "" && !layout.has_codes() &&
               layout.finds_unused == layout_.finds_unused)
             others.push_back(layout.name);
         if (others.empty()) return;
@@ -314,8 +314,19 @@ class Author {
   std::vector<Operation> program_;
 };
 
+/// Whether the optimizer's kernels step on what it holds.
+bool can_step_ahead(const std::map<std::string, std::string>& settings) {
+  const auto& optimizer = settings.at("optimizer");
+  const auto& low = layout_named(settings.at("layout")).whole_in_16_bits;
+  const bool has_kernel = optimizer != "foreign" && optimizer != "adamw8bit";
+  const bool is_exact = settings.at("dtype") != "bf16" && (!low || low->masters || settings.at("precision") == "no");
+  const bool is_here = settings.at("layout").find("_disk") == std::string::npos;
+  return has_kernel && settings.at("model") != "complex" && is_exact && is_here;
+}
+
 bool is_mixed(const Layout& layout) {
-  return !layout.param_dtype.empty() || !layout.reduce_dtype.empty() || !layout.wire_dtype.empty();
+  return !layout.param_dtype.empty() || !layout.reduce_dtype.empty() || !layout.wire_dtype.empty() ||
+         layout.has_codes();
 }
 
 }  // namespace
@@ -365,6 +376,8 @@ Case draw(uint64_t seed, const Wish& wish) {
   choose("recompute", random.chance(0.9) || s["layout"] == "fsdp2_recompute" ? "0" : "1");
   if (s["dtype"] == "f32" && !layout_named(s["layout"]).sharded && random.chance(0.1)) choose("optimizer", "adamw8bit");
   if (const auto& only = layout_named(s["layout"]).optimizer; !only.empty()) choose("optimizer", only);
+  // Drawn from the seed itself: the rest of a case is what it was without.
+  choose("ahead", layout_named(s["layout"]).sharded && Random(seed + 1).chance(0.3) && can_step_ahead(s) ? "1" : "0");
   what.program = Author(random, what, wish).write();
   return what;
 }

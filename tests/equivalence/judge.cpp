@@ -28,7 +28,8 @@ Rounding rounding_of(const Case& what) {
   // Steps on parameters of 16 bits round each time, and so do averages of their gradients.
   const bool low_masters = layout.whole_in_16_bits && !layout.whole_in_16_bits->masters;
   if (what["dtype"] == "bf16" || (low_masters && what["precision"] == "bf16")) return {6e-2, 0x1p-8};
-  if (any("bf16")) return {4e-2, 0x1p-8};
+  // Programs read codes, and may write what they have read.
+  if (any("bf16") || layout.weights_as_codes) return {4e-2, 0x1p-8};
   if (any("fp16")) return {1e-2, 0x1p-11};
   if (what["optimizer"] == "adamw8bit") return {2e-2, 0x1p-24};
   return what["dtype"] == "f64" ? Rounding{1e-8, 0x1p-53} : Rounding{2e-4, 0x1p-24};

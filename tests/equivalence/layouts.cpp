@@ -126,6 +126,9 @@ std::vector<Layout> make_layouts() {
   sharded("fsdp2", kAny, fsdp2());
   sharded("fsdp2_keep", kAny, fsdp2({.reshard_after_forward = false})).keeps = true;
   sharded("fsdp2_near", kEven, fsdp2({.reshard_after_forward = int64_t{2}}));
+  sharded("fsdp2_weights_8_bits", kSeveral, fsdp2({.quantized_weights = true})).weights_as_codes = true;
+  sharded("fsdp2_gradients_4_bits", kSeveral, fsdp2({.quantized_gradients = true})).gradients_as_codes = true;
+  sharded("fsdp2_frozen_8_bits", kAny, fsdp2({.quantized_nontrainable_weights = true})).frozen_as_codes = true;
   sharded("fsdp2_replicas", kEven, fsdp2({.dp_replicate_size = 2})).shard_ranks = -2;
   sharded("fsdp2_pairs", kEven, fsdp2({.dp_shard_size = 2})).shard_ranks = 2;
   sharded("fsdp2_offload", kAny, fsdp2({.cpu_offload = true}));
@@ -158,7 +161,7 @@ std::vector<Layout> make_layouts() {
   sharded("fsdp1_from_rank0", kAny, fsdp1(ShardingStrategy::full_shard, {.sync_module_states = true}))
       .starts_from_rank0 = true;
   const auto stage = [&](Layout layout, int64_t number, const std::string& more = "", const std::string& top = "") {
-    layout.ranks = kAny;
+    if (layout.ranks.empty()) layout.ranks = kAny;
     layout.sharded = layout.starts_from_rank0 = true;
     layout.keeps = number < 3;
     layout.always_reduces |= number >= 2;
@@ -182,6 +185,17 @@ std::vector<Layout> make_layouts() {
   stage({.name = "deepspeed3_sequential"}, 3,
         R"(, "stage3_allgather_sequential": true, "stage3_max_live_parameters": 60)");
   stage({.name = "deepspeed3_modules"}, 3, R"(, "stage3_module_granularity_threshold": 100)");
+  stage({.name = "deepspeed3_near", .ranks = kEven}, 3, R"(, "zero_hpz_partition_size": 2)");
+  stage({.name = "deepspeed3_gradients_4_bits", .ranks = kSeveral, .gradients_as_codes = true}, 3,
+        R"(, "zero_quantized_gradients": true)");
+  stage({.name = "deepspeed3_few_bits",
+         .ranks = kEven,
+         .weights_as_codes = true,
+         .gradients_as_codes = true,
+         .frozen_as_codes = true},
+        3,
+        R"(, "zero_quantized_weights": true, "zero_quantized_gradients": true,
+           "zero_quantized_nontrainable_weights": true, "zero_hpz_partition_size": 2)");
   stage({.name = "deepspeed0_prescaled"}, 0, "", R"(, "prescale_gradients": true)");
   stage({.name = "deepspeed1_predivided"}, 1, "", R"(, "gradient_predivide_factor": 2.0)");
   stage({.name = "deepspeed2_prescaled"}, 2, R"(, "reduce_scatter": false)", R"(, "prescale_gradients": true)");

@@ -44,11 +44,15 @@ struct Layout {
   /// What a sharded model's parameters are computed in, and gradients are averaged in: "bf16", "fp16", or as mixed
   /// precision says, else as they are. `wire_dtype`: the same for whole gradients on their way.
   std::string param_dtype = "", reduce_dtype = "", wire_dtype = "";
+  /// ZeRO++, of what as_codes() is about: what is gathered has 8 bits, gradients on their way 4, and what is frozen
+  /// from the start is kept in 8.
+  bool weights_as_codes = false, gradients_as_codes = false, frozen_as_codes = false;
   std::optional<WholeIn16Bits> whole_in_16_bits = {};                  ///< else autocast and GradScaler
   std::vector<std::string> precisions = {"no", "no", "bf16", "fp16"};  ///< that are drawn
   std::string optimizer = "";                                          ///< that alone it takes; else any
   std::function<void(accelerate::AcceleratorOptions&)> choose;
 
+  bool has_codes() const { return weights_as_codes || gradients_as_codes || frozen_as_codes; }
   /// How many ranks train one replica together, of those of a job.
   int64_t ranks_of_replica(int64_t all) const {
     if (!sharded) return 1;

@@ -45,6 +45,7 @@ class Autocast {
 struct Replica {
   std::shared_ptr<Net> net, computing;
   std::vector<at::Tensor> parameters, computed;  ///< theirs, each once; the same where nothing is sharded
+  std::vector<at::Tensor> frozen;                ///< of `parameters`, when they were prepared
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers;
   std::vector<at::Tensor> losses;  ///< of forwards that a backward may go through
   MovingAverage average;
@@ -60,6 +61,23 @@ std::optional<at::ScalarType> type_named(const std::string& name) {
 
 at::Tensor rounded(const at::Tensor& tensor, const std::optional<at::ScalarType>& type) {
   return type && tensor.is_floating_point() ? tensor.to(*type).to(tensor.scalar_type()) : tensor;
+}
+
+/// Whole numbers up to `most` times a scale of 256 neighbours in bf16, of what has two dimensions or more; a block with
+/// a number that is not finite is NaN.
+at::Tensor as_codes(const at::Tensor& tensor, double most) {
+  if (tensor.dim() < 2 || !tensor.is_floating_point() || tensor.numel() == 0) return tensor;
+  constexpr int64_t kBlock = 256;
+  const at::Tensor flat = tensor.detach().to(at::kFloat).flatten();
+  std::vector<at::Tensor> blocks;
+  for (const at::Tensor& block : flat.split(kBlock)) {
+    const auto scale = (block.abs().max() / most).to(at::kBFloat16).to(at::kFloat);
+    const bool finite = block.isfinite().all().item<bool>();
+    blocks.push_back(!finite                         ? at::full_like(block, std::nan(""))
+                     : scale.item<float>() < 1.2e-38 ? at::zeros_like(block)
+                                                     : (block * (1 / scale)).round().clamp(-most, most) * scale);
+  }
+  return at::cat(blocks).view(tensor.sizes()).to(tensor.scalar_type());
 }
 
 bool all_finite(const torch::optim::Optimizer& optimizer) {
@@ -141,6 +159,12 @@ class Reference final : public Machine {
   }
 
   void run(const Operation& operation) override {
+    carry_out(operation);
+    for (auto& replica : replicas_) keep_frozen(replica);
+  }
+
+ private:
+  void carry_out(const Operation& operation) {
     const auto& verb = operation.verb;
     if (verb == "accumulate") {
       gate_ = ++steps_ % case_.integer("accumulation") == 0;
@@ -283,7 +307,6 @@ class Reference final : public Machine {
     }
   }
 
- private:
   bool prepares_optimizers() const { return case_["prepare"] == "together" || case_["prepare"] == "late_prepared"; }
   std::vector<std::unique_ptr<torch::optim::Optimizer>> new_optimizers(const Replica& replica) const {
     const bool precise = case_["dtype"] == "f64" && case_["precision"] == "no";
@@ -342,6 +365,10 @@ class Reference final : public Machine {
 
   /// What a sharded model computes with.
   void share_out(Replica& replica) {
+    replica.frozen.clear();
+    for (const auto& parameter : replica.parameters)
+      if (!parameter.requires_grad()) replica.frozen.push_back(parameter);
+    keep_frozen(replica);
     replica.computing = replica.net;
     replica.computed = replica.parameters;
     if (!layout_->sharded) return;
@@ -361,13 +388,22 @@ class Reference final : public Machine {
       buffers[item.key()].set_data(item.value());
     }
   }
+  /// Whatever is written to them.
+  void keep_frozen(Replica& replica) const {
+    at::NoGradGuard no_grad;
+    if (layout_->frozen_as_codes)
+      for (auto& parameter : replica.frozen) parameter.copy_(as_codes(parameter, 127));
+  }
   /// Only where something has changed: graphs hold the old values.
   void refresh(Replica& replica) const {
     if (!layout_->sharded) return;
     at::NoGradGuard no_grad;
     for (size_t i = 0; i < replica.computed.size(); ++i) {
       at::Tensor& computed = replica.computed[i];
-      const at::Tensor value = replica.parameters[i].to(computed.scalar_type());
+      // Parameters of four numbers stay whole by ZeRO's stages, see layouts.cpp.
+      const bool as_code = layout_->weights_as_codes && replica.parameters[i].numel() > (layout_->own_limit ? 4 : 0);
+      const at::Tensor value =
+          (as_code ? as_codes(replica.parameters[i], 127) : replica.parameters[i]).to(computed.scalar_type());
       if (!at::equal(computed, value)) computed.copy_(value);
     }
   }
@@ -495,7 +531,7 @@ class Reference final : public Machine {
         std::vector<at::Tensor> gradients;
         for (size_t rank = first; rank < first + step; ++rank)
           if (const at::Tensor& own = replicas_[rank].computed[p].grad(); own.defined())
-            gradients.push_back(rounded(blurred(own), type));
+            gradients.push_back(sent_as(rounded(blurred(own), type)));
         if (!gradients.empty()) means.push_back(rounded(mean_of(gradients, step), type));
       }
       if (means.empty()) continue;
@@ -512,6 +548,9 @@ class Reference final : public Machine {
         replica.computed[p].mutable_grad().reset();
       }
     }
+  }
+  at::Tensor sent_as(const at::Tensor& gradient) const {
+    return layout_->gradients_as_codes ? as_codes(gradient, 7) : gradient;
   }
   void settle() {
     if (unsettled_) average();

@@ -1,5 +1,5 @@
-// Stands in for a machine whose time is set while a job runs: the wall clock goes back and forth by an hour, ten times
-// a second. What is to last a time must not notice; the steady clock is as it was.
+// Stands in for a machine whose time is set while a job runs: the wall clock goes back and forth by an hour, fifty
+// times a second. What is to last a time must not notice; the steady clock is as it was.
 #include <dlfcn.h>
 #include <sys/time.h>
 
@@ -11,7 +11,7 @@ int clock_gettime(clockid_t clock, timespec* time) noexcept {
   static const auto real = reinterpret_cast<int (*)(clockid_t, timespec*)>(::dlsym(RTLD_NEXT, "clock_gettime"));
   const int result = real(clock, time);
   if (clock != CLOCK_REALTIME && clock != CLOCK_REALTIME_COARSE) return result;
-  time->tv_sec += time->tv_nsec / 100000000 % 2 ? 3600 : -3600;
+  time->tv_sec += time->tv_nsec / 20000000 % 2 ? 3600 : -3600;
   return result;
 }
 

@@ -33,7 +33,10 @@ F("DeepSpeed: bfloat16 is bf16", file, "section.empty() && «name == \"bfloat16\
 file = "src/parallel/zero/setting_rules.cpp"
 F("DeepSpeed: zero_hpz_partition_size has at most all ranks", file,
   "if («zero.stage == 3 && zero.zero_hpz_partition_size > options.ranks»)", "false",
-  s + "WhatIsNotInThisVersionIsRefusedWhereItWouldAct")
+  s + "ZeroPlusPlusActsWhereSomethingTravels")
+F("DeepSpeed: zero_quantized_gradients needs reduce_scatter", file,
+  "wrong(«zero.zero_quantized_gradients && zero.stage == 3 && !zero.reduce_scatter»,", "false",
+  s + "ZeroPlusPlusActsWhereSomethingTravels")
 F("DeepSpeed: ratio below stage 3", file, "wrong(«zero.offload_optimizer.ratio < 1 && zero.stage < 3»,", "false",
   s + "SettingsThatExcludeEachOther")
 F("DeepSpeed: the numbers of a batch agree", "src/parallel/zero/batch.cpp", "«*all == *micro * *steps * ranks») return", "true",

@@ -326,9 +326,9 @@ F("Lion leaves what has no direction", kernels + "step_bodies.hpp", "mean > 0 ? 
 F("LionOptions::weight_decay", kernels + "step.cpp", "return {.shrink = static_cast<T>(«1 - rule.lr * rule.weight_decay»), .keep = {static_cast<T>(rule.beta1), static_cast<T>(rule.beta2)}, .add = {static_cast<T>(1 - rule.beta1), static_cast<T>(1 - rule.beta2)}, .lr =",
   "1.0", own + "LionIsItsFormula")
 file = "src/optim/fused_step.cpp"
-F("LionOptions::lr", file, "kernels::LionStep{«options.lr()», beta1", "1e-3", own + "LionIsItsFormula")
-F("LionOptions::betas", file, "kernels::LionStep{options.lr(), «beta1», beta2", "0.9", own + "LionIsItsFormula")
-F("DeepSpeedAdamOptions::bias_correction", file, "bucket.step, «options.bias_correction()»},", "true",
+F("LionOptions::lr", file, "return {«options.lr()», beta1, beta2, options.weight_decay()};", "1e-3", own + "LionIsItsFormula")
+F("LionOptions::betas", file, "return {options.lr(), «beta1», beta2, options.weight_decay()};", "0.9", own + "LionIsItsFormula")
+F("DeepSpeedAdamOptions::bias_correction", file, "bucket.step, «options.bias_correction()»};", "true",
   own + "DeepSpeedAdamIsItsFormula")
 F("DeepSpeedAdamOptions::adam_w_mode", file, "«options.adam_w_mode()», bucket.step, options.bias_correction()", "true",
   own + "DeepSpeedAdamIsItsFormula")
@@ -2369,10 +2369,15 @@ F("what a lossy wire left alone stays exact", file, "kept.take_back(flat, «came
   r + "ShardsLieInAnyHomeAndTravelByAnyWire")
 F("changes of shards that lie elsewhere are counted", file, "«++changes_;»", "",
   r + "ShardsLieInAnyHomeAndTravelByAnyWire")
-F("neighbours get what was decoded", file, "return wire_ && «wire_->repeats()» ? wire_.get() : nullptr;", "true",
-  r + "ShardsLieInAnyHomeAndTravelByAnyWire")
-F("blocks have a scale each", "src/residency/homes/wire.cpp",
-  "at::amax(at::abs(rows), «1», /*keepdim=*/true)", "at::IntArrayRef({0, 1})", r + "WholeNumbersOnTheWireAreOffByHalfTheirScale")
+F("neighbours get the messages of all", file, "came_ = «messages.narrow(0, near_->rank() * length, length)».clone();",
+  "messages.narrow(0, 0, length)", r + "ShardsLieInAnyHomeAndTravelByAnyWire")
+file = "src/residency/homes/wire.cpp"
+F("blocks have a scale each", file, "at::amax(at::abs(numbers), «1», /*keepdim=*/true)", "at::IntArrayRef({0, 1})",
+  r + "WholeNumbersOnTheWireAreOffByHalfTheirScale")
+F("what is not finite is none in the whole block", file, "«scales.masked_fill_(at::isfinite(scales).logical_not_(), kNaN)»",
+  "scales", r + "WholeNumbersOnTheWireAreOffByHalfTheirScale")
+F("scales without an inverse", file, "at::gt(exact, «std::numeric_limits<float>::min()»)", "0.0",
+  r + "WholeNumbersOnTheWireAreOffByHalfTheirScale")
 # ---- codes in jobs and in checkpoints
 r = "adapters_ranks_tests CodesRanks."
 F("replicas take rank 0's codes", "src/parallel/averaging/averaging.cpp",
@@ -2921,8 +2926,7 @@ F("a changed order of modules is told of once", "src/parallel/sharding/sharding.
   "if («!told.insert({after.index(), expected.index(), found.index()}).second») return;", "false",
   z + "AnOrderOfModulesThatBreaksIsTold")
 F("log_trace_cache_warnings says where nothing is fetched", "src/parallel/sharding/sharding.cpp",
-  "if («std::all_of(units->units().begin(), units->units().end(), [](const auto& unit) { return unit->fixed(); })»)",
-  "false", z + "AnOrderOfModulesThatBreaksIsTold")
+  "void tell_of_orders() { if («nothing_goes()»)", "false", z + "AnOrderOfModulesThatBreaksIsTold")
 F("only the main process tells of a changed order", "src/parallel/sharding/sharding.cpp",
   "if (settings.tells_changed_order && «(!group || group->rank() == 0)»)", "true",
   z + "AnOrderOfModulesThatBreaksIsTold")

@@ -73,6 +73,17 @@ TEST(FsdpPlugin, WhatTheProgramSetsWinsOverTheEnvironment) {
   EXPECT_FALSE(plugin.transformer_cls_names_to_wrap);  // not this policy's
 }
 
+TEST(FsdpPlugin, ReshardAfterForwardMayBeANumberInTheEnvironment) {
+  const auto found = [](const char* text) {
+    const Variable environment("FSDP_RESHARD_AFTER_FORWARD", text);
+    return *resolve({.fsdp_version = 2}).reshard_after_forward;
+  };
+  EXPECT_EQ(std::get<int64_t>(found("4")), 4);
+  EXPECT_EQ(std::get<bool>(found("1")), true) << "a truth value, as everywhere";
+  EXPECT_EQ(std::get<bool>(found("0")), false);
+  EXPECT_EQ(std::get<bool>(found("false")), false);
+}
+
 TEST(FsdpPlugin, TheStrategyThatResults) {
   const auto effective = [](Plugin plugin) { return parallel::effective_strategy(resolve(std::move(plugin))); };
   EXPECT_EQ(effective({}), ShardingStrategy::full_shard);

@@ -42,22 +42,22 @@ const std::vector<Types> kTypes = {
 struct Rule {
   std::string name;
   std::function<void(const std::vector<StepSlice>&, double divisor)> step;
+  std::function<std::vector<StepDigest>(const std::vector<StepSlice>&, const std::vector<SliceAhead>&, double divisor)>
+      ahead;
   size_t states;
 };
 std::vector<Rule> rules() {
-  const auto adam = [](const char* name, bool decoupled, double decay, size_t states) {
-    return Rule{name,
-                [=](const std::vector<StepSlice>& on, double divisor) {
-                  step(AdamStep{1e-2, 0.9, 0.99, 1e-6, decay, decoupled, 3}, on, divisor);
-                },
-                states};
+  const auto of = [](const char* name, const auto& rule, size_t states) {
+    return Rule{
+        name, [rule](const auto& on, double divisor) { step(rule, on, divisor); },
+        [rule](const auto& on, const auto& ahead, double divisor) { return step_ahead(rule, on, ahead, divisor); },
+        states};
   };
-  const auto sgd = [](const char* name, double momentum, bool nesterov, bool first) {
-    return Rule{name,
-                [=](const std::vector<StepSlice>& on, double divisor) {
-                  step(SgdStep{0.1, momentum, nesterov ? 0.0 : 0.3, 0.1, nesterov, first}, on, divisor);
-                },
-                momentum != 0 ? 1U : 0U};
+  const auto adam = [&](const char* name, bool decoupled, double decay, size_t states) {
+    return of(name, AdamStep{1e-2, 0.9, 0.99, 1e-6, decay, decoupled, 3}, states);
+  };
+  const auto sgd = [&](const char* name, double momentum, bool nesterov, bool first) {
+    return of(name, SgdStep{0.1, momentum, nesterov ? 0.0 : 0.3, 0.1, nesterov, first}, momentum != 0 ? 1 : 0);
   };
   return {adam("AdamW", true, 0.1, 2),
           adam("Adam with L2", false, 0.1, 2),
@@ -67,21 +67,9 @@ std::vector<Rule> rules() {
           sgd("momentum", 0.9, false, false),
           sgd("Nesterov", 0.9, true, false),
           sgd("a first step", 0.9, false, true),
-          {"Adagrad",
-           [](const std::vector<StepSlice>& on, double divisor) {
-             step(AdagradStep{0.1, 0.01, 1e-8, 0.1, 4}, on, divisor);
-           },
-           1},
-          {"Lion",
-           [](const std::vector<StepSlice>& on, double divisor) {
-             step(LionStep{1e-2, 0.9, 0.99, 0.1}, on, divisor);
-           },
-           1},
-          {"Adam without correction",
-           [](const std::vector<StepSlice>& on, double divisor) {
-             step(AdamStep{1e-2, 0.9, 0.99, 1e-6, 0.1, true, 3, false}, on, divisor);
-           },
-           2}};
+          of("Adagrad", AdagradStep{0.1, 0.01, 1e-8, 0.1, 4}, 1),
+          of("Lion", LionStep{1e-2, 0.9, 0.99, 0.1}, 1),
+          of("Adam without correction", AdamStep{1e-2, 0.9, 0.99, 1e-6, 0.1, true, 3, false}, 2)};
 }
 
 /// A parameter, its gradient and up to three states, which are not negative.
@@ -140,6 +128,62 @@ TEST(StepKernels, GiveTheSameBitsHoweverTensorsAreCut) {
     }
   }
   at::set_num_threads(threads);
+}
+
+TEST(StepKernels, AheadTheyGiveTheSameBitsAndChangeNothing) {
+  constexpr int64_t kCount = 70'003;
+  for (const Types& types : kTypes)
+    for (const Rule& rule : rules())
+      for (const double divisor : {1.0, 1024.0}) {
+        SCOPED_TRACE(rule.name + ", " + at::toString(types.parameter) + ", " + at::toString(types.gradient));
+        const Tensors stepped(kCount, types, rule.states), untouched(kCount, types, rule.states),
+            old(kCount, types, rule.states), fresh(kCount, types, rule.states);
+        rule.step(stepped.cut({0, kCount}), divisor);
+        fresh.parameter.zero_();
+        for (const auto& state : fresh.state) state.zero_();
+        const std::vector<int64_t> begins{0, 1, 1045, 50'001, kCount};
+        std::vector<SliceAhead> ahead;
+        for (const auto& slice : fresh.cut(begins))
+          ahead.push_back({slice.parameter, slice.first, slice.second, slice.largest});
+        const auto read = rule.ahead(old.cut(begins), ahead, divisor);
+        EXPECT_TRUE(old == untouched);
+        EXPECT_TRUE(same_bits(fresh.parameter, stepped.parameter));
+        for (size_t i = 0; i < rule.states; ++i) EXPECT_TRUE(same_bits(fresh.state[i], stepped.state[i]));
+        EXPECT_EQ(digests(old.cut(begins), divisor), read);
+        divide_gradients(old.cut({0, kCount}), divisor);
+        EXPECT_TRUE(same_bits(old.gradient, stepped.gradient)) << "as a step leaves it";
+      }
+}
+
+// One bit, wherever it is; two elements that change places; all of them by a little.
+TEST(StepKernels, DigestsTellWhatHasChanged) {
+  constexpr int64_t kCount = 2100;
+  for (const auto& [name, loops] : all_loops()) {
+    const auto check = [&, name = name]<class T>(const StepLoops<T>& of, at::Tensor values) {
+      SCOPED_TRACE(name + ", " + std::to_string(sizeof(T)));
+      auto* const data = values.mutable_data_ptr<T>();
+      const auto all = [&] { return of.digest(data, kCount, 0); };
+      const uint64_t before = all();
+      EXPECT_EQ(before, of.digest(data, 1001, 0) + of.digest(data + 1001, kCount - 1001, 1001)) << "cut anywhere";
+      const auto differs = [&](const char* what, const std::function<void()>& change) {
+        const at::Tensor kept = values.clone();
+        change();
+        EXPECT_NE(all(), before) << what;
+        values.copy_(kept);
+      };
+      for (const int64_t i : {int64_t{0}, int64_t{7}, int64_t{1024}, kCount - 1})
+        for (const size_t byte : {size_t{0}, sizeof(T) - 1})
+          differs("a bit", [&] { reinterpret_cast<unsigned char*>(data + i)[byte] ^= 0x80; });
+      for (const int64_t i : {int64_t{1}, int64_t{8}, int64_t{1024}})
+        differs("two change places", [&] { std::swap(data[0], data[i]); });
+      differs("all but a little", [&] { values.mul_(1.0000002); });
+      differs("signs", [&] { values.neg_(); });
+      EXPECT_EQ(all(), before);
+    };
+    torch::manual_seed(3);
+    check(loops->of_floats, torch::randn({kCount}));
+    check(loops->of_doubles, torch::randn({kCount}, at::kDouble));
+  }
 }
 
 TEST(StepKernels, GiveTheSameBitsOnAllProcessors) {

@@ -1,20 +1,19 @@
 """Peer of the tokenizer tests: what the `tokenizers` package makes of many texts.
 
-usage: tokenizer_peer.py cases KIND GGUF FOLDER   writes FOLDER/tokenizer.json (for kind gpt2 vocab.json and merges.txt) and FOLDER/cases.jsonl: text, ids, decoded
+usage: tokenizer_peer.py cases GGUF FOLDER        writes for each kind FOLDER/KIND/tokenizer.json (for gpt2 vocab.json and merges.txt) and FOLDER/KIND/cases.jsonl: text, ids, decoded
        tokenizer_peer.py auto FOLDER CASES        prints how many of these transformers' tokenizer of the folder has other ids for, and its chat
        tokenizer_peer.py layouts FOLDER           makes a folder for each way in which files around a vocabulary say what transformers' tokenizers do with it; cases.json in each
        tokenizer_peer.py record FILE              writes fixtures/tokenizer_folders.json: layouts that contradict themselves, and what transformers makes of them
        tokenizer_peer.py random FOLDER SEED COUNT  makes folders whose files say random things, and contradict each other; cases.json in each that transformers can read
        tokenizer_peer.py parts FOLDER             makes a folder for each part of tokenizer.json; cases.json in each, what the package does
-       tokenizer_peer.py speed FOLDER TEXT        prints the seconds that encoding a file takes, the best of three
+       tokenizer_peer.py prose FOLDER TEXT        prints the ids of a file
 
-The vocabulary is SmolLM2's, from its .gguf file; KIND says what is around it: smollm, gpt2, llama3 or nfc.
+The vocabulary is SmolLM2's, from its .gguf file; KIND says what is around it.
 """
 import json
 import os
 import random
 import sys
-import time
 
 import gguf
 import quick_gguf  # noqa: F401
@@ -31,9 +30,7 @@ TROUBLE = ["Hello", " world", "it's", "I'LL", "don't", "we've", "123", "4567890"
            "x\u0301\u0302", "\u1e69", "s\u0323\u0307", "\u212b", "\ufb01"]
 
 
-def make(kind, path, folder):
-    fields = gguf.GGUFReader(path).fields
-    tokens, merges = fields["tokenizer.ggml.tokens"].contents(), fields["tokenizer.ggml.merges"].contents()
+def make(kind, tokens, merges, folder):
     pairs = [tuple(m.split(" ", 1)) for m in merges]
     vocab = {t: i for i, t in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=kind == "llama3"))
@@ -74,8 +71,16 @@ def texts(kind):
     yield "<left> a  <left>b <right>  c <extra cafe\u0301>x<extra caf\u00e9>"
 
 
-def cases(kind, path, folder):
-    tokenizer = make(kind, path, folder)
+def cases(path, folder):
+    fields = gguf.GGUFReader(path).fields
+    tokens, merges = fields["tokenizer.ggml.tokens"].contents(), fields["tokenizer.ggml.merges"].contents()
+    for kind in ("smollm", "gpt2", "llama3", "nfc"):
+        os.makedirs(f"{folder}/{kind}")
+        cases_of(kind, tokens, merges, f"{folder}/{kind}")
+
+
+def cases_of(kind, tokens, merges, folder):
+    tokenizer = make(kind, tokens, merges, folder)
     with open(f"{folder}/cases.jsonl", "w", encoding="utf-8") as file:
         for text in texts(kind):
             ids = tokenizer.encode(text).ids
@@ -376,15 +381,9 @@ def parts(folder):
         json.dump(dict(cases=cases), open(f"{folder}/{name}/cases.json", "w"))
 
 
-def speed(folder, path):
+def prose(folder, path):
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    text = open(path, encoding="utf-8").read()
-    best = 1e9
-    for _ in range(3):
-        begin = time.perf_counter()
-        ids = tokenizer.encode(text).ids
-        best = min(best, time.perf_counter() - begin)
-    print(json.dumps({"seconds": best, "ids": ids}))
+    print(json.dumps(tokenizer.encode(open(path, encoding="utf-8").read()).ids))
 
 
 def auto(folder, cases):
@@ -395,4 +394,4 @@ def auto(folder, cases):
     print(json.dumps({"wrong": len(wrong), "first": wrong[:3], "chat": chat, "special": special, "longest": tokenizer.model_max_length}))
 
 
-{"cases": cases, "speed": speed, "auto": auto, "layouts": layouts, "record": record, "random": random_folders, "parts": parts}[sys.argv[1]](*sys.argv[2:])
+{"cases": cases, "prose": prose, "auto": auto, "layouts": layouts, "record": record, "random": random_folders, "parts": parts}[sys.argv[1]](*sys.argv[2:])

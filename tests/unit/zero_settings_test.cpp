@@ -124,16 +124,7 @@ TEST(Hjson, ANameTwiceInAnObjectIsAnErrorAtEveryLevel) {
 
 /// What a file's settings that this version does not do yet are, as the error names them: none for most.
 const std::map<std::string, std::vector<std::string>>& expected_later() {
-  static const std::map<std::string, std::vector<std::string>> later{
-      {"seed_zeropp",
-       {"zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients",
-        "zero_optimization.zero_hpz_partition_size"}},
-      {"tutorial_zeropp",
-       {"zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients",
-        "zero_optimization.zero_hpz_partition_size"}},
-      {"tutorial_mixz",
-       {"zero_optimization.zero_quantized_nontrainable_weights", "zero_optimization.zero_hpz_partition_size"}},
-  };
+  static const std::map<std::string, std::vector<std::string>> later{};
   return later;
 }
 
@@ -436,17 +427,44 @@ TEST(ZeroSettings, KeysOfWhatIsNotDividedSayWhy) {
 }
 
 TEST(ZeroSettings, WhatIsNotInThisVersionIsRefusedWhereItWouldAct) {
-  EXPECT_THAT(refusal(R"("zero_optimization": {"stage": 3, "zero_quantized_weights": true})"),
-              HasSubstr("'zero_optimization.zero_quantized_weights' is true, which is not in this version"));
-  const auto below = settings_of(R"("zero_optimization": {"stage": 2, "zero_quantized_weights": true})");
-  EXPECT_EQ(entry_of(below, "zero_optimization.zero_quantized_weights").reason, "only stage 3 splits parameters");
-  EXPECT_TRUE(settings_of(R"("zero_optimization": {"stage": 3, "zero_quantized_weights": true})",
-                          {.ranks = 2, .later_is_error = false})
-                  .zero_optimization.zero_quantized_weights);
+  const std::string nvme =
+      R"("zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/local"}})";
+  EXPECT_THAT(refusal(nvme),
+              HasSubstr("'zero_optimization.offload_param.device' is nvme, which is not in this version"));
+  const auto below =
+      settings_of(R"("zero_optimization": {"stage": 2, "offload_param": {"device": "nvme", "nvme_path": "/local"}})");
+  EXPECT_EQ(entry_of(below, "zero_optimization.offload_param.device").reason, "only stage 3 splits parameters");
+  EXPECT_EQ(settings_of(nvme, {.ranks = 2, .later_is_error = false}).zero_optimization.offload_param.device, "nvme");
+}
+
+TEST(ZeroSettings, ZeroPlusPlusActsWhereSomethingTravels) {
+  const auto of = [](int64_t stage, const std::string& key, const std::string& value, int64_t ranks) {
+    const auto settings =
+        settings_of(R"("zero_optimization": {"stage": )" + std::to_string(stage) + ", \"" + key + "\": " + value + "}",
+                    {.ranks = ranks});
+    return entry_of(settings, "zero_optimization." + key);
+  };
+  for (const char* key :
+       {"zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights"}) {
+    EXPECT_EQ(of(3, key, "true", 2).reason, "") << key;
+    EXPECT_EQ(of(2, key, "true", 2).reason, "only stage 3 splits parameters") << key;
+  }
+  EXPECT_EQ(of(3, "zero_quantized_weights", "true", 1).reason, "one process sends nothing");
+  EXPECT_EQ(of(3, "zero_quantized_gradients", "true", 1).reason, "one process sends nothing");
+  EXPECT_EQ(of(3, "zero_quantized_nontrainable_weights", "true", 1).reason, "") << "they are kept so";
+
+  EXPECT_EQ(of(3, "zero_hpz_partition_size", "2", 4).reason, "");
+  EXPECT_THAT(of(3, "zero_hpz_partition_size", "4", 4).reason, HasSubstr("all ranks together are the node"));
+  EXPECT_EQ(of(2, "zero_hpz_partition_size", "2", 4).reason, "only stage 3 splits parameters");
   const auto more_than_ranks =
-      settings_of(R"("zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8})", {.ranks = 1});
-  EXPECT_EQ(more_than_ranks.zero_optimization.zero_hpz_partition_size, 1);
-  EXPECT_THAT(more_than_ranks.warnings, Contains(HasSubstr("more than the 1 ranks")));
+      settings_of(R"("zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8})", {.ranks = 2});
+  EXPECT_EQ(more_than_ranks.zero_optimization.zero_hpz_partition_size, 2);
+  EXPECT_THAT(more_than_ranks.warnings, Contains(HasSubstr("more than the 2 ranks: it is now 2")));
+
+  EXPECT_THAT(refusal(R"("zero_optimization": {"stage": 3, "zero_quantized_gradients": true, "reduce_scatter": false})",
+                      {.ranks = 2}),
+              HasSubstr("'zero_optimization.zero_quantized_gradients' is true and 'zero_optimization.reduce_scatter' "
+                        "false"));
 }
 
 TEST(ZeroSettings, OnlyWhatIsFetchedHasAnOrder) {

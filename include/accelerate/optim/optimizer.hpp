@@ -108,6 +108,14 @@ class ACCELERATE_API AcceleratedOptimizer {
   /// hooks.
   /// @throws ConfigError with a scaler, and for an optimizer that does not step element by element.
   void step_on(const std::vector<at::Tensor>& parameters) const;
+  /// Computes, of the step that comes next, new values of those of its parameters that are among these and have
+  /// gradients. They lie beside the old ones: nothing that a program can look at changes. step() takes over what it
+  /// would compute to the bit (parameters, gradients after all that was done to them, states and options are still the
+  /// same), and computes the rest. Nothing while gradients accumulate, and in a parameter's first step. Not
+  /// collective.
+  /// @throws ConfigError where it has any of these and they have no such step: other classes than Adam, AdamW, SGD,
+  /// Adagrad, optim::Lion and optim::DeepSpeedAdam, fused = false, 16 bits without fused = true, on an accelerator.
+  void step_ahead(const std::vector<at::Tensor>& parameters) const;
 
   torch::optim::Optimizer& optimizer() const;
   operator torch::optim::Optimizer&() const { return optimizer(); }

@@ -114,6 +114,9 @@ struct ACCELERATE_API DeepSpeedPlugin {
   /// The version of DeepSpeed whose defaults hold for what the configuration leaves out: they have moved, as
   /// gradient_clipping from 0 to 1.0 with 0.19.3. ACCELERATE_DEEPSPEED_AS_OF_VERSION, else 0.19.8.
   std::optional<std::string> as_of_version;
+  /// Our extension: FullyShardedDataParallelPlugin::step_in_backward, of any stage.
+  /// ACCELERATE_DEEPSPEED_STEP_IN_BACKWARD, else false.
+  std::optional<bool> step_in_backward;
 
   // Of a resolved plugin:
 

@@ -94,6 +94,9 @@ class ACCELERATE_API Engine final {
   void before_part(size_t part, const std::vector<at::Tensor>& states);
   void after_part(size_t part, const std::vector<at::Tensor>& states);
   void set_step(const std::function<void(const std::vector<at::Tensor>&)>& step);
+  /// Whether optimizers compute their steps within backward, as far as they can (step_in_backward).
+  bool steps_ahead() const;
+  void set_step_ahead(const std::function<void(const std::vector<at::Tensor>&)>& step);
 
   // Replicas that train apart for a while, see LocalSGD.
 

@@ -195,6 +195,23 @@ struct FullyShardedDataParallelPlugin {
   std::optional<std::vector<std::string>> transformer_cls_names_to_wrap;
   /// For size_based_wrap; 0 is no_wrap. FSDP_MIN_NUM_PARAMS, else 0.
   std::optional<int64_t> min_num_params;
+  /// ZeRO++ by DeepSpeed's names (our extension; arXiv:2306.10209), for parameters of two or more dimensions;
+  /// docs/fsdp.md has the formulas. Ranks share no memory then: numbers are those of what is sent, wherever ranks are.
+  /// Trained ones are gathered as 8-bit codes, from each rank's own shard, too. FSDP_QUANTIZED_WEIGHTS, else false.
+  std::optional<bool> quantized_weights;
+  /// Gradients travel as 4-bit codes: among the ranks of a machine, whose average travels so between machines.
+  /// FSDP_QUANTIZED_GRADIENTS, else false.
+  std::optional<bool> quantized_gradients;
+  /// Weights that are frozen in prepare() are kept as 8-bit codes, travel so, and can't be trained afterwards.
+  /// FSDP_QUANTIZED_NONTRAINABLE_WEIGHTS, else false.
+  std::optional<bool> quantized_nontrainable_weights;
+  /// Our extension: when a unit's gradients are complete, the optimizer computes its step on them while backward goes
+  /// on, into memory of its own; step() then takes the new values over where it would compute the same ones, and
+  /// computes anew what has changed in between (gradients that were clipped, a learning rate). Results are those of
+  /// false to the bit, and nothing can be seen before step(). It costs a copy of what this rank holds of parameters and
+  /// of the optimizer's states, so it is never on by itself. For optimizers with a step of ours
+  /// (AcceleratedOptimizer::step_ahead) on parameters that lie on the host. FSDP_STEP_IN_BACKWARD, else false.
+  std::optional<bool> step_in_backward;
 };
 
 namespace parallel {

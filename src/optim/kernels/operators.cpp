@@ -5,44 +5,44 @@
 #include <torch/library.h>
 
 namespace accelerate::optim::kernels {
-namespace {
 
-std::vector<StepSlice> slices_of(at::TensorList parameters, at::TensorList gradients, at::TensorList first,
-                                 at::TensorList second = {}, at::TensorList largest = {}) {
+std::vector<StepSlice> StepLists::slices() const {
   std::vector<StepSlice> slices(parameters.size());
   const auto bytes = [](at::TensorList list, size_t i) { return list.empty() ? nullptr : list[i].mutable_data_ptr(); };
   for (size_t i = 0; i < parameters.size(); ++i)
     slices[i] = {.count = parameters[i].numel(),
                  .parameter_type = parameters[i].scalar_type(),
-                 .gradient_type = gradients[i].scalar_type(),
+                 .gradient_type = (gradients.empty() ? parameters : gradients)[i].scalar_type(),
                  .state_type = (first.empty() ? parameters : first)[i].scalar_type(),
                  .parameter = parameters[i].mutable_data_ptr(),
-                 .gradient = gradients[i].mutable_data_ptr(),
+                 .gradient = bytes(gradients, i),
                  .first = bytes(first, i),
                  .second = bytes(second, i),
                  .largest = bytes(largest, i)};
   return slices;
 }
 
+namespace {
+
 void adam(at::TensorList parameters, at::TensorList gradients, at::TensorList first, at::TensorList second,
           at::TensorList largest, double lr, double beta1, double beta2, double eps, double weight_decay,
           bool decoupled, int64_t number, bool bias_correction, double divisor) {
   const AdamStep rule{lr, beta1, beta2, eps, weight_decay, decoupled, number, bias_correction};
-  step(rule, slices_of(parameters, gradients, first, second, largest), divisor);
+  step(rule, StepLists{parameters, gradients, first, second, largest}.slices(), divisor);
 }
 void sgd(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta, double lr, double momentum,
          double dampening, double weight_decay, bool nesterov, bool is_first, double divisor) {
   const SgdStep rule{lr, momentum, dampening, weight_decay, nesterov, is_first};
-  step(rule, slices_of(parameters, gradients, momenta), divisor);
+  step(rule, StepLists{parameters, gradients, momenta}.slices(), divisor);
 }
 void adagrad(at::TensorList parameters, at::TensorList gradients, at::TensorList sums, double lr, double lr_decay,
              double eps, double weight_decay, int64_t number, double divisor) {
   const AdagradStep rule{lr, lr_decay, eps, weight_decay, number};
-  step(rule, slices_of(parameters, gradients, sums), divisor);
+  step(rule, StepLists{parameters, gradients, sums}.slices(), divisor);
 }
 void lion(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta, double lr, double beta1,
           double beta2, double weight_decay, double divisor) {
-  step(LionStep{lr, beta1, beta2, weight_decay}, slices_of(parameters, gradients, momenta), divisor);
+  step(LionStep{lr, beta1, beta2, weight_decay}, StepLists{parameters, gradients, momenta}.slices(), divisor);
 }
 
 void define_operators() {

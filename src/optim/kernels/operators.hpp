@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "optim/kernels/step.hpp"
 
 namespace accelerate::optim::kernels {
@@ -17,5 +19,19 @@ void step_(const AdagradStep& rule, at::TensorList parameters, at::TensorList gr
            double divisor);
 void step_(const LionStep& rule, at::TensorList parameters, at::TensorList gradients, at::TensorList momentum,
            double divisor);
+
+/// What a step reads and writes. Lists as above.
+struct StepLists {
+  at::TensorList parameters, gradients, first, second = {}, largest = {};
+  std::vector<StepSlice> slices() const;
+};
+/// kernels::step_ahead() of lists whose bytes are here. @param fresh  as many, for new values; no gradients
+template <class Rule>
+std::vector<StepDigest> step_ahead(const Rule& rule, const StepLists& lists, const StepLists& fresh, double divisor) {
+  std::vector<SliceAhead> ahead;
+  for (const StepSlice& slice : fresh.slices())
+    ahead.push_back({slice.parameter, slice.first, slice.second, slice.largest});
+  return step_ahead(rule, lists.slices(), ahead, divisor);
+}
 
 }  // namespace accelerate::optim::kernels

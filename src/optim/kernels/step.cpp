@@ -3,8 +3,11 @@
 #include <ATen/Version.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstring>
 #include <string>
+#include <utility>
 
 #include "accelerate/utils/error.hpp"
 #include "optim/kernels/step_loops.hpp"
@@ -87,25 +90,103 @@ void step_on(const StepSlice& s, int64_t from, int64_t count, double divisor, co
 }
 
 /// Element after element of all slices, as if they were one.
-template <class OfFloats, class OfDoubles>
-void step_on_all(const std::vector<StepSlice>& slices, double divisor, const OfFloats& of_floats,
-                 const OfDoubles& of_doubles) {
+/// @param each    of elements `from` to `from + count` of a slice: (its number, from, count)
+/// @param blocks  always in blocks, also where nothing is converted
+template <class Each> void each_stretch(const std::vector<StepSlice>& slices, bool blocks, const Each& each) {
   int64_t all = 0;
   for (const auto& slice : slices) all += slice.count;
   parallel_ranges(all, kGrain, [&](int64_t begin, int64_t end) {
     int64_t before = 0;
-    for (const auto& slice : slices) {
+    for (size_t number = 0; number < slices.size(); ++number) {
+      const auto& slice = slices[number];
       const int64_t last = std::min(end - before, slice.count);
-      const int64_t at_once = is_converted(slice) ? kBlock : slice.count;
+      const int64_t at_once = blocks || is_converted(slice) ? kBlock : slice.count;
       for (int64_t from = std::max<int64_t>(begin - before, 0); from < last; from += at_once) {
         const int64_t count = std::min(at_once, last - from);
-        if (slice.parameter_type == at::kDouble) step_on<double>(slice, from, count, divisor, of_doubles);
-        else step_on<float>(slice, from, count, divisor, of_floats);
+        each(number, from, count);
       }
       before += slice.count;
       if (before >= end) break;
     }
   });
+}
+
+template <class OfFloats, class OfDoubles>
+void step_on_all(const std::vector<StepSlice>& slices, double divisor, const OfFloats& of_floats,
+                 const OfDoubles& of_doubles) {
+  each_stretch(slices, /*blocks=*/false, [&](size_t number, int64_t from, int64_t count) {
+    const auto& slice = slices[number];
+    if (slice.parameter_type == at::kDouble) step_on<double>(slice, from, count, divisor, of_doubles);
+    else step_on<float>(slice, from, count, divisor, of_floats);
+  });
+}
+
+/// A block of gradients as a step uses them; where they lie they stay.
+template <class T> class Divided {
+ public:
+  Divided(const StepSlice& s, int64_t from, int64_t count, double divisor)
+      : gradient_(s.gradient, s.gradient_type, from, count, /*writes=*/false), data_(gradient_.data()) {
+    if (divisor == 1) return;
+    std::copy_n(data_, count, block_);
+    loops_of<T>().divide(block_, count, static_cast<T>(divisor));
+    data_ = block_;
+  }
+  const T* data() const { return data_; }
+
+ private:
+  Numbers<T> gradient_;
+  const T* data_;
+  T block_[kBlock];
+};
+
+/// The digests of all slices, to which threads add.
+class Digests {
+ public:
+  explicit Digests(size_t slices) : all_(slices) {}
+  template <class T> void add(size_t number, const T* parameter, const T* gradient, int64_t from, int64_t count) {
+    const auto& digest = loops_of<T>().digest;
+    std::atomic_ref(all_[number].parameter).fetch_add(digest(parameter, count, from), std::memory_order_relaxed);
+    std::atomic_ref(all_[number].gradient).fetch_add(digest(gradient, count, from), std::memory_order_relaxed);
+  }
+  std::vector<StepDigest> take() { return std::move(all_); }
+
+ private:
+  std::vector<StepDigest> all_;
+};
+
+/// As step_on(), of a block: its old values go ahead and become new ones there.
+template <class T, class Body>
+void step_on_ahead(const StepSlice& s, const SliceAhead& ahead, size_t number, int64_t from, int64_t count,
+                   double divisor, const Body& body, Digests& digests) {
+  const auto copy = [&](const void* old, void* fresh, at::ScalarType type) {
+    const auto size = static_cast<int64_t>(c10::elementSize(type));
+    if (fresh)
+      std::memcpy(static_cast<char*>(fresh) + from * size, static_cast<const char*>(old) + from * size,
+                  static_cast<size_t>(count * size));
+  };
+  copy(s.parameter, ahead.parameter, s.parameter_type);
+  copy(s.first, ahead.first, s.state_type);
+  copy(s.second, ahead.second, s.state_type);
+  copy(s.largest, ahead.largest, s.state_type);
+  const Divided<T> gradient(s, from, count, divisor);
+  const Numbers<T> parameter(ahead.parameter, s.parameter_type, from, count, true),
+      first(ahead.first, s.state_type, from, count, true), second(ahead.second, s.state_type, from, count, true),
+      largest(ahead.largest, s.state_type, from, count, true);
+  digests.add<T>(number, parameter.data(), gradient.data(), from, count);
+  body(parameter.data(), gradient.data(), first.data(), second.data(), largest.data(), count);
+}
+
+template <class OfFloats, class OfDoubles>
+std::vector<StepDigest> step_ahead_on_all(const std::vector<StepSlice>& slices, const std::vector<SliceAhead>& ahead,
+                                          double divisor, const OfFloats& of_floats, const OfDoubles& of_doubles) {
+  Digests digests(slices.size());
+  each_stretch(slices, /*blocks=*/true, [&](size_t number, int64_t from, int64_t count) {
+    const auto& slice = slices[number];
+    if (slice.parameter_type == at::kDouble)
+      step_on_ahead<double>(slice, ahead[number], number, from, count, divisor, of_doubles, digests);
+    else step_on_ahead<float>(slice, ahead[number], number, from, count, divisor, of_floats, digests);
+  });
+  return digests.take();
 }
 
 template <class T> AdamRates<T> rates_of(const AdamStep& rule) {
@@ -175,6 +256,49 @@ void step(const AdagradStep& rule, const std::vector<StepSlice>& slices, double 
 }
 void step(const LionStep& rule, const std::vector<StepSlice>& slices, double divisor) {
   step_on_all(slices, divisor, body_of<float>(rule), body_of<double>(rule));
+}
+
+std::vector<StepDigest> step_ahead(const AdamStep& rule, const std::vector<StepSlice>& slices,
+                                   const std::vector<SliceAhead>& ahead, double divisor) {
+  return step_ahead_on_all(slices, ahead, divisor, body_of<float>(rule), body_of<double>(rule));
+}
+std::vector<StepDigest> step_ahead(const SgdStep& rule, const std::vector<StepSlice>& slices,
+                                   const std::vector<SliceAhead>& ahead, double divisor) {
+  return step_ahead_on_all(slices, ahead, divisor, body_of<float>(rule), body_of<double>(rule));
+}
+std::vector<StepDigest> step_ahead(const AdagradStep& rule, const std::vector<StepSlice>& slices,
+                                   const std::vector<SliceAhead>& ahead, double divisor) {
+  return step_ahead_on_all(slices, ahead, divisor, body_of<float>(rule), body_of<double>(rule));
+}
+std::vector<StepDigest> step_ahead(const LionStep& rule, const std::vector<StepSlice>& slices,
+                                   const std::vector<SliceAhead>& ahead, double divisor) {
+  return step_ahead_on_all(slices, ahead, divisor, body_of<float>(rule), body_of<double>(rule));
+}
+
+std::vector<StepDigest> digests(const std::vector<StepSlice>& slices, double divisor) {
+  Digests digests(slices.size());
+  each_stretch(slices, /*blocks=*/true, [&](size_t number, int64_t from, int64_t count) {
+    const auto add = [&]<class T>() {
+      const auto& s = slices[number];
+      const Numbers<T> parameter(s.parameter, s.parameter_type, from, count, /*writes=*/false);
+      digests.add<T>(number, parameter.data(), Divided<T>(s, from, count, divisor).data(), from, count);
+    };
+    if (slices[number].parameter_type == at::kDouble) add.template operator()<double>();
+    else add.template operator()<float>();
+  });
+  return digests.take();
+}
+
+void divide_gradients(const std::vector<StepSlice>& slices, double divisor) {
+  each_stretch(slices, /*blocks=*/true, [&](size_t number, int64_t from, int64_t count) {
+    const auto divide = [&]<class T>() {
+      const auto& s = slices[number];
+      const Numbers<T> gradient(s.gradient, s.gradient_type, from, count, /*writes=*/true);
+      loops_of<T>().divide(gradient.data(), count, static_cast<T>(divisor));
+    };
+    if (slices[number].parameter_type == at::kDouble) divide.template operator()<double>();
+    else divide.template operator()<float>();
+  });
 }
 
 }  // namespace accelerate::optim::kernels

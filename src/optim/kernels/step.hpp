@@ -24,19 +24,23 @@ struct AdamStep {
   bool decoupled;
   int64_t step;                 ///< the number of this one, from 1
   bool bias_correction = true;  ///< makes up for the first steps
+  bool operator==(const AdamStep&) const = default;
 };
 struct SgdStep {
   double lr, momentum, dampening, weight_decay;
   bool nesterov;
   bool first;  ///< the momentum buffer has nothing yet
+  bool operator==(const SgdStep&) const = default;
 };
 struct AdagradStep {
   double lr, lr_decay, eps, weight_decay;
   int64_t step;  ///< the number of this one, from 1
+  bool operator==(const AdagradStep&) const = default;
 };
 /// "Symbolic Discovery of Optimization Algorithms" (Chen and others, 2023).
 struct LionStep {
   double lr, beta1, beta2, weight_decay;
+  bool operator==(const LionStep&) const = default;
 };
 
 /// Steps on all of them, on LibTorch's threads. Blocks. An element's new bits depend on its old ones and the rule only:
@@ -46,5 +50,31 @@ void step(const AdamStep& rule, const std::vector<StepSlice>& slices, double div
 void step(const SgdStep& rule, const std::vector<StepSlice>& slices, double divisor = 1);
 void step(const AdagradStep& rule, const std::vector<StepSlice>& slices, double divisor = 1);
 void step(const LionStep& rule, const std::vector<StepSlice>& slices, double divisor = 1);
+
+/// Where new values of a slice go that stays as it is; of its count and types.
+struct SliceAhead {
+  void *parameter = nullptr, *first = nullptr, *second = nullptr, *largest = nullptr;
+};
+/// A number for the parameters that a step reads, and one for its gradients, divided. One changed element changes it
+/// for certain; of many that change at once, one case in billions does not.
+struct StepDigest {
+  uint64_t parameter = 0, gradient = 0;
+  bool operator==(const StepDigest&) const = default;
+};
+/// The bits that step() would leave, elsewhere; gradients are not left divided. Threads and all else as there.
+/// @param ahead  as many as slices
+/// @return of each slice, what was read
+std::vector<StepDigest> step_ahead(const AdamStep& rule, const std::vector<StepSlice>& slices,
+                                   const std::vector<SliceAhead>& ahead, double divisor = 1);
+std::vector<StepDigest> step_ahead(const SgdStep& rule, const std::vector<StepSlice>& slices,
+                                   const std::vector<SliceAhead>& ahead, double divisor = 1);
+std::vector<StepDigest> step_ahead(const AdagradStep& rule, const std::vector<StepSlice>& slices,
+                                   const std::vector<SliceAhead>& ahead, double divisor = 1);
+std::vector<StepDigest> step_ahead(const LionStep& rule, const std::vector<StepSlice>& slices,
+                                   const std::vector<SliceAhead>& ahead, double divisor = 1);
+/// The same numbers of what slices are now: equal ones say that step() would read what step_ahead() has read.
+std::vector<StepDigest> digests(const std::vector<StepSlice>& slices, double divisor = 1);
+/// Leaves gradients as step() leaves them.
+void divide_gradients(const std::vector<StepSlice>& slices, double divisor);
 
 }  // namespace accelerate::optim::kernels

@@ -140,6 +140,23 @@ template <class T> void divide_loop(T* values, int64_t count, T by) {
   for (int64_t i = 0; i < count; ++i) values[i] /= by;
 }
 
+template <class T> uint64_t digest_loop(const T* values, int64_t count, int64_t place) {
+  constexpr uint32_t kSpread = 2654435761U;  // 2^32 by the golden ratio: neighbours' weights have nothing in common
+  const auto before = static_cast<uint32_t>(place);
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    // Odd, so that no change of an element is multiplied by 0.
+    const uint32_t weight = ((before + static_cast<uint32_t>(i)) * kSpread) | 1U;
+    if constexpr (sizeof(T) == sizeof(uint32_t)) {
+      sum += static_cast<uint64_t>(std::bit_cast<uint32_t>(values[i])) * weight;
+    } else {
+      const auto bits = std::bit_cast<uint64_t>(values[i]);
+      sum += (bits & 0xffffffffU) * weight + (bits >> 32) * (static_cast<uint64_t>(weight) << 1 | 1U);
+    }
+  }
+  return sum;
+}
+
 // Masks in place of conditions, of which the compiler makes branches and no vectors.
 constexpr uint32_t choose(uint32_t mask, uint32_t a, uint32_t b) { return (a & mask) | (b & ~mask); }
 constexpr uint32_t mask_of(bool condition) { return 0U - static_cast<uint32_t>(condition); }
@@ -188,7 +205,8 @@ void narrow_fp16(const float* __restrict from, uint16_t* __restrict to, int64_t 
 }
 
 template <class T>
-constexpr StepLoops<T> kLoopsOf{&adam_loop<T>, &sgd_loop<T>, &adagrad_loop<T>, &lion_loop<T>, &divide_loop<T>};
+constexpr StepLoops<T> kLoopsOf{&adam_loop<T>, &sgd_loop<T>,    &adagrad_loop<T>,
+                                &lion_loop<T>, &divide_loop<T>, &digest_loop<T>};
 
 constexpr AllLoops kLoops{kLoopsOf<float>, kLoopsOf<double>, {&widen_bf16, &widen_fp16}, {&narrow_bf16, &narrow_fp16}};
 

@@ -33,6 +33,8 @@ template <class T> struct StepLoops {
   void (*adagrad)(T* parameter, const T* gradient, T* sum, int64_t count, const AdagradRates<T>& rates);
   void (*lion)(T* parameter, const T* gradient, T* momentum, int64_t count, const LionRates<T>& rates);
   void (*divide)(T* values, int64_t count, T by);
+  /// A sum of the elements' bits, each by a weight of its place. @param place  of the first one
+  uint64_t (*digest)(const T* values, int64_t count, int64_t place);
 };
 /// Numbers of 16 bits, by kBf16 and kFp16: to and from fp32, ties to even.
 constexpr int kBf16 = 0, kFp16 = 1;

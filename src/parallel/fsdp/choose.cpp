@@ -71,7 +71,15 @@ class ChosenFsdp final : public ChosenLayer {
     // Results come back as fp32, sharded or not, unless the program itself asks for another type.
     plugin_.mixed_precision_policy->output_dtype.reset();
   }
-  void gather_in_fp8(const std::vector<std::string>& weights) override { fp8_weights_ = weights; }
+  void gather_in_fp8(const std::vector<std::string>& weights) override {
+    if (plugin_.quantized_weights.value_or(false) && !weights.empty())
+      raise<ConfigError>(
+          "prepare: found fsdp_plugin.quantized_weights and AORecipeKwargs::enable_fsdp_float8_all_gather, expected "
+          "one "
+          "of them: both say how '{}' travels; set one to false",
+          weights.front());
+    fp8_weights_ = weights;
+  }
   bool places_models() const override { return true; }
 
   /// Also in evaluation mode: a teacher that is never trained may be too large to be whole everywhere.

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <span>
 #include <utility>
+#include <variant>
 
 #include "accelerate/config.hpp"
 #include "parallel/fsdp/wrap_policy.hpp"
@@ -165,6 +166,16 @@ void resolve_replicas(FullyShardedDataParallelPlugin& plugin, int64_t version) {
         *plugin.dp_replicate_size, to_string(effective_strategy(plugin)));
 }
 
+/// A truth value, or a number of ranks from 2 on.
+std::variant<bool, int64_t, ShardingStrategy> reshard_of_environment() {
+  constexpr const char* kVariable = "FSDP_RESHARD_AFTER_FORWARD";
+  const auto text = environment::text(kVariable);
+  const bool is_number = text && !text->empty() && *text != "0" && *text != "1" &&
+                         std::all_of(text->begin(), text->end(), [](unsigned char c) { return std::isdigit(c); });
+  if (is_number) return environment::integer({kVariable}).value();
+  return environment::flag(kVariable).value_or(true);
+}
+
 void resolve_sharding(FullyShardedDataParallelPlugin& plugin, int64_t version) {
   auto& reshard = plugin.reshard_after_forward;
   if (version == 1) {
@@ -184,7 +195,7 @@ void resolve_sharding(FullyShardedDataParallelPlugin& plugin, int64_t version) {
   }
   // As in the reference, a sharding_strategy keeps the environment's value out: whoever writes version 1's setting has
   // to say what it means in version 2.
-  if (!reshard && !plugin.sharding_strategy) reshard = environment::flag("FSDP_RESHARD_AFTER_FORWARD").value_or(true);
+  if (!reshard && !plugin.sharding_strategy) reshard = reshard_of_environment();
   if (!reshard || std::holds_alternative<ShardingStrategy>(*reshard))
     refuse_fsdp(
         "fsdp_version 2 has no sharding strategies ({} was given), expected reshard_after_forward as a bool or a "
@@ -250,6 +261,22 @@ void resolve_wrapping(FullyShardedDataParallelPlugin& plugin) {
                 *plugin.min_num_params);
 }
 
+void resolve_few_bits(FullyShardedDataParallelPlugin& plugin) {
+  const auto decide = [&](std::optional<bool>& field, const char* name, const char* variable, bool travels) {
+    if (!field) field = flag_or_false(variable);
+    if (*field && travels && effective_strategy(plugin) == ShardingStrategy::no_shard)
+      refuse_fsdp(
+          "{} ({}) is true, but NO_SHARD leaves the model whole on each rank, so that no shards travel, expected "
+          "another sharding strategy; or leave it out, and choose a comm_hook of DistributedDataParallelKwargs without "
+          "fsdp_plugin",
+          name, variable);
+  };
+  decide(plugin.quantized_weights, "quantized_weights", "FSDP_QUANTIZED_WEIGHTS", true);
+  decide(plugin.quantized_gradients, "quantized_gradients", "FSDP_QUANTIZED_GRADIENTS", true);
+  decide(plugin.quantized_nontrainable_weights, "quantized_nontrainable_weights", "FSDP_QUANTIZED_NONTRAINABLE_WEIGHTS",
+         false);
+}
+
 }  // namespace
 
 bool fsdp_requested() { return flag_or_false("ACCELERATE_USE_FSDP"); }
@@ -289,6 +316,7 @@ FullyShardedDataParallelPlugin resolve(FullyShardedDataParallelPlugin plugin) {
 
   resolve_state_dict(plugin, version);
   resolve_wrapping(plugin);
+  resolve_few_bits(plugin);
 
   const auto of_version_1 = [&](std::optional<bool>& field, const char* name, const char* variable, const char* why) {
     if (version == 1) {
@@ -323,6 +351,8 @@ FullyShardedDataParallelPlugin resolve(FullyShardedDataParallelPlugin plugin) {
         "host, is false; set both");
   if (*plugin.activation_checkpointing_offload && version != 2)
     refuse_fsdp("activation_checkpointing_offload is true, which needs fsdp_version 2, but fsdp_version is 1");
+
+  if (!plugin.step_in_backward) plugin.step_in_backward = flag_or_false("FSDP_STEP_IN_BACKWARD");
 
   if (!plugin.ignored_modules)
     if (auto pattern = environment::text("FSDP_IGNORED_MODULES")) plugin.ignored_modules = std::move(*pattern);

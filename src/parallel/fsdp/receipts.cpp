@@ -24,6 +24,7 @@
 #include <type_traits>
 
 #include "accelerate/residency.hpp"
+#include "optim/receipts.hpp"
 #include "parallel/sharding/counts.hpp"
 #include "residency/counters.hpp"
 #include "utils/environment.hpp"
@@ -199,6 +200,11 @@ Asked offload_folder_asked(const ShardedFacts& f) {
   const auto& folder = f.given.offload_folder;
   return {folder.has_value(), folder ? folder->string() : "unset"};
 }
+Deed step_in_backward(const ShardedFacts& f) {
+  if (const auto none = no_sharding(f)) return *none;
+  if (!f.sharding->step_in_backward.value_or(false)) return off("off");
+  return of_steps_ahead();
+}
 Deed ignored_modules(const ShardedFacts& f) {
   if (const auto none = no_sharding(f)) return *none;
   if (!f.sharding->ignored_modules) return off("unset");
@@ -210,6 +216,37 @@ Asked ignored_modules_asked(const ShardedFacts& f) {
   if (!given) return {false, "unset"};
   const auto* pattern = std::get_if<std::string>(&*given);
   return {true, pattern ? *pattern : "a list"};
+}
+
+// ---- few bits
+
+/// Of what travels between the ranks that hold one model together.
+std::optional<Deed> nothing_in_few_bits(const ShardedFacts& f, const std::optional<bool>& asked) {
+  if (!asked.value_or(false)) return off("off");
+  if (const auto none = no_sharding_over_ranks(f)) return none;
+  if (read(ShardingCount::elements_held) == read(ShardingCount::elements_sharded))
+    return nothing("every rank holds the whole model");
+  return std::nullopt;
+}
+Deed quantized_weights(const ShardedFacts& f) {
+  if (const auto none = nothing_in_few_bits(f, f.sharding ? f.sharding->quantized_weights : std::nullopt)) return *none;
+  if (read(ShardingCount::parts_as_int8) == 0) return nothing("no trained parameter has two dimensions");
+  return acted("{} gathered as 8-bit codes", counted(read(ShardingCount::parts_as_int8), "part is", "parts are"));
+}
+Deed quantized_gradients(const ShardedFacts& f) {
+  if (const auto none = nothing_in_few_bits(f, f.sharding ? f.sharding->quantized_gradients : std::nullopt))
+    return *none;
+  if (read(ShardingCount::parts_as_int4) == 0) return nothing("no trained parameter has two dimensions");
+  if (read(ShardingCount::gradients_reduced) == 0) return not_due("nothing was trained");
+  return acted("{} elements of gradients travelled in {}", read(ShardingCount::gradient_elements),
+               bytes(read(ShardingCount::gradient_wire_bytes)));
+}
+Deed quantized_nontrainable_weights(const ShardedFacts& f) {
+  if (!f.sharding || !f.sharding->quantized_nontrainable_weights.value_or(false)) return off("off");
+  if (const auto none = no_sharding(f)) return *none;
+  if (read(ShardingCount::parts_coded) == 0) return nothing("no frozen parameter has two dimensions");
+  return acted("{} kept as 8-bit codes",
+               counted(read(ShardingCount::parts_coded), "frozen part is", "frozen parts are"));
 }
 
 // ---- states
@@ -411,6 +448,14 @@ constexpr ReceiptRow<ShardedFacts> kShardedRows[] = {
      fsdp<&Fsdp::transformer_cls_names_to_wrap>, transformer_cls_names_to_wrap},
     {"fsdp_plugin.min_num_params", "FSDP_MIN_NUM_PARAMS", "with SIZE_BASED_WRAP", fsdp<&Fsdp::min_num_params>,
      min_num_params},
+    {"fsdp_plugin.quantized_weights", "FSDP_QUANTIZED_WEIGHTS", kOverRanks, fsdp<&Fsdp::quantized_weights>,
+     quantized_weights},
+    {"fsdp_plugin.quantized_gradients", "FSDP_QUANTIZED_GRADIENTS", kOverRanks, fsdp<&Fsdp::quantized_gradients>,
+     quantized_gradients},
+    {"fsdp_plugin.quantized_nontrainable_weights", "FSDP_QUANTIZED_NONTRAINABLE_WEIGHTS", kSharding,
+     fsdp<&Fsdp::quantized_nontrainable_weights>, quantized_nontrainable_weights},
+    {"fsdp_plugin.step_in_backward", "FSDP_STEP_IN_BACKWARD", "in backward()", fsdp<&Fsdp::step_in_backward>,
+     step_in_backward},
     {"fsdp_plugin.mixed_precision_policy.preset", nullptr, kSharded, policy<&MixedPrecision::preset>, preset},
     {"fsdp_plugin.mixed_precision_policy.param_dtype", nullptr, kSharded, policy<&MixedPrecision::param_dtype>,
      param_dtype},

@@ -121,6 +121,9 @@ ShardingSettings settings_of(const FullyShardedDataParallelPlugin& plugin, int64
   };
   set_policies(plugin, settings);
   set_precision(plugin, settings);
+  settings.quantized = {.weights = plugin.quantized_weights.value_or(false),
+                        .gradients = plugin.quantized_gradients.value_or(false),
+                        .frozen = plugin.quantized_nontrainable_weights.value_or(false)};
   const auto offload = plugin.cpu_offload.value_or(CPUOffload());
   settings.offload = offload.offload_params;
   settings.pin_memory = offload.pin_memory;
@@ -138,6 +141,7 @@ ShardingSettings settings_of(const FullyShardedDataParallelPlugin& plugin, int64
   settings.from_rank0 = settings.ignored_from_rank0 || plugin.sync_module_states.value_or(false) ||
                         effective_strategy(plugin) == ShardingStrategy::no_shard;
   settings.initialise = plugin.param_init_fn;
+  settings.step_in_backward = plugin.step_in_backward.value_or(false);
   return settings;
 }
 

@@ -12,6 +12,7 @@
 #include "observe/trace.hpp"
 #include "parallel/sharding/counts.hpp"
 #include "parallel/sharding/gradient_reducer.hpp"
+#include "parallel/sharding/quantized_reduction.hpp"
 #include "parallel/sharding/replicas.hpp"
 #include "parallel/sharding/used_units.hpp"
 #include "residency/buffers.hpp"
@@ -22,7 +23,7 @@ namespace {
 class LocalReducer final : public GradientReducer {
  public:
   LocalReducer(std::vector<ShardedPart>& parts, const ReducerOptions& options)
-      : options_(options), arrived_(parts.size()) {}
+      : parts_(parts), options_(options), arrived_(parts.size()) {}
 
   bool take(ShardedPart& part, ShardedMember& member, const at::Tensor& gradient) override {
     at::NoGradGuard no_grad;
@@ -40,17 +41,27 @@ class LocalReducer final : public GradientReducer {
     auto& arrived = arrived_[part.index];
     arrived.resize(part.members.size());
     arrived[member.index] = 1;
-    return std::count(arrived.begin(), arrived.end(), 1) == static_cast<int64_t>(part.members.size());
+    if (!has_all(part.index)) return false;
+    tell_given(part);
+    return true;
   }
   bool came(const ShardedMember& member) const override {
     const auto& arrived = arrived_[member.part];
     return member.index < arrived.size() && arrived[member.index];
   }
   void finish() override {
+    for (const auto& part : parts_)
+      if (!arrived_[part.index].empty() && !has_all(part.index)) tell_given(part);
     for (auto& arrived : arrived_) arrived.clear();
   }
 
  private:
+  bool has_all(size_t part) const {
+    return std::count(arrived_[part].begin(), arrived_[part].end(), 1) ==
+           static_cast<int64_t>(parts_[part].members.size());
+  }
+
+  const std::vector<ShardedPart>& parts_;
   ReducerOptions options_;
   std::vector<std::vector<char>> arrived_;  ///< by part and member
 };
@@ -67,6 +78,8 @@ class CollectiveReducer final : public GradientReducer {
         options_(options),
         used_(used),
         states_(parts.size()) {
+    if (group_->world_size() > 1 && std::any_of(parts.begin(), parts.end(), [](const auto& part) { return part.int4; }))
+      quantized_ = std::make_unique<QuantizedReduction>(parts, groups);
     // Gradients come from the last unit to the first; the real order is learnt in the first backward.
     for (size_t i = parts.size(); i-- > 0;)
       if (parts[i].trainable) order_.push_back(i);
@@ -112,6 +125,11 @@ class CollectiveReducer final : public GradientReducer {
       if (!states_[i].gradient.complete()) complete(i);
     advance();
     while (!running_.empty()) collect();
+    for (size_t i : trained) {
+      if (!is_quantized(i)) continue;
+      states_[i].result = quantized_->take_result(i);
+      reduced(i);
+    }
     // The parameters that have a gradient on any rank: without one anywhere the optimizer must not see zeros.
     at::Tensor common = present.to(group_->device());
     group_->all_reduce_(common, Reduction::max);
@@ -126,7 +144,7 @@ class CollectiveReducer final : public GradientReducer {
     if (used_) used_->check("backward", alike || group_->dry());
     if (replicas_ && !apart_) replicas_->finish(used);
     for (size_t i : trained) {
-      give(parts_[i], states_[i].result, used[i]);
+      if (!states_[i].given) give(parts_[i], states_[i].result, used[i]);
       states_[i] = {};
     }
     next_ = 0;
@@ -140,8 +158,11 @@ class CollectiveReducer final : public GradientReducer {
   struct State {
     FlatGradient gradient;  ///< whole
     at::Tensor result;      ///< this rank's slice of the average
+    bool given = false;     ///< to the shards
     c10::intrusive_ptr<c10::ivalue::Future> reduced;
   };
+
+  bool is_quantized(size_t index) const { return quantized_ && parts_[index].int4; }
 
   /// The device on which the part is computed with and gradients travel; offloaded masters lie elsewhere.
   static at::Device device_of(const ShardedPart& part) { return part.members.front().tensor.device(); }
@@ -149,7 +170,9 @@ class CollectiveReducer final : public GradientReducer {
   void begin(const ShardedPart& part, at::ScalarType dtype) {
     // A part of which nobody else has a shard of is the result.
     const meta_memory::Purpose whole(group_->world_size() == 1 ? MemoryUse::gradients : MemoryUse::staging);
-    states_[part.index].gradient.begin(part, buffers_.take(part.numel(), dtype, device_of(part)));
+    at::Tensor flat = buffers_.take(part.numel(), dtype, device_of(part));
+    if (is_quantized(part.index)) flat.zero_();  // what lies between members has a share in their scales
+    states_[part.index].gradient.begin(part, std::move(flat));
   }
 
   /// Zeros for the members that have no gradient here.
@@ -174,6 +197,13 @@ class CollectiveReducer final : public GradientReducer {
         continue;
       }
       at::Tensor flat = state.gradient.flat();
+      if (is_quantized(index)) {
+        const trace::Topic topic(trace::SpanKind::gradient_reduce, parts_[index].unit_name(),
+                                 static_cast<int64_t>(flat.nbytes()));
+        quantized_->start(index, flat);
+        running_.push_back(index);
+        continue;
+      }
       const Division division = divide(flat.scalar_type());
       if (division.before != 1) flat.div_(division.before);
       const int64_t length = parts_[index].numel() / group_->world_size();
@@ -216,6 +246,10 @@ class CollectiveReducer final : public GradientReducer {
     const size_t index = running_.front();
     running_.pop_front();
     State& state = states_[index];
+    if (is_quantized(index)) {
+      quantized_->pass_on(index);
+      return buffers_.give(state.gradient.release());
+    }
     group_->wait("backward", *state.reduced);
     state.reduced.reset();
     buffers_.give(state.gradient.release());
@@ -225,7 +259,14 @@ class CollectiveReducer final : public GradientReducer {
   }
   /// The replica has its average.
   void reduced(size_t index) {
-    if (replicas_ && !apart_) replicas_->add(index, states_[index].result);
+    State& state = states_[index];
+    if (replicas_ && !apart_) return replicas_->add(index, state.result);
+    // Whether any rank has a gradient of a member that has none here is known at the end.
+    const std::vector<char> used(parts_[index].members.size(), 1);
+    for (size_t m = 0; m < used.size(); ++m)
+      if (!state.gradient.came(m)) return;
+    state.given = true;
+    give(parts_[index], std::exchange(state.result, {}), used);
   }
 
   void give(ShardedPart& part, at::Tensor result, const std::vector<char>& used) {
@@ -236,6 +277,7 @@ class CollectiveReducer final : public GradientReducer {
     // Offloaded masters take their gradients on the host.
     result = result.to(part.master.device(), keeps ? result.scalar_type() : part.master_dtype);
     part.add_to_gradients(result, used, options_.widens());
+    tell_given(part);
   }
 
   /// Rank 0's order of the first backward becomes everyone's.
@@ -256,6 +298,7 @@ class CollectiveReducer final : public GradientReducer {
   std::unique_ptr<Replicas> replicas_;  ///< null: there is one
   ReducerOptions options_;
   UsedUnits* used_;
+  std::unique_ptr<QuantizedReduction> quantized_;  ///< of parts whose gradients travel in 4 bits; null: there are none
   std::vector<State> states_;
   std::vector<size_t> order_;   ///< of reductions, the same on all ranks
   size_t next_ = 0;             ///< in order_

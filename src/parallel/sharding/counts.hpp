@@ -17,7 +17,10 @@ enum class ShardingCount {
   bytes_from_rank0,
   buffers_converted,
   full_precision_units,
-  parts_as_fp8,  ///< whose parameters travel so
+  parts_as_fp8,   ///< whose parameters travel so
+  parts_as_int8,  ///< likewise
+  parts_as_int4,  ///< whose gradients do
+  parts_coded,    ///< frozen ones that are kept so
   forwards_sharded,
   gradients_reduced,  ///< parts, over ranks
   gradient_elements,  ///< in them

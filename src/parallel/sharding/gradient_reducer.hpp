@@ -3,8 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "parallel/sharding/counts.hpp"
@@ -33,9 +35,18 @@ class GradientReducer {
   virtual void trim() {}
   /// Leaves out the average over replicas, or does it again.
   void set_apart(bool apart) { apart_ = apart; }
+  /// Called within take() or finish() when the shards of a part have all of a backward's gradients, part by part in the
+  /// order in which they are complete: a later one may still come.
+  void set_given(std::function<void(const ShardedPart&)> given) { given_ = std::move(given); }
 
  protected:
+  void tell_given(const ShardedPart& part) const {
+    if (given_) given_(part);
+  }
   bool apart_ = false;
+
+ private:
+  std::function<void(const ShardedPart&)> given_;
 };
 
 struct ReducerOptions {
@@ -49,11 +60,12 @@ struct ReducerOptions {
 };
 
 /// A part's gradients on their way to other ranks.
-inline void count_reduced(const at::Tensor& flat) {
+inline void count_reduced(int64_t elements, int64_t bytes) {
   counts::add(ShardingCount::gradients_reduced);
-  counts::add(ShardingCount::gradient_elements, flat.numel());
-  counts::add(ShardingCount::gradient_wire_bytes, static_cast<int64_t>(flat.nbytes()));
+  counts::add(ShardingCount::gradient_elements, elements);
+  counts::add(ShardingCount::gradient_wire_bytes, bytes);
 }
+inline void count_reduced(const at::Tensor& flat) { count_reduced(flat.numel(), static_cast<int64_t>(flat.nbytes())); }
 
 /// Alone: gradients are the shards' gradients.
 std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts, const ReducerOptions& options);

@@ -70,6 +70,7 @@ struct ShardingSettings {
   /// So many neighbours keep parameters together between forward and backward, a divisor of dp_shard; 0: all of a
   /// replica.
   int64_t near = 0;
+  const char* near_name = nullptr;  ///< the setting that says so, to warn of it where nothing goes; null: no warning
   /// The model's parameters by unit, each once; those in no unit are left alone. Called once, when deferred parameters
   /// may still be without values.
   std::function<std::vector<ShardedUnit>(const ModelRef&)> units = {};
@@ -97,6 +98,7 @@ struct ShardingSettings {
   /// their sum is divided by what is left of the number of ranks. 1: all of it comes after the sum, where the sum can
   /// hold it.
   double divides_before = 1;
+  bool step_in_backward = false;  ///< optimizers compute their steps when gradients are there, see Layer::steps_ahead()
   bool overlap_reduction = true;  ///< else backward waits for each, and holds one whole gradient less
   std::optional<at::ScalarType> buffer_dtype = {};
   std::set<std::string> fp32_buffers = {};                            ///< full names: fp32 instead
@@ -105,6 +107,15 @@ struct ShardingSettings {
   /// of the whole parameter) and are decoded where they are used. Of no effect where nothing travels: alone, and where
   /// ranks share memory.
   std::set<std::string> fp8_weights = {};
+  /// What travels or is kept in few bits, of parameters of two or more dimensions in floating point (ZeRO++). With any
+  /// of it ranks share no memory: numbers are those of what travels, wherever ranks are. Alone nothing travels.
+  struct Quantized {
+    bool any() const { return weights || gradients || frozen; }
+
+    bool weights = false;    ///< are gathered as 8-bit codes, but those of units that stay
+    bool gradients = false;  ///< travel as 4-bit codes: among a machine's ranks, and what these have, between machines
+    bool frozen = false;     ///< weights that are frozen at the start are kept as 8-bit codes, and travel so
+  } quantized = {};
 
   bool offload = false;      ///< what this rank holds lies on the host
   double offload_share = 1;  ///< of its elements, the last ones; what comes first stays on the device

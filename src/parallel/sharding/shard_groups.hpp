@@ -16,6 +16,9 @@ struct ShardGroups {
   std::shared_ptr<comm::Group> replicate;  ///< who holds the same shards; null where there is one replica
   std::shared_ptr<comm::Group> near;       ///< who keeps parameters together between forward and backward; null: as
                                            ///< `shard`
+  /// Of those of `shard`: who is on this rank's machine, and who has its place on each machine. Null where nobody
+  /// asked, and where one of the two would be everybody.
+  std::shared_ptr<comm::Group> machine, across;
 
   int64_t rank() const;
   int64_t ranks() const;
@@ -23,8 +26,9 @@ struct ShardGroups {
 };
 
 /// Collective over `all`, which is null alone. @param axes  of dp_replicate and dp_shard
-/// @param near  see ShardingSettings
+/// @param near        see ShardingSettings
+/// @param by_machine  whether `machine` and `across` are wanted
 ShardGroups make_shard_groups(const std::vector<comm::AxisSize>& axes, int64_t near,
-                              const std::shared_ptr<comm::Group>& all);
+                              const std::shared_ptr<comm::Group>& all, bool by_machine);
 
 }  // namespace accelerate::parallel

@@ -15,6 +15,7 @@
 #include "comm/group.hpp"
 #include "memory/meta_memory.hpp"
 #include "parallel/sharding/counts.hpp"
+#include "parallel/sharding/frozen_codes.hpp"
 #include "parallel/sharding/used_units.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/homes/shard.hpp"
@@ -69,6 +70,7 @@ class GatheredStore final : public ShardStore {
     const meta_memory::Purpose shards(MemoryUse::parameters);
     const bool on_host = host_.has(part, parts_);
     const int64_t numel = part.numel() / groups_.ranks();
+    if (part.coded) return frozen_.allocate(part, numel, on_host ? at::Device(at::kCPU) : device_);
     const auto options = at::TensorOptions().dtype(part.master_dtype).device(on_host ? at::Device(at::kCPU) : device_);
     slices_[part.index] = disk().allocate(part, numel, options);
     if (!slices_[part.index]) part.master = at::zeros({numel}, options);
@@ -83,6 +85,12 @@ class GatheredStore final : public ShardStore {
     }
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string& name) override {
+    if (part.coded)
+      return residency::shard_home({.home = frozen_.home(part),
+                                    .numel = part.numel() / groups_.ranks(),
+                                    .dtype = part.master_dtype,
+                                    .message = part.codes},
+                                   groups_.shard, groups_.near, name, residency::int8_wire());
     std::unique_ptr<residency::Wire> wire;
     if (part.fp8) {
       std::vector<residency::WireSlice> slices;
@@ -90,6 +98,9 @@ class GatheredStore final : public ShardStore {
         slices.push_back({.begin = member.offset, .length = member.tensor.numel()});
       wire = residency::float8_wire(std::move(slices), part.fp8_scales);
       counts::add(ShardingCount::parts_as_fp8);
+    } else if (part.int8) {
+      wire = residency::int8_wire();
+      counts::add(ShardingCount::parts_as_int8);
     }
     return residency::shard_home(slices_[part.index].value_or(residency::in_memory(part.master)), groups_.shard,
                                  groups_.near, name, std::move(wire));
@@ -98,7 +109,10 @@ class GatheredStore final : public ShardStore {
     return collective_reducer(parts_, groups_, options_, &used_);
   }
   void use(const residency::Unit& unit) override { used_.add(unit); }
-  void reshard(bool kept) override { used_.reshard(kept); }
+  void reshard(bool kept) override {
+    used_.reshard(kept);
+    frozen_.release();
+  }
   void refresh(residency::Residency&) override {
     if (std::any_of(parts_.begin(), parts_.end(),
                     [&](const ShardedPart& part) { return part.fp8 && part.master._version() != scaled_[part.index]; }))
@@ -179,6 +193,7 @@ class GatheredStore final : public ShardStore {
   OnHost host_;
   bool keeps_;
   ReducerOptions options_;
+  FrozenCodes frozen_;
   UsedUnits used_;
   std::vector<Digest> digests_;  ///< by part
   std::vector<int64_t> scaled_;  ///< per part: the version of its master whose scales these are
@@ -205,6 +220,7 @@ class LocalStore final : public ShardStore {
     const bool goes = host_.has(part, parts_);
     const auto options = at::TensorOptions().dtype(part.master_dtype).device(goes ? at::Device(at::kCPU) : device_);
     computed_.resize(parts_.size());
+    if (part.coded) return frozen_.allocate(part, part.numel(), goes ? at::Device(at::kCPU) : device_);
     if ((slices_[part.index] = disk().allocate(part, part.numel(), options))) {
       // An image in memory is computed with where it lies.
       if (!goes) computed_[part.index] = slices_[part.index]->home->mapped().value_or(at::Tensor());
@@ -225,6 +241,7 @@ class LocalStore final : public ShardStore {
             : at::empty({part.numel()}, at::TensorOptions().dtype(part.compute_dtype).device(device_));
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
+    if (part.coded) return frozen_.home(part);
     const at::Tensor& computed = computed_[part.index];
     if (slices_[part.index] && !computed.defined()) return residency::kept_home(*slices_[part.index]);
     if (!computed.defined()) return residency::host_home(part.master, worker_);
@@ -232,6 +249,7 @@ class LocalStore final : public ShardStore {
                                          : residency::image_home(computed, part.master);
   }
   at::Tensor computed(const ShardedPart& part) const override { return computed_[part.index]; }
+  void reshard(bool) override { frozen_.release(); }
   std::unique_ptr<GradientReducer> make_reducer() override {
     return groups_.replicate ? collective_reducer(parts_, groups_, options_, nullptr) : local_reducer(parts_, options_);
   }
@@ -267,6 +285,7 @@ class LocalStore final : public ShardStore {
   at::Device device_;
   OnHost host_;
   ReducerOptions options_;
+  FrozenCodes frozen_;
   std::shared_ptr<residency::Worker> worker_;
   /// Per part: master itself, or its image in the compute dtype; undefined where the master lies on the host.
   std::vector<at::Tensor> computed_;
@@ -279,7 +298,7 @@ std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, co
   auto disk = std::make_unique<ShardsOnDisk>(settings, parts, device);
   if (groups.ranks() == 1) return std::make_unique<LocalStore>(parts, groups, device, settings, std::move(disk));
   // Parameters on a disk would be in memory that ranks share.
-  if (device.is_cpu() && !disk->has_parameters())
+  if (device.is_cpu() && !disk->has_parameters() && !settings.quantized.any())
     if (auto store = shared_memory_store(parts, groups, reducer_options(settings, groups), disk)) return store;
   return std::make_unique<GatheredStore>(parts, groups, device, settings, std::move(disk));
 }

@@ -52,6 +52,10 @@ struct ShardedPart {
   at::Tensor master;                           ///< [numel / world]: this rank's slice
   bool fp8 = false;                            ///< travels as fp8, where it travels
   at::Tensor fp8_scales;                       ///< [members], fp32: what travels is members' values times these
+  bool int8 = false;                           ///< travels as 8-bit codes, where it travels
+  bool coded = false;                          ///< frozen for good: is kept as 8-bit codes
+  at::Tensor codes;                            ///< if so: all that is kept, uint8; master comes and goes
+  bool int4 = false;                           ///< its gradients travel as 4-bit codes, where they travel
 
   int64_t numel() const { return layout.numel; }
   /// Its unit's, for people; empty before it has one.

@@ -35,6 +35,7 @@
 #include "parallel/slice_of.hpp"
 #include "parallel/verify_parameters.hpp"
 #include "residency/deferred/materialize.hpp"
+#include "residency/homes/wire.hpp"
 #include "residency/member.hpp"
 #include "residency/put_away.hpp"
 #include "residency/residency.hpp"
@@ -72,7 +73,9 @@ using Placed = std::vector<std::pair<std::shared_ptr<StandIn>, at::Tensor>>;
 struct PartKind {
   at::ScalarType dtype;
   bool trained;
-  bool fp8;                                           ///< gathered in 8 bits
+  bool fp8, int8;                                     ///< gathered in 8 bits
+  bool int4;                                          ///< its gradients travel in 4 bits
+  bool coded;                                         ///< kept in 8 bits
   bool stands_in;                                     ///< for parameters
   bool travels_low;                                   ///< its gradients do
   auto operator<=>(const PartKind&) const = default;  // NOLINT(modernize-use-nullptr): version 14 sees a 0 in it
@@ -126,15 +129,20 @@ struct Sharding::Impl {
   }
 
   /// The unit's tensors in groups of one dtype that are all trained or all frozen, and travel alike.
-  std::map<PartKind, NamedTensors> parts_of(const NamedTensors& parameters) {
+  std::map<PartKind, NamedTensors> parts_of(const ShardedUnit& unit) {
     std::map<PartKind, NamedTensors> kinds;
-    for (const auto& [name, tensor] : parameters) {
+    for (const auto& [name, tensor] : unit.parameters) {
       const bool stands_in = has_stand_in(tensor);
       if (stands_in) placed.emplace_back(other(tensor)->stand_in, other(tensor)->stand_in->bytes());
       const at::Tensor& sharded = stands_in ? placed.back().second : tensor;
+      const bool is_matrix =
+          !stands_in && sharded.dim() >= 2 && sharded.numel() > 0 && is_trainable(sharded.scalar_type());
       kinds[{.dtype = sharded.scalar_type(),
              .trained = sharded.requires_grad(),
              .fp8 = !stands_in && settings.fp8_weights.contains(name),
+             .int8 = is_matrix && settings.quantized.weights && !unit.stays,
+             .int4 = is_matrix && settings.quantized.gradients,
+             .coded = is_matrix && settings.quantized.frozen && !sharded.requires_grad(),
              .stands_in = stands_in,
              .travels_low =
                  settings.travels_low && at::isFloatingType(sharded.scalar_type()) && settings.travels_low(tensor)}]
@@ -148,16 +156,20 @@ struct Sharding::Impl {
     std::vector<std::pair<ShardedUnit, std::vector<size_t>>> planned;
     for (auto& unit : settings.units(model)) {
       std::vector<size_t> indices;
-      for (auto& [kind, parameters] : parts_of(unit.parameters)) {
+      for (auto& [kind, parameters] : parts_of(unit)) {
         ShardedPart part;
         part.index = parts.size();
         part.trained = part.may_step = kind.trained;
-        part.trainable = kind.trained || (!kind.stands_in && is_trainable(kind.dtype));
+        part.trainable = kind.trained || (!kind.stands_in && !kind.coded && is_trainable(kind.dtype));
+        part.coded = kind.coded;
         part.fp8 = kind.fp8;
+        part.int8 = kind.int8;
+        part.int4 = kind.int4;
         part.stands_in = kind.stands_in;
         std::vector<at::Tensor> tensors;
         for (const auto& [name, tensor] : parameters) tensors.push_back(tensor);
-        part.layout = residency::lay_out(tensors, groups.ranks(), device);
+        part.layout = residency::lay_out(tensors, groups.ranks(), device,
+                                         part.int8 || part.int4 || part.coded ? residency::kWireBlock : 1);
         for (size_t m = 0; m < parameters.size(); ++m)
           part.members.push_back({.name = parameters[m].first,
                                   .tensor = parameters[m].second,
@@ -300,6 +312,7 @@ struct Sharding::Impl {
     if (groups.replicate && !from_rank0)
       for (auto& part : parts) part.master.copy_(groups.replicate->broadcast(part.master.to(device), 0));
     units->write_together(false);
+    store->reshard(/*kept=*/true);
     store->publish(*units);
     units->set_publisher([this] { store->refresh(*units); });
     if (group)
@@ -309,7 +322,7 @@ struct Sharding::Impl {
         // Before the first backward weights may be drawn anew, which each rank may do with numbers of its own. Of what
         // is kept more exactly than it is computed with, a rank knows small writes to its own shard only.
         const ShardedPart& part = parts[found->second->part];
-        if (in_forward || (has_averaged && part.compute_dtype == part.master_dtype))
+        if (!part.int8 && (in_forward || (has_averaged && part.compute_dtype == part.master_dtype)))
           drift.note_write(member.name(), values);
       });
     units->set_watcher([this](const residency::Unit& unit) {
@@ -320,6 +333,12 @@ struct Sharding::Impl {
       if (computes) return store->use(unit);
       if (read.insert(&unit).second) store->meet("reading a parameter");
     });
+    if (settings.near_name && groups.near && groups.rank() == 0 && groups.replica() == 0 && nothing_goes())
+      logs::warn(
+          "accelerate.parallel",
+          "{} has no effect: no parameters go between forward and backward, since they lie where all ranks of the "
+          "machine see them",
+          settings.near_name);
     if (settings.tells_changed_order && (!group || group->rank() == 0)) tell_of_orders();
     units->set_change({.begin = [this] { store->before_step(*units); }, .end = [this] { publish(); }});
     reducer = store->make_reducer();
@@ -328,9 +347,13 @@ struct Sharding::Impl {
       for (auto& member : part.members) member_of_piece[member.shard.unsafeGetTensorImpl()] = &member;
   }
 
+  bool nothing_goes() const {
+    return std::all_of(units->units().begin(), units->units().end(), [](const auto& unit) { return unit->fixed(); });
+  }
+
   /// Of each change once: what is fetched ahead is what came next the last time.
   void tell_of_orders() {
-    if (std::all_of(units->units().begin(), units->units().end(), [](const auto& unit) { return unit->fixed(); }))
+    if (nothing_goes())
       return logs::warn("accelerate.parallel",
                         "DeepSpeed configuration: log_trace_cache_warnings has no effect: nothing is fetched, since "
                         "parameters lie where all ranks of the machine see them");
@@ -416,6 +439,7 @@ struct Sharding::Impl {
   /// Parameters may have been frozen or set free since the last forward.
   void see_what_is_trained() {
     for (auto& part : parts) {
+      if (part.coded) refuse_to_train(part);
       if (!part.trainable) continue;
       bool any = false;
       for (auto& member : part.members) {
@@ -428,6 +452,16 @@ struct Sharding::Impl {
       if (any || !backward_is_due) part.trained = any;
       part.may_step = part.trained || has_gradients(part);
     }
+  }
+
+  static void refuse_to_train(const ShardedPart& part) {
+    for (const auto& member : part.members)
+      if (member.tensor.requires_grad())
+        raise<ConfigError>(
+            "forward: '{}' requires a gradient, but it was frozen in prepare(), since when it is kept as 8-bit codes, "
+            "expected it to stay frozen: its small steps would be lost. Set requires_grad before prepare(), or leave "
+            "zero_quantized_nontrainable_weights (quantized_nontrainable_weights) out",
+            member.name);
   }
 
   /// A gradient that is shown goes before the next backward adds to it.
@@ -620,6 +654,10 @@ struct Sharding::Impl {
     const auto put = [&](const at::Tensor& tensor) { away.put(tensor, pin_memory, non_blocking); };
     const bool parameters = offloaded.contains(OffloadStateTypeEnum::lp_params);
     for (const auto& part : parts) {
+      if (part.coded) {
+        if (parameters) put(part.codes);
+        continue;
+      }
       const at::Tensor computed = store->computed(part);
       // A part that is not trained has no master besides the tensor that is computed with.
       const bool masters = part.trained ? offloaded.contains(OffloadStateTypeEnum::hp_params) : parameters;
@@ -670,7 +708,8 @@ Sharding::Sharding(const ModelRef& model, const at::Device& device, ShardingSett
   self.take(given);
   self.settings = std::move(settings);
   self.group = comm::mesh().along(comm::kTokens);
-  self.groups = make_shard_groups(self.settings.axes, self.settings.near, self.group);
+  self.groups =
+      make_shard_groups(self.settings.axes, self.settings.near, self.group, self.settings.quantized.gradients);
   self.drift = DriftCheck(self.groups.replicate, self.settings.compare_parameters_every);
   for (const auto& [name, parameter] : model.parameters())
     if (const auto* member = residency::Member::of(parameter); member && member->unit().owner().change().begin)
@@ -856,6 +895,15 @@ void Sharding::after_part(size_t group, const std::vector<at::Tensor>& states) {
     for (const size_t index : impl_->store->disk().groups()[group]) impl_->store->publish_part(impl_->parts[index]);
   });
   impl_->store->disk().after_group(group, states);
+}
+
+bool Sharding::steps_ahead() const { return impl_->settings.step_in_backward; }
+void Sharding::set_step_ahead(std::function<void(const std::vector<at::Tensor>&)> step) {
+  impl_->reducer->set_given([step = std::move(step)](const ShardedPart& part) {
+    std::vector<at::Tensor> shards;
+    for (const auto& member : part.members) shards.push_back(member.shard);
+    step(shards);
+  });
 }
 
 void Sharding::gather_each(const Engine::ShardOf& piece_of, const std::function<void(const Engine::Whole&)>& take,

@@ -47,6 +47,8 @@ class ACCELERATE_API Sharding final : public Layer {
   std::vector<std::vector<at::Tensor>> step_parts() const override;
   void before_part(size_t group, const std::vector<at::Tensor>& states) override;
   void after_part(size_t group, const std::vector<at::Tensor>& states) override;
+  bool steps_ahead() const override;
+  void set_step_ahead(std::function<void(const std::vector<at::Tensor>&)> step) override;
   std::optional<at::ScalarType> input_dtype() const override;
   std::optional<at::ScalarType> output_dtype() const override;
   bool keeps_parameters() const override { return false; }

@@ -161,7 +161,7 @@ class SharedReducer final : public GradientReducer {
     mapping_->memory->wait("reduction of gradients", [&] { return progress(); });
     if (replicas_ && !apart_) {
       replicas_->finish(used_);
-      for (const size_t p : trained_) give(p);
+      for (const size_t p : trained_) give(p), tell_given(parts_[p]);
     }
     for (auto& state : states_) {
       State next;
@@ -333,6 +333,7 @@ class SharedReducer final : public GradientReducer {
     }
     for (int64_t rank = 0; rank < world; ++rank) mapping_->consumed(rank, p).fetch_add(1, std::memory_order_acq_rel);
     states_[p].under_way.end();
+    if (!replicas_ || apart_) tell_given(part);  // the others go on meanwhile
   }
 
   /// The shards get their shards of a part's average.

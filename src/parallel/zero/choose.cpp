@@ -18,6 +18,7 @@
 #include "comm/group.hpp"
 #include "comm/mesh.hpp"
 #include "optim/fp32_moments.hpp"
+#include "optim/receipts.hpp"
 #include "parallel/deepspeed_files.hpp"
 #include "parallel/engines.hpp"
 #include "parallel/sharding/ddp_settings.hpp"
@@ -124,6 +125,14 @@ class ChosenZero final : public ChosenLayer {
                                : idle ? "no layer is recomputed: call accelerate::checkpoint() in the model's forward"
                                       : entry.reason});
     }
+    const bool ahead = plugin().step_in_backward.value_or(false);
+    const auto did = ahead ? receipts::of_steps_ahead() : receipts::off("off");
+    all.push_back({.setting = "deepspeed_plugin.step_in_backward",
+                   .value = ahead ? "true" : "false",
+                   .source = ahead ? "DeepSpeedPlugin, or ACCELERATE_DEEPSPEED_STEP_IN_BACKWARD" : "default",
+                   .expected = "in backward()",
+                   .state = did.state,
+                   .effect = did.text});
     return all;
   }
 
@@ -188,6 +197,7 @@ class ChosenZero final : public ChosenLayer {
     const auto group = comm::mesh().along(comm::kTokens);
     auto settings = settings_of(settings_, group ? group->world_size() : 1);
     settings.compare_parameters_every = compare_parameters_every_;
+    settings.step_in_backward = plugin().step_in_backward.value_or(false);
     if (compute_dtype(settings_) && settings_.keeps_buffers())
       settings.fp32_buffers =
           buffers_like(model, settings_.data_types.keep_in_fp32_modules, [](const std::string& pattern) {

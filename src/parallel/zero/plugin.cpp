@@ -148,6 +148,8 @@ void fields_from_environment(DeepSpeedPlugin& plugin) {
   if (!plugin.msamp_opt_level) plugin.msamp_opt_level = environment::text("ACCELERATE_FP8_OPT_LEVEL").value_or("O1");
   if (!plugin.as_of_version)
     plugin.as_of_version = environment::text("ACCELERATE_DEEPSPEED_AS_OF_VERSION").value_or("0.19.8");
+  if (!plugin.step_in_backward)
+    plugin.step_in_backward = environment::flag("ACCELERATE_DEEPSPEED_STEP_IN_BACKWARD").value_or(false);
   if (!plugin.hf_ds_config)
     if (const auto source = environment::text("ACCELERATE_DEEPSPEED_CONFIG_FILE"); source && *source != "none")
       plugin.hf_ds_config.emplace(*source);

@@ -17,10 +17,10 @@ namespace {
 /// Of plugins as programs give them: every field but the configuration, and that as it is written.
 auto fields_of(const DeepSpeedPlugin& plugin) {
   const auto& [config, steps, clipping, stage, smallest, optimizer, param, optimizer_path, param_path, init, save, moe,
-               msamp, level, version] = plugin;
+               msamp, level, version, in_backward] = plugin;
   return std::make_pair(config ? config->document().json : nlohmann::ordered_json(),
                         std::tie(steps, clipping, stage, smallest, optimizer, param, optimizer_path, param_path, init,
-                                 save, moe, msamp, level, version));
+                                 save, moe, msamp, level, version, in_backward));
 }
 
 bool are_same(const std::vector<std::pair<std::string, DeepSpeedPlugin>>& a,

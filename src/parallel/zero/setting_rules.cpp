@@ -214,6 +214,9 @@ void check_together(const ZeroSettings& s, const GivenKeys& given, const ReadOpt
                       "are in memory with pipeline_read {} and pipeline_write {}",
                       states.buffer_count, least, states.pipeline_read, states.pipeline_write));
   }
+  wrong(zero.zero_quantized_gradients && zero.stage == 3 && !zero.reduce_scatter,
+        "'zero_optimization.zero_quantized_gradients' is true and 'zero_optimization.reduce_scatter' false, which "
+        "DeepSpeed refuses: pieces of gradients go to those who own them. Set reduce_scatter to true, or leave it out");
   if (const int64_t part = zero.zero_hpz_partition_size; zero.stage == 3 && part > 1)
     wrong(options.ranks % part != 0,
           fmt::format("'zero_optimization.zero_hpz_partition_size' is {}, expected a divisor of the {} ranks", part,

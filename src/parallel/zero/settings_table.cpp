@@ -71,6 +71,16 @@ const char* nothing_is_fetched(const ZeroSettings& s, const ReadOptions& options
   return options.ranks > 1 || files || (options.cuda && offloads) ? nullptr
                                                                   : "one process has all parameters, and fetches none";
 }
+const char* nothing_travels(const ZeroSettings& s, const ReadOptions& options) {
+  if (const char* why = below_stage_3(s, options)) return why;
+  return options.ranks > 1 ? nullptr : "one process sends nothing";
+}
+const char* all_are_near(const ZeroSettings& s, const ReadOptions& options) {
+  if (const char* why = nothing_travels(s, options)) return why;
+  return s.zero_optimization.zero_hpz_partition_size < options.ranks
+             ? nullptr
+             : "all ranks together are the node, and backward gathers from them in any case";
+}
 const char* not_fp16(const ZeroSettings& s, const ReadOptions&) { return s.fp16.enabled ? nullptr : "fp16 is off"; }
 const char* no_dynamic_scale(const ZeroSettings& s, const ReadOptions& options) {
   if (const char* why = not_fp16(s, options)) return why;
@@ -329,7 +339,6 @@ std::vector<Row> precision_rows() {
 }
 
 std::vector<Row> zero_rows() {
-  constexpr const char* kZeroPlusPlus = "leave it out: weights and gradients travel in the dtype of training";
   return {
       {ROW(zero_optimization.stage), .least = 0, .most = 3},
       {ROW(zero_optimization.contiguous_gradients), .state = no_meaning, .reason = kUnits},
@@ -358,7 +367,7 @@ std::vector<Row> zero_rows() {
        .reason = "states begin as holes in their files: nothing is written at the start"},
       {ROW(zero_optimization.offload_optimizer.ratio), .idle = states_on_cpu, .least = 0, .most = 1},
       {ROW(zero_optimization.offload_optimizer.super_offload), .state = no_meaning,
-       .reason = "a step within backward hides the optimizer's time without it"},
+       .reason = "DeepSpeedPlugin::step_in_backward computes steps while backward runs, without it"},
       {ROW(zero_optimization.offload_optimizer.cpuadam_cores_perc), .state = no_meaning,
        .reason = "all threads of the process step", .least = 0, .most = 1},
       {ROW(zero_optimization.offload_param.device), .idle = parameters_move_nowhere, .choices = "none|cpu|nvme"},
@@ -371,8 +380,8 @@ std::vector<Row> zero_rows() {
       {.key = "zero_optimization.zenflow",
        .fallback = "null",
        .state = refused,
-       .reason = "updates that come late change the training, and a step within backward hides the optimizer's time "
-                 "without them; leave it out",
+       .reason = "updates that come late change the training, and DeepSpeedPlugin::step_in_backward hides the "
+                 "optimizer's time without them; leave it out",
        .since = "0.17.5"},
       {.key = "zero_optimization.cpu_offload", .fallback = "false", .nullable = true},
       {.key = "zero_optimization.cpu_offload_param", .fallback = "false", .nullable = true},
@@ -397,14 +406,10 @@ std::vector<Row> zero_rows() {
       {ROW(zero_optimization.round_robin_gradients), .state = no_meaning, .reason = "each unit is cut over all ranks"},
       {ROW(zero_optimization.parameter_alignment), .state = no_meaning,
        .reason = "it says how DeepSpeed's flat groups are padded, which are not made here", .since = "0.19.7"},
-      {ROW(zero_optimization.zero_hpz_partition_size), .state = later,
-       .reason = "leave it out; ParallelismConfig with dp_replicate and dp_shard keeps parameters whole in a node",
-       .fine = "[0]", .idle = below_stage_3, .least = 0},
-      {ROW(zero_optimization.zero_quantized_weights), .state = later, .reason = kZeroPlusPlus, .idle = below_stage_3},
-      {ROW(zero_optimization.zero_quantized_gradients), .state = later, .reason = kZeroPlusPlus, .idle = below_stage_3},
-      {ROW(zero_optimization.zero_quantized_nontrainable_weights), .state = later,
-       .reason = "load the model with BnbQuantizationConfig, which keeps its weights in 8 or 4 bits",
-       .idle = below_stage_3},
+      {ROW(zero_optimization.zero_hpz_partition_size), .idle = all_are_near, .least = 0},
+      {ROW(zero_optimization.zero_quantized_weights), .idle = nothing_travels},
+      {ROW(zero_optimization.zero_quantized_gradients), .idle = nothing_travels},
+      {ROW(zero_optimization.zero_quantized_nontrainable_weights), .idle = below_stage_3},
       {ROW(zero_optimization.memory_efficient_linear), .state = no_meaning,
        .reason = "weights are fetched again in backward"},
       {ROW(zero_optimization.override_module_apply), .state = no_meaning, .reason = "values are set after the split"},

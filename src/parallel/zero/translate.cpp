@@ -110,6 +110,16 @@ void lay_on_disk(const ZeroSettings& zero, ShardingSettings& settings) {
     policy->prefetch_bytes = std::min(policy->prefetch_bytes.value_or(buffers), buffers);
 }
 
+/// ZeRO++.
+void travel_in_few_bits(const ZeroSettings& zero, ShardingSettings& settings) {
+  const auto& given = zero.zero_optimization;
+  settings.near = given.zero_hpz_partition_size;
+  settings.near_name = "DeepSpeed configuration: zero_hpz_partition_size";
+  settings.quantized = {.weights = given.zero_quantized_weights,
+                        .gradients = given.zero_quantized_gradients,
+                        .frozen = given.zero_quantized_nontrainable_weights};
+}
+
 }  // namespace
 
 std::vector<comm::AxisSize> axes_of(const ZeroSettings& zero, int64_t ranks) {
@@ -132,6 +142,7 @@ ShardingSettings settings_of(const ZeroSettings& zero, int64_t ranks) {
   const int64_t stage = zero.zero_optimization.stage;
   ShardingSettings settings;
   if (ranks > 1) settings.axes = axes_of(zero, ranks);  // alone nothing is laid out
+  if (stage == 3) travel_in_few_bits(zero, settings);
   if (stage == 3) hold_in_pieces(zero, settings);
   else hold_whole(zero, settings);
   settings.keep_until_step = true;

@@ -17,6 +17,7 @@ struct KeptSlice {
   std::shared_ptr<Home> home;
   int64_t numel = 0;
   at::ScalarType dtype = at::kFloat;
+  at::Tensor message = {};  ///< defined: the wire's message of the slice, however it changes
   /// [numel]: what writes reach, where that is more than what the home holds. The home's values are made of them.
   at::Tensor masters = {};
   std::shared_ptr<int64_t> made_of = {};  ///< which version of the masters; null: they are the home's own bytes

@@ -88,43 +88,47 @@ class ShardHome final : public Home {
     if (at::Tensor sent = left_; sent.defined()) {
       const bool current = left_of_ == version();
       forget();
-      if (current) return gather(near_, std::move(sent), flat, wire_near());
+      if (current) return gather(near_, std::move(sent), flat);
     }
     own_.make_current();
-    if (here_.defined()) return gather(group_, message_of(here_, flat), flat, wire_.get());
+    if (here_.defined() || own_.message.defined()) return gather(group_, message_of(here_, flat), flat);
     at::Tensor mine = at::empty({own_.numel}, flat.options().dtype(own_.dtype));
     auto coming = own_.home->fetch(mine);
-    auto then = [this, mine, flat] { return gather(group_, message_of(mine, flat), flat, wire_.get()); };
+    auto then = [this, mine, flat] { return gather(group_, message_of(mine, flat), flat); };
     if (!coming) return then();
     return std::make_unique<FetchedFirst>(group_, std::move(coming), std::move(then));
   }
 
   void keep_for_backward(const at::Tensor& flat) override {
     if (!near_) return;
+    at::Tensor kept = std::move(came_);
+    const bool current = came_of_ == version();
     forget();
+    if (wire_ && !(kept.defined() && current)) return;
     const int64_t length = flat.numel() / near_->world_size();
-    const int64_t begin = near_->rank() * length;
-    const at::Tensor slice = flat.narrow(0, begin, length);
-    left_ = wire_near() ? wire_->encode(slice, begin) : slice.clone();
+    left_ = wire_ ? std::move(kept) : flat.narrow(0, near_->rank() * length, length).clone();
     left_of_ = version();
     counters().add_resident(static_cast<int64_t>(left_.nbytes()));
   }
   void forget() override {
     if (left_.defined()) counters().add_resident(-static_cast<int64_t>(left_.nbytes()));
     left_.reset();
+    came_.reset();
   }
 
   void store(const at::Tensor& flat) override {
     forget();
     with_kept(flat, /*changes=*/true, [&](const Kept& kept, const at::Tensor& values) {
       if (!wire_) return kept.take_back(flat);
-      const at::Tensor came = at::empty({own_.numel}, flat.options());
+      const at::Tensor came = flat.narrow(0, begin_, own_.numel).clone();
       wire_->decode(message_of(values, flat), begin_, came);
       kept.take_back(flat, came);
     });
   }
 
   std::optional<at::ScalarType> keeps() const override { return kept_ ? kept_->dtype() : own_.dtype; }
+  bool lossy() const override { return wire_ && !own_.message.defined(); }
+  bool rounds() const override { return own_.message.defined(); }
   void refine(int64_t begin, const at::Tensor& values) const override {
     with_kept(values, /*changes=*/false, [&](const Kept& kept, const at::Tensor&) { kept.refine(begin, values); });
   }
@@ -132,37 +136,39 @@ class ShardHome final : public Home {
     forget();
     with_kept(values, /*changes=*/true, [&](const Kept& kept, const at::Tensor&) { kept.take(begin, values); });
   }
-  int64_t version() const override { return kept_ ? kept_->version() : changes_; }
+  int64_t version() const override { return kept_ ? kept_->version() : changes_ + own_.home->version(); }
 
   bool collective() const override { return true; }
   BytesPlace place() const override { return BytesPlace::shards; }
 
  private:
-  /// How neighbours send each other what was gathered. Null: as it is.
-  const Wire* wire_near() const { return wire_ && wire_->repeats() ? wire_.get() : nullptr; }
-
   /// What is sent of this rank's slice. What lies in pinned memory goes to the device behind what that computes;
   /// nobody changes it before its gradient, which comes later on the same stream.
   at::Tensor message_of(const at::Tensor& slice, const at::Tensor& flat) const {
+    if (own_.message.defined()) return own_.message.to(flat.device(), /*non_blocking=*/true);
     if (!wire_) return slice.detach().to(flat.options(), /*non_blocking=*/true);
     return wire_->encode(slice.detach().to(flat.device(), /*non_blocking=*/true), begin_);
   }
 
-  std::unique_ptr<Transfer> gather(const std::shared_ptr<comm::Group>& group, at::Tensor sent, const at::Tensor& flat,
-                                   const Wire* wire) const {
-    if (!wire) {
+  /// Neighbours send each other the very messages that all have sent them: codes of what was decoded would be others.
+  std::unique_ptr<Transfer> gather(const std::shared_ptr<comm::Group>& group, at::Tensor sent, const at::Tensor& flat) {
+    if (!wire_) {
       auto done = group->all_gather_async(flat.view(at::kByte), sent.view(at::kByte), of_);
       return std::make_unique<Gathering>(group, std::move(done), std::move(sent), nullptr);
     }
     at::Tensor messages = at::empty({group->world_size() * sent.numel()}, sent.options());
     auto done = group->all_gather_async(messages, sent, of_);
-    return std::make_unique<Gathering>(
-        group, std::move(done), sent, [wire, messages, flat, ranks = group->world_size(), size = sent.numel()] {
-          if (wire->joins()) return wire->decode(messages, 0, flat);
-          const int64_t length = flat.numel() / ranks;
-          for (int64_t r = 0; r < ranks; ++r)
-            wire->decode(messages.narrow(0, r * size, size), r * length, flat.narrow(0, r * length, length));
-        });
+    came_of_ = version();
+    return std::make_unique<Gathering>(group, std::move(done), sent, [this, messages, flat] {
+      if (near_) {
+        const int64_t length = messages.numel() / near_->world_size();
+        came_ = messages.narrow(0, near_->rank() * length, length).clone();
+      }
+      if (wire_->joins()) return wire_->decode(messages, 0, flat);
+      const int64_t ranks = group_->world_size(), size = messages.numel() / ranks, length = flat.numel() / ranks;
+      for (int64_t r = 0; r < ranks; ++r)
+        wire_->decode(messages.narrow(0, r * size, size), r * length, flat.narrow(0, r * length, length));
+    });
   }
 
   /// f(what this rank keeps, its values); what is not in memory comes, and goes back where that changes it.
@@ -201,6 +207,8 @@ class ShardHome final : public Home {
   std::optional<Kept> kept_;  ///< the same
   mutable int64_t changes_ = 0;
   std::shared_ptr<comm::Group> group_, near_;
+  at::Tensor came_;       ///< the messages that this rank may have to send among near_
+  int64_t came_of_ = -1;  ///< the version of what they were made from
   at::Tensor left_;       ///< by keep_for_backward(): what this rank sends among near_
   int64_t left_of_ = -1;  ///< the version of what it was made from: a backward may leave it, and a step come then
   std::string name_;

@@ -2,18 +2,20 @@
 
 #include <ATen/ops/abs.h>
 #include <ATen/ops/amax.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/gt.h>
-#include <ATen/ops/mul.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/reciprocal.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "accelerate/codes/float8.hpp"
-#include "utils/raise.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -43,8 +45,6 @@ class Float8Wire final : public Wire {
     });
   }
   bool joins() const override { return true; }
-  // Rounding to the dtype is far less than half a code, and scales stay.
-  bool repeats() const override { return true; }
 
  private:
   /// f(where in the tensor, length, scale) for what `tensor`, elements from `begin` on, has of each slice.
@@ -60,50 +60,59 @@ class Float8Wire final : public Wire {
   at::Tensor scales_;
 };
 
-/// The scales of a message's blocks, then its numbers.
-class Int8Wire final : public Wire {
- public:
-  explicit Int8Wire(int64_t block) : block_(block) {
-    if (block < 1) raise<ConfigError>("int8_wire: blocks have {} numbers, expected at least 1", block);
+/// Whole numbers of so many bits: the largest, and how rows of them lie in bytes.
+struct Bits8 {
+  static constexpr int64_t kMost = 127, kInByte = 1;
+  static at::Tensor packed(const at::Tensor& numbers) { return numbers.to(at::kChar).view(at::kByte); }
+  static at::Tensor unpacked(const at::Tensor& bytes) { return bytes.view(at::kChar); }
+};
+/// Two in a byte, the first one in the low half; 8 is zero.
+struct Bits4 {
+  static constexpr int64_t kMost = 7, kInByte = 2, kZero = 8;
+  static at::Tensor packed(const at::Tensor& numbers) {
+    const at::Tensor pairs = numbers.add(kZero).to(at::kByte).view({-1, kWireBlock / kInByte, kInByte});
+    return pairs.select(2, 0).bitwise_or(pairs.select(2, 1).bitwise_left_shift(4));
   }
+  static at::Tensor unpacked(const at::Tensor& bytes) {
+    const at::Tensor pairs = at::stack({bytes.bitwise_and(15), bytes.bitwise_right_shift(4)}, 2);
+    return pairs.view({-1, kWireBlock}).to(at::kChar).sub_(kZero);
+  }
+};
 
-  // Messages begin where a scale may.
-  int64_t bytes(int64_t numel) const override { return (scales_bytes(numel) + numel + kScale - 1) / kScale * kScale; }
+template <class Bits> class BlockWire final : public Wire {
+ public:
+  int64_t bytes(int64_t numel) const override { return numel / kWireBlock * kRow; }
   at::Tensor encode(const at::Tensor& values, int64_t) const override {
     const at::NoGradGuard no_grad;
-    const int64_t numel = values.numel(), blocks = blocks_of(numel);
-    at::Tensor message = at::zeros({bytes(numel)}, values.options().dtype(at::kByte));
-    if (values.is_meta() || numel == 0) return message;
-    const at::Tensor rows = at::zeros({blocks, block_}, values.options().dtype(at::kFloat));
-    rows.view({-1}).narrow(0, 0, numel).copy_(values);
-    const at::Tensor scale = at::amax(at::abs(rows), 1, /*keepdim=*/true).div_(127);
-    const at::Tensor inverse = at::where(at::gt(scale, 0), at::reciprocal(scale), 0);
-    scales_in(message, numel).copy_(scale.view({-1}));
-    message.narrow(0, scales_bytes(numel), numel)
-        .view(at::kChar)
-        .copy_(at::mul(rows, inverse).round_().clamp_(-127, 127).view({-1}).narrow(0, 0, numel));
+    const at::Tensor message = at::empty({bytes(values.numel())}, values.options().dtype(at::kByte));
+    if (values.is_meta()) return message;  // a dry run
+    const at::Tensor numbers = values.view({-1, kWireBlock}).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+    at::Tensor scales = at::amax(at::abs(numbers), 1, /*keepdim=*/true).div_(Bits::kMost);
+    scales = scales.masked_fill_(at::isfinite(scales).logical_not_(), kNaN).to(at::kBFloat16);
+    // Of numbers so small that a scale's inverse is none nothing is left.
+    const at::Tensor exact = scales.to(at::kFloat);
+    const at::Tensor inverse = at::where(at::gt(exact, std::numeric_limits<float>::min()), at::reciprocal(exact), 0);
+    const at::Tensor rows = message.view({-1, kRow});
+    numbers.mul_(inverse).round_().clamp_(-Bits::kMost, Bits::kMost);
+    rows.narrow(1, 0, kNumbers).copy_(Bits::packed(numbers));
+    rows.narrow(1, kNumbers, kScale).copy_(scales.view(at::kByte));
     return message;
   }
   void decode(const at::Tensor& message, int64_t, const at::Tensor& to) const override {
-    const int64_t numel = to.numel();
-    if (to.is_meta() || numel == 0) return;
+    if (to.is_meta()) return;
     const at::NoGradGuard no_grad;
-    const at::Tensor rows = at::zeros({blocks_of(numel), block_}, to.options().dtype(at::kFloat));
-    rows.view({-1}).narrow(0, 0, numel).copy_(message.narrow(0, scales_bytes(numel), numel).view(at::kChar));
-    rows.mul_(scales_in(message, numel).view({-1, 1}));
-    to.copy_(rows.view({-1}).narrow(0, 0, numel));
+    const at::Tensor rows = message.view({-1, kRow}), numbers = Bits::unpacked(rows.narrow(1, 0, kNumbers));
+    const at::Tensor scales = rows.narrow(1, kNumbers, kScale).view(at::kBFloat16).to(at::kFloat);
+    const at::Tensor values = to.view({-1, kWireBlock});
+    if (to.scalar_type() == at::kFloat) values.copy_(numbers).mul_(scales);
+    else values.copy_(numbers.to(at::kFloat).mul_(scales));
   }
-  bool repeats() const override { return false; }  // a rounded largest one changes the others
+  bool joins() const override { return true; }
 
  private:
-  static constexpr int64_t kScale = sizeof(float);
-  int64_t blocks_of(int64_t numel) const { return (numel + block_ - 1) / block_; }
-  int64_t scales_bytes(int64_t numel) const { return kScale * blocks_of(numel); }
-  at::Tensor scales_in(const at::Tensor& message, int64_t numel) const {
-    return message.narrow(0, 0, scales_bytes(numel)).view(at::kFloat);
-  }
-
-  int64_t block_;
+  static constexpr int64_t kNumbers = kWireBlock / Bits::kInByte, kScale = sizeof(c10::BFloat16),
+                           kRow = kNumbers + kScale;
+  static constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 };
 
 }  // namespace
@@ -111,6 +120,7 @@ class Int8Wire final : public Wire {
 std::unique_ptr<Wire> float8_wire(std::vector<WireSlice> slices, at::Tensor scales) {
   return std::make_unique<Float8Wire>(std::move(slices), std::move(scales));
 }
-std::unique_ptr<Wire> int8_wire(int64_t block) { return std::make_unique<Int8Wire>(block); }
+std::unique_ptr<Wire> int8_wire() { return std::make_unique<BlockWire<Bits8>>(); }
+std::unique_ptr<Wire> int4_wire() { return std::make_unique<BlockWire<Bits4>>(); }
 
 }  // namespace accelerate::residency

@@ -23,9 +23,6 @@ class Wire {
   /// Whether messages of neighbouring slices, one behind the other, are the message of all of them: then what came
   /// from a thousand ranks is decoded at once.
   virtual bool joins() const { return false; }
-  /// Whether what was decoded, and rounded to a dtype of 16 bits or more, encodes to the same values, in messages of
-  /// other slices, too.
-  virtual bool repeats() const = 0;
 };
 
 struct WireSlice {
@@ -37,9 +34,15 @@ struct WireSlice {
 /// alike
 std::unique_ptr<Wire> float8_wire(std::vector<WireSlice> slices, at::Tensor scales);
 
-/// Whole numbers from -127 to 127 times a scale of each `block` neighbours (the largest becomes 127), which travels
-/// with them: off by at most half of that scale. One that is not finite makes all of its block NaN. Source: ZeRO++,
-/// arXiv:2306.10209 (block-based quantization of weights, qwZ).
-std::unique_ptr<Wire> int8_wire(int64_t block = 2048);
+/// Elements of a flat storage that have one scale below. Slices and messages are whole blocks, and members begin with
+/// one (lay_out()): so what a member's elements come as depends on how many ranks there are as little as on its
+/// neighbours.
+inline constexpr int64_t kWireBlock = 256;
+
+/// Whole numbers times a scale of their block, in bf16, behind each block's numbers. The largest one becomes 127 (of 4
+/// bits: 7), so each is off by at most half a scale; a block with a number that is not finite comes as NaN.
+/// Source: ZeRO++, arXiv:2306.10209 (block-based quantization: qwZ, qgZ).
+std::unique_ptr<Wire> int8_wire();
+std::unique_ptr<Wire> int4_wire();
 
 }  // namespace accelerate::residency

@@ -1,0 +1,567 @@
+/// step_in_backward: whatever a program does between backward and step, its numbers are those without the setting, to
+/// the bit; and steps are computed within backward where nothing keeps step() from taking them over.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <utility>
+
+#include "accelerate/accelerate.hpp"
+#include "both_stores.hpp"
+#include "message_of.hpp"
+#include "optim/counts.hpp"
+#include "ranks.hpp"
+#include "scratch.hpp"
+#include "utils/counts.hpp"
+#include "variable.hpp"
+#include "zero_runs.hpp"
+
+namespace {
+
+using namespace accelerate;
+using namespace zero_runs;
+using optim::OptimCount;
+using testing::AllOf;
+using testing::HasSubstr;
+
+struct Optimizer {
+  std::function<std::shared_ptr<torch::optim::Optimizer>(const std::vector<at::Tensor>&)> make;
+  bool has_states = true;  ///< which its first step makes
+};
+const Optimizer kSgd{[](const auto& parameters) {
+                       return std::make_shared<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.2));
+                     },
+                     /*has_states=*/false};
+const Optimizer kMomentum{[](const auto& parameters) {
+  return std::make_shared<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.2).momentum(0.9));
+}};
+const Optimizer kAdamW{[](const auto& parameters) {
+  return std::make_shared<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.05).amsgrad(true));
+}};
+
+/// Several units, one of which has a parameter that is used only if it is asked for.
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    namespace nn = torch::nn;
+    torch::manual_seed(5);
+    first = register_module("first", nn::Linear(5, 8));
+    second = register_module("second", nn::Linear(8, 8));
+    third = register_module("third", nn::Linear(8, 3));
+    scale = register_parameter("scale", torch::linspace(0.5, 1.5, 8));
+    spare = register_parameter("spare", torch::ones({8}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    auto y = torch::tanh(first(x)) * scale;
+    if (uses_spare) y = y + spare;
+    return third(torch::tanh(second(y)));
+  }
+  bool uses_spare = false;
+  torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
+  at::Tensor scale, spare;
+};
+TORCH_MODULE(Net);
+constexpr int64_t kUsed = 7;  ///< parameters
+
+/// How a run is made, but for the program.
+struct Setup {
+  std::string name;
+  AcceleratorOptions options;
+  Optimizer optimizer = kMomentum;
+};
+
+FullyShardedDataParallelPlugin small_units(FullyShardedDataParallelPlugin plugin = {}) {
+  plugin.auto_wrap_policy = AutoWrapPolicy::size_based_wrap;
+  plugin.min_num_params = 20;
+  return plugin;
+}
+AcceleratorOptions fsdp(FullyShardedDataParallelPlugin plugin = {}, const std::string& precision = "no") {
+  AcceleratorOptions options{.mixed_precision = precision, .cpu = true, .fsdp_plugin = small_units(std::move(plugin))};
+  if (precision == "fp16") options.kwargs_handlers.emplace_back(GradScalerKwargs{.init_scale = 64});
+  return options;
+}
+AcceleratorOptions zero(int64_t number, const std::string& more = kUnclipped, const std::string& precision = "no") {
+  auto plugin = stage(number, more);
+  plugin.hf_ds_config->set_value("gradient_accumulation_steps", int64_t{1});
+  plugin.hf_ds_config->set_value("zero_optimization.reduce_bucket_size", int64_t{20});
+  return {.mixed_precision = precision, .cpu = true, .deepspeed_plugin = std::move(plugin)};
+}
+
+/// What a program has in hand.
+struct Run {
+  Accelerator& accelerator;
+  Net& model;
+  std::function<at::Tensor(const at::Tensor&)> forward;
+  std::function<Scope()> accumulate;
+  AcceleratedOptimizer& opt;
+  std::vector<at::Tensor> seen = {};
+
+  at::Tensor loss(int64_t step, int64_t micro = 0) const {
+    const auto weight = model->first->weight.scalar_type();
+    const bool low = accelerator.distributed_type() == DistributedType::DEEPSPEED && weight != at::kFloat;
+    const auto batch = batch_of(step, micro, accelerator.process_index());
+    return loss_of(forward(low ? batch.to(weight) : batch).to(at::kFloat));
+  }
+  void backward(int64_t step) const { accelerator.backward(loss(step)); }
+  void step() const {
+    opt.step();
+    opt.zero_grad();
+  }
+  void see(const at::Tensor& tensor) { seen.push_back(tensor.detach().clone()); }
+  /// All that a program can look at, but for gradients.
+  void see_all() {
+    for (const auto& parameter : model->parameters()) see(parameter);
+    for (const auto& group : opt.param_groups())
+      for (const auto& parameter : group.params()) see(parameter);
+    const auto states = opt.state_dict().toGenericDict().at("state");
+    for (const auto& entry : states.toGenericDict())
+      for (const auto& state : entry.value().toGenericDict())
+        if (state.value().isTensor()) see(state.value().toTensor());
+  }
+  std::vector<at::Tensor> stepped_on() const {
+    std::vector<at::Tensor> all;
+    for (const auto& group : opt.param_groups()) all.insert(all.end(), group.params().begin(), group.params().end());
+    return all;
+  }
+};
+using Program = std::function<void(Run&)>;
+
+struct Result {
+  std::vector<at::Tensor> seen;
+  int64_t computed, taken, bytes;
+};
+
+/// @param ahead  unset: as the environment says
+Result run(const Setup& setup, std::optional<bool> ahead, const Program& program) {
+  support::reset_states();
+  counts::reset();
+  auto options = setup.options;
+  if (options.fsdp_plugin) options.fsdp_plugin->step_in_backward = ahead;
+  if (options.deepspeed_plugin) options.deepspeed_plugin->step_in_backward = ahead;
+  Accelerator accelerator(options);
+  Net model;
+  auto [m, opt] = accelerator.prepare(model, setup.optimizer.make(model->parameters()));
+  Run one{.accelerator = accelerator,
+          .model = model,
+          .forward = [m = m](const at::Tensor& x) mutable { return m(x); },
+          .accumulate = [&accelerator, m = m] { return accelerator.accumulate(m); },
+          .opt = opt};
+  program(one);
+  one.see_all();
+  return {.seen = std::move(one.seen),
+          .computed = counts::read(OptimCount::steps_ahead),
+          .taken = counts::read(OptimCount::steps_taken_over),
+          .bytes = counts::read(OptimCount::ahead_bytes)};
+}
+
+/// Runs it without and with the setting. @return the second, which has seen the same bits
+Result same_as_plain(const Setup& setup, const Program& program) {
+  const auto expected = run(setup, false, program);
+  EXPECT_EQ(expected.computed, 0);
+  auto found = run(setup, true, program);
+  EXPECT_EQ(found.seen.size(), expected.seen.size());
+  for (size_t i = 0; i < std::min(found.seen.size(), expected.seen.size()); ++i)
+    EXPECT_TRUE(found.seen[i].equal(expected.seen[i]))
+        << "the tensor seen as number " << i << " of " << expected.seen.size() << ", of size "
+        << expected.seen[i].sizes();
+  return found;
+}
+
+void several_steps(Run& run) {
+  for (int64_t step = 0; step < kSteps; ++step) {
+    run.backward(step);
+    run.step();
+  }
+}
+
+/// `between` happens after each backward, before its step.
+Program with_each_step(const std::function<void(Run&, int64_t step)>& between) {
+  return [between](Run& run) {
+    for (int64_t step = 0; step < kSteps; ++step) {
+      run.backward(step);
+      between(run, step);
+      run.step();
+    }
+  };
+}
+
+}  // namespace
+
+// Of steps that have states from the first one on, all are computed within backward; others but for the first.
+RANKS_TEST(StepInBackward, TheStepIsTakenOverInEveryLayout, 1, 2, 3) {
+  const std::vector<Setup> setups{
+      {"FSDP, SGD", fsdp(), kSgd},
+      {"FSDP, momentum", fsdp()},
+      {"FSDP 2 kept, AdamW", fsdp({.fsdp_version = 2, .reshard_after_forward = false}), kAdamW},
+      {"FSDP whole", fsdp({.sharding_strategy = ShardingStrategy::no_shard}), kAdamW},
+      {"FSDP in bf16", fsdp({}, "bf16"), kAdamW},
+      {"FSDP in fp16", fsdp({}, "fp16"), kSgd},
+      {"ZeRO 0", zero(0)},
+      {"ZeRO 1, AdamW", zero(1), kAdamW},
+      {"ZeRO 2 in bf16", zero(2, kUnclipped, "bf16")},
+      {"ZeRO 3, clipped far above", zero(3, R"(, "gradient_clipping": 1000)")},
+      {"ZeRO 3 in fp16", zero(3, kUnclipped + R"(, "fp16": {"enabled": "auto", "initial_scale_power": 4})", "fp16")},
+  };
+  support::on_both_stores([&](const std::string& store) {
+    for (const Setup& setup : setups) {
+      SCOPED_TRACE(store + ", " + setup.name);
+      const auto found = same_as_plain(setup, several_steps);
+      EXPECT_EQ(found.computed, (setup.optimizer.has_states ? kSteps - 1 : kSteps) * kUsed);
+      EXPECT_EQ(found.taken, found.computed);
+    }
+  });
+}
+
+RANKS_TEST(StepInBackward, FiveRanks, 5) {
+  support::on_both_stores([&](const std::string& store) {
+    SCOPED_TRACE(store);
+    const auto found = same_as_plain({"", fsdp(), kSgd}, several_steps);
+    EXPECT_EQ(found.taken, kSteps * kUsed);
+  });
+}
+
+RANKS_TEST(StepInBackward, ReplicasStepWhenTheirAverageIsThere, 4) {
+  support::on_both_stores([&](const std::string& store) {
+    SCOPED_TRACE(store);
+    const Setup hybrid{"", fsdp({.sharding_strategy = ShardingStrategy::hybrid_shard, .dp_shard_size = 2}), kSgd};
+    EXPECT_EQ(same_as_plain(hybrid, several_steps).taken, kSteps * kUsed);
+  });
+}
+
+// The new values lie beside the old ones: of parameters and of both moments, and of AMSGrad's.
+RANKS_TEST(StepInBackward, KeepsAsManyBytesAsItSays, 1, 2) {
+  int64_t parameters = 0;
+  const auto found = same_as_plain({"", fsdp(), kAdamW}, [&](Run& run) {
+    run.model->uses_spare = true;
+    several_steps(run);
+    for (const auto& parameter : run.stepped_on()) parameters += static_cast<int64_t>(parameter.nbytes());
+  });
+  EXPECT_EQ(found.bytes, parameters / 2 * 4) << "the program ran twice";
+}
+
+namespace {
+
+constexpr const char* kOwnLimit = "clip by a norm that is reached";
+
+/// Things that programs do between backward and step. true: step() takes over what backward has computed all the same.
+const std::map<std::string, std::pair<bool, std::function<void(Run&, int64_t)>>> kHabits{
+    {"look at everything",
+     {true,
+      [](Run& run, int64_t) {
+        for (const auto& parameter : run.model->parameters())
+          if (parameter.grad().defined()) run.see(parameter.grad());
+        run.see_all();
+      }}},
+    {"scale a gradient", {false, [](Run& run, int64_t) { run.model->second->weight.mutable_grad().mul_(0.5); }}},
+    {"write to shards' gradients past all counting",
+     {false,
+      [](Run& run, int64_t) {
+        for (auto& piece : run.stepped_on())
+          if (piece.numel() > 0 && piece.grad().defined()) piece.grad().data().clamp_(-1e-3, 1e-3);
+      }}},
+    {"write an element through a pointer",
+     {false,
+      [](Run& run, int64_t) {
+        for (auto& piece : run.stepped_on())
+          if (piece.numel() > 0 && piece.grad().defined()) piece.grad().data_ptr<float>()[piece.numel() - 1] += 1;
+      }}},
+    {"replace a gradient",
+     {false,
+      [](Run& run, int64_t) {
+        auto& weight = run.model->first->weight;
+        weight.mutable_grad() = torch::ones_like(weight);
+      }}},
+    {"replace a gradient by its equal",
+     {true,
+      [](Run& run, int64_t) {
+        auto& weight = run.model->first->weight;
+        const at::Tensor same = weight.grad().clone();
+        weight.mutable_grad() = same;
+      }}},
+    {"write to a parameter",
+     {false,
+      [](Run& run, int64_t) {
+        const at::NoGradGuard no_grad;
+        run.model->second->weight.mul_(0.9);
+      }}},
+    {"write to a shard past all counting",
+     {false,
+      [](Run& run, int64_t) {
+        for (auto& piece : run.stepped_on()) piece.data().mul_(0.9);
+      }}},
+    {"write to states",
+     {false,
+      [](Run& run, int64_t) {
+        for (auto& [parameter, state] : run.opt.state())
+          static_cast<torch::optim::SGDParamState&>(*state).momentum_buffer().mul_(0.5);
+      }}},
+    {"write to an element of a state",
+     {false,
+      [](Run& run, int64_t) {
+        for (auto& [parameter, state] : run.opt.state()) {
+          const auto& momentum = static_cast<torch::optim::SGDParamState&>(*state).momentum_buffer();
+          if (momentum.numel() > 0) momentum.narrow(0, momentum.numel() - 1, 1).add_(1);
+        }
+      }}},
+    {"write to states past all counting",
+     {false,
+      [](Run& run, int64_t) {
+        for (auto& [parameter, state] : run.opt.state())
+          static_cast<torch::optim::SGDParamState&>(*state).momentum_buffer().data().mul_(0.5);
+      }}},
+    {"replace states by others",
+     {false,
+      [](Run& run, int64_t) {
+        for (auto& [parameter, state] : run.opt.state()) {
+          auto& momentum = static_cast<torch::optim::SGDParamState&>(*state);
+          momentum.momentum_buffer(momentum.momentum_buffer() * 0.5);
+        }
+      }}},
+    {"change the learning rate",
+     {false,
+      [](Run& run, int64_t) {
+        for (auto& group : run.opt.param_groups()) group.options().set_lr(group.options().get_lr() * 0.5);
+      }}},
+    {"change it there and back",
+     {true,
+      [](Run& run, int64_t) {
+        auto& options = run.opt.param_groups().front().options();
+        options.set_lr(options.get_lr() * 2);
+        options.set_lr(options.get_lr() / 2);
+      }}},
+    {kOwnLimit,
+     {false, [](Run& run, int64_t) { run.see(run.accelerator.clip_grad_norm_(run.model->parameters(), 1e-3)); }}},
+    {"clip by a norm that is not",
+     {true, [](Run& run, int64_t) { run.see(run.accelerator.clip_grad_norm_(run.model->parameters(), 1000)); }}},
+    {"clip by value",
+     {false, [](Run& run, int64_t) { run.accelerator.clip_grad_value_(run.model->parameters(), 1e-3); }}},
+    {"leave the step out", {false, [](Run& run, int64_t step) { step % 2 == 1 ? run.opt.zero_grad() : void(); }}},
+    {"fill gradients with zeros", {false, [](Run& run, int64_t) { run.opt.zero_grad(/*set_to_none=*/false); }}},
+    {"step twice", {true, [](Run& run, int64_t) { run.opt.step(); }}},
+    {"freeze a layer",
+     {true,
+      [](Run& run, int64_t step) {
+        for (auto& parameter : run.model->second->parameters()) parameter.requires_grad_(step != 1);
+      }}},
+    {"back once more", {true, [](Run& run, int64_t step) { run.accelerator.backward(run.loss(step, 1)); }}},
+    {"save and load",
+     {true,
+      [](Run& run, int64_t step) {
+        const std::filesystem::path scratch(support::scratch_dir());
+        const auto folder = scratch / ("state" + std::to_string(step));
+        run.accelerator.save_state(folder);
+        if (step == 2) run.accelerator.load_state(scratch / "state1");
+      }}},
+};
+
+}  // namespace
+
+RANKS_TEST(StepInBackward, NoHabitOfAProgramChangesItsNumbers, 1, 2) {
+  support::on_both_stores([&](const std::string& store) {
+    for (const auto& [name, habit] : kHabits)
+      for (const Setup& setup : {Setup{"FSDP", fsdp()}, Setup{"ZeRO 2", zero(2)}}) {
+        SCOPED_TRACE(store + ", " + setup.name + ", " + name);
+        const auto& [takes_over, between] = habit;
+        if (name == kOwnLimit && setup.options.deepspeed_plugin) continue;  // there the file's limit holds
+        const auto found = same_as_plain(setup, with_each_step(between));
+        EXPECT_GT(found.computed, 0);
+        if (takes_over) EXPECT_GT(found.taken, 0);
+        else EXPECT_LT(found.taken, found.computed);
+      }
+  });
+}
+
+// Not used anywhere, or by one rank only.
+RANKS_TEST(StepInBackward, UnusedParametersStayAsTheyAre, 1, 2) {
+  support::on_both_stores([](const std::string& store) {
+    for (const Setup& setup : {Setup{"FSDP", fsdp(), kSgd}, Setup{"ZeRO 2", zero(2), kAdamW}}) {
+      SCOPED_TRACE(store + ", " + setup.name);
+      const auto found = same_as_plain(setup, [](Run& run) {
+        for (int64_t step = 0; step < kSteps; ++step) {
+          run.model->uses_spare = step % 2 == 1 && run.accelerator.process_index() == 0;
+          run.backward(step);
+          run.step();
+        }
+      });
+      EXPECT_EQ(found.taken, setup.optimizer.has_states ? (kSteps - 1) * kUsed + 1 : kSteps * kUsed + 2);
+    }
+  });
+}
+
+// When backward comes to the first layer, the last one's step has been computed.
+RANKS_TEST(StepInBackward, UnitsAreSteppedOnOneAfterTheOther, 1, 2) {
+  const support::Variable sent("ACCELERATE_SHARED_MEMORY", "0");
+  int64_t before_the_end = 0;
+  run({"", fsdp(), kSgd}, true, [&](Run& run) {
+    run.backward(0);  // ranks learn the order
+    run.step();
+    const int64_t before = counts::read(OptimCount::steps_ahead);
+    const at::Tensor loss = run.loss(1);
+    const auto hook = run.model->first->weight.register_hook(
+        [&](const at::Tensor&) { before_the_end = counts::read(OptimCount::steps_ahead) - before; });
+    run.accelerator.backward(loss);
+    run.model->first->weight.remove_hook(hook);
+  });
+  EXPECT_GE(before_the_end, 2);
+}
+
+RANKS_TEST(StepInBackward, AccumulationComputesTheLastStepOnly, 1, 2) {
+  for (const int64_t number : {1, 2}) {
+    auto options = zero(number);
+    options.deepspeed_plugin->hf_ds_config->set_value("gradient_accumulation_steps", int64_t{2});
+    const auto found = same_as_plain({"", options, kSgd}, [](Run& run) {
+      for (int64_t step = 0; step < kSteps; ++step)
+        for (int64_t micro = 0; micro < 2; ++micro) {
+          const auto scope = run.accumulate();
+          run.accelerator.backward(run.loss(step, micro));
+          run.step();
+        }
+    });
+    EXPECT_EQ(found.computed, kSteps * kUsed) << "stage " << number;
+    EXPECT_EQ(found.taken, found.computed) << "stage " << number;
+  }
+}
+
+RANKS_TEST(StepInBackward, TheFilesClippingCountsAsTheProgramsOwn, 2) {
+  support::on_both_stores([](const std::string& store) {
+    SCOPED_TRACE(store);
+    const auto found = same_as_plain({"", zero(2, R"(, "gradient_clipping": 0.05)"), kSgd}, several_steps);
+    EXPECT_GT(found.computed, 0);
+    EXPECT_LT(found.taken, found.computed) << "what is zero is zero when it has been clipped";
+  });
+}
+
+// Each miss doubles the number of steps that are computed plainly after it.
+RANKS_TEST(StepInBackward, ARunThatClipsEachStepComputesFewAhead, 1) {
+  const auto found = same_as_plain({"", fsdp(), kSgd}, [](Run& run) {
+    for (int64_t step = 0; step < 11; ++step) {
+      run.backward(step);
+      run.accelerator.clip_grad_norm_(run.model->parameters(), 1e-3);
+      run.step();
+    }
+  });
+  EXPECT_EQ(found.computed, 4 * kUsed) << "steps 0, 2, 5 and 10";
+  EXPECT_EQ(found.taken, 0);
+}
+
+// With a loss's scale they are divided by it.
+RANKS_TEST(StepInBackward, GradientsAreLeftAsAStepLeavesThem, 1, 2) {
+  const auto found = same_as_plain({"", fsdp({}, "fp16"), kSgd}, [](Run& run) {
+    for (int64_t step = 0; step < kSteps; ++step) {
+      run.backward(step);
+      run.opt.step();
+      for (const auto& piece : run.stepped_on())
+        if (piece.grad().defined()) run.see(piece.grad());
+      run.opt.zero_grad();
+    }
+  });
+  EXPECT_EQ(found.taken, kSteps * kUsed);
+}
+
+RANKS_TEST(StepInBackward, StepsThatOverflowHappenNowhere, 2) {
+  support::on_both_stores([](const std::string& store) {
+    SCOPED_TRACE(store);
+    const auto found = same_as_plain({"", fsdp({}, "fp16"), kMomentum}, [](Run& run) {
+      for (int64_t step = 0; step < 2 * kSteps; ++step) {
+        const bool bursts = step % 3 == 1 && run.accelerator.process_index() == 1;
+        run.accelerator.backward(run.loss(step) * (bursts ? 1e30 : 1.0));
+        run.step();
+        run.see(torch::tensor(run.opt.step_was_skipped() ? 1.0 : 0.0));
+      }
+    });
+    EXPECT_GT(found.taken, 0);
+    EXPECT_LT(found.taken, found.computed);
+  });
+}
+
+RANKS_TEST(StepInBackward, TwoOptimizersStepEachForItself, 1, 2) {
+  std::vector<std::vector<at::Tensor>> ends;
+  for (const bool ahead : {false, true}) {
+    support::reset_states();
+    counts::reset();
+    auto options = fsdp();
+    options.fsdp_plugin->step_in_backward = ahead;
+    Accelerator accelerator(options);
+    Net model;
+    torch::optim::SGD first(model->first->parameters(), 0.2);
+    torch::optim::AdamW others(model->second->parameters(), 0.05);
+    auto [m, one, two] = accelerator.prepare(model, first, others);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      accelerator.backward(loss_of(m(batch_of(step, 0, accelerator.process_index()))));
+      (step % 2 == 0 ? one : two).step();
+      one.zero_grad();
+      two.zero_grad();
+    }
+    ends.emplace_back();
+    for (const auto& parameter : model->parameters()) ends.back().push_back(parameter.detach().clone());
+    EXPECT_EQ(counts::read(OptimCount::steps_taken_over), ahead ? kSteps / 2 * 2 + 2 : 0);
+  }
+  for (size_t i = 0; i < ends[0].size(); ++i) EXPECT_TRUE(ends[0][i].equal(ends[1][i])) << i;
+}
+
+RANKS_TEST(StepInBackward, TheEnvironmentAsksForIt, 1) {
+  const auto computed = [](const Setup& setup, const char* variable, const char* value) {
+    const support::Variable asks(variable, value);
+    return run(setup, std::nullopt, several_steps).computed;
+  };
+  for (const auto& [setup, variable] : {std::pair(Setup{"FSDP", fsdp()}, "FSDP_STEP_IN_BACKWARD"),
+                                        std::pair(Setup{"ZeRO", zero(2)}, "ACCELERATE_DEEPSPEED_STEP_IN_BACKWARD")}) {
+    EXPECT_GT(computed(setup, variable, "true"), 0) << setup.name;
+    EXPECT_EQ(computed(setup, variable, "false"), 0) << setup.name;
+    EXPECT_EQ(run(setup, std::nullopt, several_steps).computed, 0) << setup.name << ", by itself";
+  }
+}
+
+RANKS_TEST(StepInBackward, PluginsThatDifferInItAreTwo, 1) {
+  auto plain = zero(2), other = plain;
+  Accelerator first(plain);
+  other.deepspeed_plugin->step_in_backward = true;
+  EXPECT_EQ(Accelerator(other).receipts()["deepspeed_plugin.step_in_backward"].value, "true");
+}
+
+RANKS_TEST(StepInBackward, OptimizersThatCanNotAreRefusedByName, 1, 2) {
+  const auto refusal = [](const Setup& setup, bool in_16_bits = false) {
+    return support::message_of<ConfigError>([&] {
+      support::reset_states();
+      auto options = setup.options;
+      options.fsdp_plugin->step_in_backward = true;
+      Accelerator accelerator(options);
+      Net model;
+      if (in_16_bits) model->to(at::kBFloat16);
+      accelerator.prepare(model, setup.optimizer.make(model->parameters()));
+    });
+  };
+  const Optimizer rms{[](const auto& parameters) { return std::make_shared<torch::optim::RMSprop>(parameters); }};
+  EXPECT_THAT(refusal({"", fsdp(), rms}), AllOf(HasSubstr("RMSprop"), HasSubstr("no step of this library's kernels"),
+                                                HasSubstr("leave step_in_backward out")));
+  EXPECT_THAT(refusal({"", fsdp()}, /*in_16_bits=*/true), HasSubstr("neither fp32 nor fp64"));
+}
+
+// What a dry run counts is what a run keeps: another copy of a rank's parameters and of both moments.
+TEST(StepInBackward, DryRunsCountWhatIsKept) {
+  if (support::is_rank()) GTEST_SKIP() << "runs in one process only";
+  const auto bytes_of_optimizer = [](bool ahead) {
+    const auto report = dry_run({.num_processes = 2}, [&](const DryRunMark& mark) {
+      auto options = fsdp();
+      options.cpu = false;  // the dry run has its own device
+      options.fsdp_plugin->step_in_backward = ahead;
+      Accelerator accelerator(options);
+      Net model;
+      auto [m, opt] = accelerator.prepare(model, torch::optim::AdamW(model->parameters(), 0.1));
+      for (int64_t step = 0; step < 2; ++step) {
+        accelerator.backward(m(torch::zeros({4, 5}, accelerator.device())).sum());
+        mark("backward");
+        opt.step();
+        opt.zero_grad();
+        mark("step");
+      }
+    });
+    return report.phase("step").at_end[MemoryUse::optimizer];
+  };
+  const int64_t plain = bytes_of_optimizer(false);
+  EXPECT_GT(plain, 0);
+  // `spare` has neither a step nor states.
+  EXPECT_EQ(bytes_of_optimizer(true), plain / 2 * 5);
+}
