@@ -55,7 +55,7 @@ set_tests_properties(python_client.restart_on_two_machines PROPERTIES LABELS cli
 set(slurm ${CMAKE_CURRENT_LIST_DIR}/with_slurm.sh)
 function(slurm_test name outcome command)
   add_test(NAME slurm.${name} COMMAND sh -c "${slurm} sh -c '${command}' && echo ended well")
-  set_tests_properties(slurm.${name} PROPERTIES LABELS cli TIMEOUT 120 RESOURCE_LOCK slurm PASS_REGULAR_EXPRESSION "${outcome}.*ended well" FAIL_REGULAR_EXPRESSION "FAILED")
+  set_tests_properties(slurm.${name} PROPERTIES LABELS cli TIMEOUT 600 RESOURCE_LOCK slurm PASS_REGULAR_EXPRESSION "${outcome}.*ended well" FAIL_REGULAR_EXPRESSION "FAILED")
 endfunction()
 slurm_test(program "3 processes.*training: with gradient accumulation" "srun -N 2 -n 3 $<TARGET_FILE:accelerate_self_test>")
 slurm_test(program_by_pmi2 "2 processes.*training: with gradient accumulation" "srun --mpi=pmi2 -N 2 -n 2 $<TARGET_FILE:accelerate_self_test>")

@@ -15,7 +15,7 @@ set_tests_properties(format PROPERTIES SKIP_RETURN_CODE 77)
 # The files that only builds for NVIDIA's GPUs have; CI gets the headers for it (scripts/test.sh).
 add_test(NAME structure.cuda COMMAND ${PROJECT_SOURCE_DIR}/scripts/cuda_build.sh --syntax)
 add_test(NAME structure.nvrtc COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/nvrtc_check.py --quick)
-set_tests_properties(structure.cuda structure.nvrtc PROPERTIES LABELS packaging TIMEOUT 120 SKIP_RETURN_CODE 77 ENVIRONMENT "CXX=${CMAKE_CXX_COMPILER};Torch_DIR=${Torch_DIR}")
+set_tests_properties(structure.cuda structure.nvrtc PROPERTIES LABELS packaging TIMEOUT 600 SKIP_RETURN_CODE 77 ENVIRONMENT "CXX=${CMAKE_CXX_COMPILER};Torch_DIR=${Torch_DIR}")
 
 set(settings -DBUILD_DIR=${PROJECT_BINARY_DIR} -DSOURCE_DIR=${PROJECT_SOURCE_DIR} -DTORCH_DIR=${Torch_DIR} -DGENERATOR=${CMAKE_GENERATOR}
              -DBUILD_TYPE=${CMAKE_BUILD_TYPE} -DCXX=${CMAKE_CXX_COMPILER} -DCXX_FLAGS=${CMAKE_CXX_FLAGS} -DLAUNCHER=$<$<BOOL:${CCACHE}>:${CCACHE}>)
