@@ -4,7 +4,7 @@
 
 namespace accelerate {
 
-/// What happened in accumulate() and backward(); see utils/counts.hpp.
+/// Events in accumulate() and backward(); see utils/counts.hpp.
 enum class TrainingCount {
   micro_steps,
   synchronised_steps,

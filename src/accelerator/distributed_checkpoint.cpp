@@ -286,8 +286,8 @@ std::vector<c10::IValue> stage_optimizers(const run_state::PreparedModels& model
   return result;
 }
 
-/// What a rank keeps of rank 0's tensors: its shards of those that lie in shards. `name_at`: which step of a value's
-/// path is the parameter's name.
+/// A rank's part of rank 0's tensors: its shards of those that lie in shards. `name_at`: which step of a value's path
+/// is the parameter's name.
 StateDict from_rank0(const StateDict& state, const std::vector<Held>& holdings, size_t name_at) {
   std::map<std::string, const Held*> by_name;
   for (const auto& holding : holdings)

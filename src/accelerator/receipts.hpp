@@ -12,7 +12,7 @@
 
 namespace accelerate::receipts {
 
-/// Of what the facade itself decides.
+/// The facts that the facade itself decides.
 struct OwnFacts {
   RunFacts run = {};
   AcceleratorOptions given = {};

@@ -12,7 +12,7 @@
 #include "bigmodel/quantizer.hpp"
 #include "bigmodel/weight_sources.hpp"
 
-/// What stays, what comes and goes, and how much memory there is for that.
+/// Which weights stay, which come and go, and how much memory there is for that.
 namespace accelerate::bigmodel {
 
 struct DispatchSettings {

@@ -11,7 +11,7 @@ namespace bigmodel {
 namespace {
 
 /// Fields that have the library's default are left out. Two models have fields of ours, for what the transformers did
-/// with which Hugging Face published these models' sizes. What they count is printed with the figures.
+/// with which Hugging Face published these models' sizes. The bytes that they count are printed with the figures.
 /// - `_cached_rotary_tables`: cosines and sines of all positions were buffers of every attention until 4.40. With them
 ///   idefics-80b gives its published sizes to the byte, and llama-3-8B its 28.21 GB.
 constexpr BuiltInModel kModels[] = {

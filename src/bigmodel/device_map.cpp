@@ -103,7 +103,7 @@ MaxMemory get_balanced_memory(const ModuleTree& tree, const BalancedMemoryOption
   for (const auto& [place, limit] : memory)
     if (place.is_gpu() && limit.bytes > 0) gpus.push_back(place);
   if (gpus.empty()) return memory;
-  // One GPU can't be spared. What the model computes with needs room as well: unless the user has said how much, a
+  // One GPU can't be spared. The computation needs room as well: unless the user has said how much, a
   // tenth.
   const bool low_zero = options.low_zero && gpus.size() > 1;
   constexpr double kShareForWeights = 0.9;

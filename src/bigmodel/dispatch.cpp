@@ -268,7 +268,7 @@ at::Device main_of(const DeviceMap& map, const std::optional<at::Device>& given)
   return first ? bigmodel::device_of(*first) : at::Device(at::kCPU);
 }
 
-/// What the options of both ways have alike.
+/// The settings that the options of both ways have in common.
 template <class Options>
 bigmodel::DispatchSettings settings_of(const char* caller, const Options& options, at::Device main,
                                        const Quantizer* quantizer) {

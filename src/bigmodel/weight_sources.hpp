@@ -17,7 +17,7 @@
 #include "bigmodel/quantizer.hpp"
 #include "residency/homes/file.hpp"
 
-/// What dispatching starts from: the weights of a model with their places, and where their values come from.
+/// The starting point of dispatching: the weights of a model with their places, and where their values come from.
 namespace accelerate::bigmodel {
 
 /// One tensor of the model, and what becomes of it.

@@ -15,9 +15,9 @@
 
 namespace accelerate::checkpointing {
 
-/// What DeepSpeed's save_checkpoint writes for one tag: a model, its optimizer and its schedule, of any ZeRO stage, cut
-/// over any number of ranks; or what its tool has made of that, a universal checkpoint. Opened as data: nothing in it
-/// is executed, tensors are read when they are asked for. Source: DeepSpeed 0.19.8, engine and zero_to_fp32.
+/// The files of DeepSpeed's save_checkpoint for one tag: a model, its optimizer and its schedule, of any ZeRO stage,
+/// cut over any number of ranks; or the universal checkpoint that its tool has made of them. Opened as data: nothing in
+/// it is executed, tensors are read when they are asked for. Source: DeepSpeed 0.19.8, engine and zero_to_fp32.
 class ZeroCheckpoint {
  public:
   /// Files that name a tag, beside tags.

@@ -21,8 +21,8 @@
 namespace accelerate::codes {
 namespace {
 
-/// Elements [first, first + to.numel()) of the flattened tensor. What begins in the middle of a unit is decoded from
-/// its begin.
+/// Elements [first, first + to.numel()) of the flattened tensor. A range that begins in the middle of a unit is decoded
+/// from the unit's begin.
 void decode_slice(const Decoder& decoder, int64_t first, const at::Tensor& to) {
   const int64_t count = to.numel(), unit = decoder.unit(), lead = first % unit;
   constexpr int64_t kPart = 1 << 13;  // elements: 32 KiB of fp32 stay near

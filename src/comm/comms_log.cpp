@@ -191,7 +191,7 @@ std::string comms_table() {
 
 namespace {
 
-/// What this thread does meanwhile does not count.
+/// While it lives, this thread's collectives do not count.
 struct Unlogged {
   Unlogged() { ++within; }
   ~Unlogged() { --within; }

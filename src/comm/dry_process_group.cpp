@@ -93,7 +93,7 @@ c10::intrusive_ptr<c10d::Work> DryProcessGroup::reduce_scatter_of(at::Tensor& ou
   return done({output});
 }
 
-/// What it brings about, in steps, is a reduce-scatter.
+/// Counts as the reduce-scatter that it brings about, in steps.
 c10::intrusive_ptr<c10d::Work> DryProcessGroup::all_to_all(at::Tensor& output, const at::Tensor& input) {
   count(Traffic::Kind::reduce_scatter, input, 1);
   if (!output.is_meta()) output.view({size_, -1}).copy_(input.view({size_, -1})[rank_]);

@@ -28,7 +28,7 @@ struct Future;
 
 namespace accelerate::comm {
 
-/// Of a future that waited for a peer that has failed. Who waits for it knows where that was.
+/// The error of a future that waited for a peer that has failed. Whoever waits for it knows where that was.
 struct PeerFailure : CommError {
   using CommError::CommError;
 };

@@ -51,7 +51,7 @@ std::optional<std::string> nearest_key(const std::string& section, const std::st
 /// Reads a file into JSON without looking at its keys.
 Value read_config(const std::filesystem::path& file);
 
-/// FSDP version 1 to 2. What can't be carried over is named in `notes`, a line each.
+/// FSDP version 1 to 2. Settings that can't be carried over are named in `notes`, a line each.
 Value to_fsdp2(Value config, std::vector<std::string>& notes);
 
 }  // namespace accelerate::config

@@ -7,7 +7,7 @@
 ///
 /// A new setting is one row here: flag, key in config files, environment variable, help, completion, manual page and
 /// docs/settings.md come from it, and the launcher reads its value as settings.on("name"), .text("name") or
-/// .integer("name") (launch/job/settings.hpp). What is not the reference's goes to kOurs.
+/// .integer("name") (launch/job/settings.hpp). Settings that are not the reference's go to kOurs.
 ///
 /// Names, defaults, choices and variables are the reference's: they are the contract with its files and programs.
 namespace accelerate::config {

@@ -7,7 +7,7 @@
 #include "utils/device_types.hpp"
 #include "utils/raise.hpp"
 
-/// The questions of `accelerate config`: which setting is asked for when. What is asked, its default and what it may be
+/// The questions of `accelerate config`: which setting is asked for when. Texts, defaults and possible answers
 /// come from the table.
 namespace accelerate::config {
 namespace {

@@ -4,7 +4,7 @@
 
 namespace accelerate::data {
 
-/// What happened to batches and loaders; see utils/counts.hpp.
+/// Events of batches and loaders; see utils/counts.hpp.
 enum class DataCount {
   batches,             ///< that loops got from prepared loaders
   batches_split,       ///< of them, pieces of a global batch (split_batches)

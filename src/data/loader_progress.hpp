@@ -50,7 +50,7 @@ class LoaderProgress : public PreparedStatus {
   bool drop_last() const { return drop_last_; }
 
  private:
-  /// What `state` is for this number of ranks and this batch size.
+  /// The same position as `state`, for this number of ranks and this batch size.
   DataLoaderState fitted(const DataLoaderState& state) const;
 
   PreparedSettings settings_;

@@ -42,8 +42,8 @@ struct GgufTarget {
   bool transposed = false;
 };
 
-/// All that a file of this model has, in an order of its own. @param shapes  of the checkpoint's tensors. What files of
-/// old models hold and every program works out by itself is left out, and so is the head of tied embeddings.
+/// All that a file of this model has, in an order of its own. @param shapes  the checkpoint's. Tensors of old
+/// models' files that every program works out by itself are left out, and so is the head of tied embeddings.
 /// @param source  begins messages. @throws CheckpointError for a tensor without a place, and for one that is missing
 std::vector<GgufTarget> gguf_tensors(const GgufForm& form, const std::map<std::string, std::vector<int64_t>>& shapes,
                                      const std::string& source);

@@ -6,7 +6,7 @@
 
 #include <ATen/core/ivalue.h>
 
-/// What LibTorch's pickler writes (torch::pickle_save, torch::save) and Python's does not: lists and dicts that know
+/// Types that LibTorch's pickler (torch::pickle_save, torch::save) has and Python's does not: lists and dicts that know
 /// the type of what is in them, complex numbers and devices. In a pickle each is a call of a function.
 namespace accelerate::formats {
 

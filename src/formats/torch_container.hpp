@@ -12,7 +12,7 @@
 #include "formats/pickle.hpp"
 #include "utils/raise.hpp"
 
-/// What Python's torch.save and TorchScript write, down to the pickle and to where the bytes of each tensor are.
+/// The files of Python's torch.save and of TorchScript, down to the pickle and to where the bytes of each tensor are.
 /// Nothing in it is executed. Needs no LibTorch.
 namespace accelerate::formats {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 /// The names under which files have the weights of transformers' models: with and without the name of the body, of
-/// several versions, as they were before a conversion. What loads weights goes by these, however it loads them.
+/// several versions, as they were before a conversion. All loading of weights goes by these.
 namespace accelerate::formats {
 
 struct WeightNames {

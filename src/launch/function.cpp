@@ -109,7 +109,7 @@ std::map<std::string, std::string> environment(const FunctionLaunchOptions& o, i
           {"ACCELERATE_USE_CPU", o.cpu ? "True" : "False"}};
 }
 
-/// In the copy: calls the function and ends the process. What went wrong is written to `failure`.
+/// In the copy: calls the function and ends the process. Its error is written to `failure`.
 [[noreturn]] void run_rank(const std::function<void()>& function, const std::map<std::string, std::string>& variables,
                            const Signals& signals, const Fd& failure) {
   std::string what;

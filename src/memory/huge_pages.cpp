@@ -78,7 +78,7 @@ class PageBlock {
 };
 
 Mutex mutex;
-/// What small tensors are put into, while one has some of it.
+/// The block for small tensors, while one of them lives.
 std::weak_ptr<PageBlock> current ACCELERATE_GUARDED_BY(mutex);
 int64_t used ACCELERATE_GUARDED_BY(mutex) = 0;
 

@@ -17,7 +17,7 @@ bool should_reduce_batch_size(const std::exception& error) {
   const std::string_view text = error.what();
   for (const char* sign :
        {" out of memory.", "MPS backend out of memory",
-        // What CUDA and HIP say themselves, for memory that LibTorch's allocator does not manage:
+        // CUDA's and HIP's own messages, for memory that LibTorch's allocator does not manage:
         // kernels' stacks, handles, the libraries' work spaces.
         " error: out of memory", "'out of memory'", "BLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
         "SOLVER_STATUS_ALLOC_FAILED", "SPARSE_STATUS_ALLOC_FAILED", "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",

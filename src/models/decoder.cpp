@@ -223,7 +223,7 @@ class GptDecoder : public torch::nn::Cloneable<GptDecoder> {
   torch::nn::LayerNorm norm_ = nullptr;
 };
 
-/// What is around a decoder in an architecture that has encoders elsewhere.
+/// The modules around a decoder in an architecture that has encoders elsewhere.
 class AroundDecoder : public torch::nn::Cloneable<AroundDecoder> {
  public:
   explicit AroundDecoder(SharedForm form) : Cloneable(form->family + "Model"), form_(std::move(form)) { reset(); }

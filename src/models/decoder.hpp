@@ -28,14 +28,14 @@ enum class BlockForm {
   one_norm,      ///< attention(norm(x)) + mlp(norm(x)) + x
 };
 
-/// What makes queries, keys and values.
+/// The layers that make queries, keys and values.
 enum class Projections {
   separate,    ///< a layer for keys, one for values, one for queries
   per_head,    ///< one layer; each head's query, key and value lie together
   one_by_one,  ///< one layer: all queries, all keys, all values
 };
 
-/// What a block registers. An MLP is a module of its own, or its two layers are the block's.
+/// The modules that a block registers. An MLP is a module of its own, or its two layers are the block's.
 enum class BlockPart { attention, attention_norm, mlp, mlp_first, mlp_second, mlp_norm };
 
 /// Positions whose embeddings are learned.
@@ -90,7 +90,7 @@ struct DecoderForm {
 };
 using SharedForm = std::shared_ptr<const DecoderForm>;
 
-/// What all blocks of one forward share.
+/// The values that all blocks of one forward share.
 struct DecoderContext {
   std::optional<Rotary> rotary;
   AttentionMask mask;

@@ -23,7 +23,7 @@ namespace {
 // The formulas go in the order and the precision that transformers has them in: a last bit of a frequency is worth many
 // at a late position.
 
-/// What 1 is stretched to at the ends of yarn's ramp, as its source recommends.
+/// The factor at the ends of yarn's ramp, as its source recommends it.
 double recommended_scale(double factor, double weight = 1) {
   return factor <= 1 ? 1.0 : 0.1 * weight * std::log(factor) + 1.0;
 }

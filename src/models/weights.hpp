@@ -20,7 +20,7 @@ struct WeightRules {
   std::string tied_to;  ///< Parameter that the head multiplies by, so that a head in the files must be the same; empty
                         ///< where it has weights of its own.
   bool ignore_mismatched_sizes = false;
-  /// What other files call a parameter of this name, besides those of `names`; may be empty.
+  /// The name of such a parameter in other files, besides those of `names`; may be empty.
   std::function<std::string(const std::string& name)> other_name;
 
   /// The head multiplies by `embeddings`, of which files may have a copy as its weight.

@@ -19,13 +19,13 @@ namespace accelerate {
 class GuardedPort {
  public:
   /// Listens. Where the kernel knows no such rules (it is not Linux but acts so), every process of this machine gets to
-  /// the server, and a line on stderr says so. Who else is let in says admit_own().
+  /// the server, and a line on stderr says so. admit_own() says who else is let in.
   /// @param port  0: one that is free
   /// @return nothing, with the system's reason in `why`, when the port is busy or no socket can be had
   static std::optional<GuardedPort> open(int64_t port, std::string& why);
 
   int64_t port() const { return port_; }
-  /// The listening descriptor for the server, which takes it over. Once. What it connects to itself is
+  /// The listening descriptor for the server, which takes it over. Once. The server itself connects to
   /// 127.0.0.1:port(), and goes through the guard.
   int listening() { return listening_.release(); }
   /// A way past the guard, for connections that have shown otherwise who they are: being made, without waiting; none

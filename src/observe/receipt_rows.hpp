@@ -26,7 +26,7 @@ namespace accelerate::receipts {
 
 using counts::read;
 
-/// What all tables are made from, beside the facts of each. By default a run that nobody asked anything of.
+/// The facts that all tables are made from, beside those of each. By default those of a run that asked for nothing.
 struct RunFacts {
   int64_t ranks = 1, models = 0;
   at::Device device = at::kCPU;

@@ -20,7 +20,7 @@ inline constexpr size_t kPhases = 5;
 class Watcher {
  public:
   virtual ~Watcher() = default;
-  /// On the thread that is in the phase. What they throw at its end is a warning where the phase ends with a scope.
+  /// On the thread that is in the phase. An exception at its end is a warning where the phase ends with a scope.
   /// @param of  whose phase
   virtual void begins(Phase phase, const void* of) = 0;
   virtual void ends(Phase phase, const void* of) = 0;

@@ -48,7 +48,7 @@ class Recorder {
   ~Recorder();
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
-  /// Once. What has not ended is left out.
+  /// Once. Spans that have not ended are left out.
   Recording stop();
 
  private:

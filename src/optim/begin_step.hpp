@@ -10,7 +10,7 @@
 
 namespace accelerate::optim {
 
-/// What step() of this library's optimizers begins with, without gradients: the loss of its closure, if there is one.
+/// The beginning of step() of this library's optimizers: runs the closure, if there is one, and returns its loss.
 /// @throws ConfigError for a sparse gradient
 inline at::Tensor begin_step(const torch::optim::Optimizer& optimizer, const std::string& name,
                              const torch::optim::Optimizer::LossClosure& closure) {

@@ -4,7 +4,7 @@
 
 namespace accelerate::optim {
 
-/// What happened in step() of optimizers and schedules; see utils/counts.hpp.
+/// Events in step() of optimizers and schedules; see utils/counts.hpp.
 enum class OptimCount {
   optimizer_steps,
   steps_skipped,     ///< because gradients overflowed

@@ -375,7 +375,7 @@ template <class Kernel> class FusedStepOf : public FusedStep {
   static kernels::StepLists lists_of(const Bucket<State>& bucket) {
     return {bucket.params, bucket.grads, bucket.first, bucket.second, bucket.largest};
   }
-  /// What was computed ahead takes its place. @return what is left to do; nothing: all
+  /// Puts values that were computed ahead in place. @return the part that is left to do; nothing: all of it
   std::optional<Bucket<State>> take_over(const Bucket<State>& bucket, const Options& options,
                                          const std::optional<at::Tensor>& scale) {
     if (ahead_.empty() || !bucket.device.is_cpu()) return std::nullopt;

@@ -68,7 +68,7 @@ at::Tensor orthogonalized(const at::Tensor& matrices, const std::string& method)
   return (high ? found.mT() : found).to(matrices.scalar_type());
 }
 
-/// What is to be orthogonal: Nesterov's momentum. @return as large as the gradient
+/// Nesterov's momentum, the matrix that is to be made orthogonal. @return as large as the gradient
 at::Tensor muon_ahead(const MuonOptions& o, const at::Tensor& gradient, const Wide& momentum) {
   momentum.value.lerp_(gradient, 1 - o.momentum());
   return gradient.lerp(momentum.value, o.momentum());

@@ -214,7 +214,7 @@ struct ReadState {
   }
 };
 
-/// Of what a step makes for the parameter.
+/// The dtype of the state that a step makes for the parameter.
 template <class D> at::ScalarType state_type(const typename D::Options& options, const at::Tensor& parameter) {
   if constexpr (requires { D::state_type(options, parameter); }) return D::state_type(options, parameter);
   else return parameter.scalar_type();

@@ -32,9 +32,9 @@ std::map<std::string, at::Tensor> initial_state(torch::optim::Optimizer& optimiz
 std::vector<at::Tensor> states_of(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters);
 /// Replaces every tensor of the state by f(tensor). Classes that are not known here are left as they are.
 void map_optimizer_state(torch::optim::Optimizer& optimizer, const std::function<at::Tensor(const at::Tensor&)>& f);
-/// What the optimizer holds for `from`, which a group lists, becomes its state of `to`, every tensor replaced by
-/// f(tensor) in the type that a step on `to` makes; f sees those that have one value per element of the parameter.
-/// Nothing where it holds none. Classes that are not known here keep it where it is.
+/// The optimizer's state of `from`, which a group lists, becomes that of `to`, every tensor replaced by f(tensor) in
+/// the type that a step on `to` makes; f sees the tensors that have one value per element of the parameter. Without a
+/// state of `from` nothing happens. Classes that are not known here keep the state where it is.
 void move_optimizer_state(torch::optim::Optimizer& optimizer, const at::Tensor& from, const at::Tensor& to,
                           const std::function<at::Tensor(const at::Tensor&)>& f);
 

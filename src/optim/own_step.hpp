@@ -14,7 +14,7 @@ namespace accelerate::optim {
 struct Wide {
   explicit Wide(const at::Tensor& place)
       : place(place.detach()), value(this->place.to(place.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)) {}
-  /// What `value` has become.
+  /// Writes `value`, as it is by now, into `place`.
   void put() const {
     if (!value.is_same(place)) place.copy_(value);
   }

@@ -61,7 +61,7 @@ template <class Rule> class StepsAhead {
   /// Whether nothing is to be computed for the next step: it would probably be for nothing, as before (a program that
   /// clips gradients in each step).
   bool waits() const { return waits_ > 0; }
-  /// What no step has taken over is worth nothing any more.
+  /// Values that no step has taken over are worth nothing any more.
   void end_step() {
     constexpr int64_t kLongest = 16;
     if (waits_ > 0) return void(--waits_);

@@ -56,7 +56,7 @@ int64_t hash_of_bits(const at::Tensor& tensor) {
 }
 
 /// How far values are from the first rank's on each rank of the group, as a part of the largest. Of any dtype: bytes
-/// and bits have no abs(). What is NaN on both is equal, of whatever bits.
+/// and bits have no abs(). Elements that are NaN on both are equal, of whatever bits.
 std::vector<double> distances(comm::Group& group, const at::Tensor& values) {
   const at::Tensor mine = values.to(values.is_complex() ? at::kComplexFloat : at::kFloat);
   const at::Tensor first = group.broadcast(mine.clone(), 0);

@@ -129,7 +129,7 @@ class ChosenLayer {
   /// asked for.
   virtual bool joins_data() const { return false; }
 
-  /// What Accelerator::distributed_type() says; unset: what the processes are.
+  /// The answer of Accelerator::distributed_type(); unset: the processes decide it.
   virtual std::optional<DistributedType> distributed_type() const { return std::nullopt; }
   /// How save_state() writes models and optimizers; unset: whole, in the files of plain training.
   virtual std::optional<StateDictType> state_dict_type() const { return std::nullopt; }
@@ -245,8 +245,8 @@ std::vector<LayerKind>& layer_kinds();
 /// All that are asked for. @throws ConfigError also for axes of the parallelism configuration that none of them splits.
 std::unique_ptr<ChosenEngine> choose_engine(const EngineRequest& request);
 
-/// The axes that a configuration names, of a job of so many ranks, outermost first. What they leave over (under
-/// DeepSpeed they need not name all ranks) reads other samples.
+/// The axes that a configuration names, of a job of so many ranks, outermost first. Ranks that they leave over (under
+/// DeepSpeed they need not name all ranks) read other samples.
 std::vector<comm::AxisSize> axes_of(const std::optional<ParallelismConfig>& config, int64_t ranks);
 
 /// The resolved parallelism configuration, if the program or the environment has one.

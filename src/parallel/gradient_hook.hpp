@@ -20,8 +20,8 @@ using GradientHookFuture = c10::intrusive_ptr<c10::ivalue::Future>;
 class GradientHook {
  public:
   virtual ~GradientHook() = default;
-  /// Called for each bucket of a backward, in the order of their indices. What it returns is complete when the last
-  /// bucket's is; its value is a tensor of as many elements as the bucket's buffer, or a list of that one.
+  /// Called for each bucket of a backward, in the order of their indices. The future is complete when the last bucket's
+  /// is; its value is a tensor of as many elements as the bucket's buffer, or a list of that one.
   virtual GradientHookFuture run(GradientBucket& bucket) = 0;
   /// The state that this rank needs to go on as if nothing had been; None: nothing.
   virtual c10::IValue state() const { return {}; }

@@ -20,8 +20,8 @@ struct Gradients {
   void scale(const at::Tensor& factor) const;
 };
 
-/// Tensors that no engine knows count as parameters that are whole everywhere. What is listed several times (LibTorch
-/// lists a tied weight under each of its names, and two models may share modules) is there once. Not collective.
+/// Tensors that no engine knows count as parameters that are whole everywhere. A tensor that is listed several times
+/// (LibTorch lists a tied weight under each name, and two models may share modules) is there once. Not collective.
 Gradients gradients_of(const Engines& engines, const std::vector<at::Tensor>& parameters);
 
 /// The tensors that optimizers step on for these parameters: themselves, or this rank's shards of them. Not collective.

@@ -25,8 +25,8 @@ namespace accelerate::parallel {
 /// rank; one of them makes gradients those of all ranks (of the axes of the data).
 ///
 /// Members are called by the engine in the order of the stack, those that undo something (after_forward(),
-/// after_step(), widen()) in reverse, and all of them by all ranks in the same order unless they say otherwise. What a
-/// layer has no word about it leaves as it is.
+/// after_step(), widen()) in reverse, and all of them by all ranks in the same order unless they say otherwise. A layer
+/// leaves all else as it is.
 class ACCELERATE_API Layer {
  public:
   virtual ~Layer() = default;

@@ -28,7 +28,7 @@ FP8Settings settings_of(const GivenFP8& given) {
 
 namespace {
 
-/// What holds of it, by the back end that it is for.
+/// Takes the part of `given` that is for its back end, resolved.
 void take(ChosenFP8& fp8, const GivenFP8& given) {
   if (const auto* all = std::get_if<FP8RecipeKwargs>(&given)) {
     const FP8RecipeKwargs resolved = resolve(*all);

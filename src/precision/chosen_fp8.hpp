@@ -20,10 +20,10 @@ struct FP8Settings {
   TERecipeKwargs te;
   MSAMPRecipeKwargs msamp;
 };
-/// What was given; of a deprecated FP8RecipeKwargs both parts.
+/// The settings that were given; a deprecated FP8RecipeKwargs gives both parts.
 FP8Settings settings_of(const GivenFP8& given);
 
-/// What the handler, or else the environment, says of fp8; resolved.
+/// The fp8 settings of the handler, or else of the environment; resolved.
 struct ChosenFP8 {
   FP8BackendType backend = FP8BackendType::NO;
   FP8Settings settings;

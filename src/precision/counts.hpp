@@ -4,7 +4,7 @@
 
 namespace accelerate {
 
-/// What happened in a narrower format; see utils/counts.hpp.
+/// Events of computing in a narrower format; see utils/counts.hpp.
 enum class PrecisionCount {
   autocast_regions,
   fp8_evaluations,  ///< forwards in evaluation mode with products in fp8

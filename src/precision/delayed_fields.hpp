@@ -2,7 +2,7 @@
 
 namespace accelerate {
 
-/// What TERecipeKwargs and the deprecated FP8RecipeKwargs both have: f(name, that field of each).
+/// The fields that TERecipeKwargs and the deprecated FP8RecipeKwargs share: f(name, that field of each).
 template <class F, class... Kwargs> void for_each_delayed_field(F&& f, Kwargs&... kwargs) {
   f("use_autocast_during_eval", kwargs.use_autocast_during_eval...);
   f("margin", kwargs.margin...);

@@ -80,7 +80,7 @@ template <class Kwargs> void resolve_level(Kwargs& kwargs) {
   check_choice("opt_level", "ACCELERATE_FP8_OPT_LEVEL", *kwargs.opt_level, {"O1", "O2"});
 }
 
-/// Fields of FP8RecipeKwargs that its back end does not have. What is the same as without it says nothing, and may be
+/// Fields of FP8RecipeKwargs that its back end does not have. A field that is as by default says nothing, and may be
 /// what resolve() has put there; the environment may hold the settings of all back ends.
 void refuse_without_effect(const FP8RecipeKwargs& resolved) {
   const auto refuse = [&](bool differs, const char* field, const char* backend) {

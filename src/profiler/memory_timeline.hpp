@@ -40,7 +40,7 @@ struct MemoryMoment {
   int64_t time_us = 0;
   std::array<int64_t, kCategories> bytes{};
 };
-/// What PyTorch calls a memory event.
+/// A memory event of PyTorch's.
 struct MemoryChange {
   enum class Action { preexisting = 1, create = 2, destroy = 4 };  ///< PyTorch's numbers
   int64_t time_ns = 0;                                             ///< -1: before the recording

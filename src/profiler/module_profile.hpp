@@ -28,8 +28,8 @@ struct ModuleCost {
 /// Operations of one forward by module. LibTorch's modules have no hooks, and an operator does not know whose it is.
 /// One that is given a module's own parameter is that module's. One that comes between two such is of a module without
 /// parameters whose class is the operator's name and that is registered between theirs (an aten::relu between two
-/// layers is their ReLU's), and else of the innermost module that has both of theirs in it. What comes before the first
-/// and after the last is the root's.
+/// layers is their ReLU's), and else of the innermost module that has both of theirs in it. Operators before the first
+/// and after the last are the root's.
 class ModuleProfile {
  public:
   /// @param device  where it computes

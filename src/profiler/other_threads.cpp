@@ -15,7 +15,7 @@ struct RunningOperator final : at::ObserverContext {
 };
 
 std::unique_ptr<at::ObserverContext> begin_operator(const at::RecordFunction&) {
-  // What Kineto sees, here or on autograd's threads, it keeps itself.
+  // Kineto itself keeps the operators that it sees, here or on autograd's threads.
   if (c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE)) return nullptr;
   return std::make_unique<RunningOperator>();
 }

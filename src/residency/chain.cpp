@@ -49,8 +49,8 @@ struct HeldHandler {
 
 namespace {
 
-/// Who is registered, and the lists that have been published. Those stay, because an operator of another thread may be
-/// walking along one; there are as many as there are sequences of handlers.
+/// The registered handlers, and the lists that have been published. Those stay, because an operator of another thread
+/// may be walking along one; there are as many as there are sequences of handlers.
 class ProcessLists {
  public:
   HeldHandler* hold(Link link, Handler& handler) {

@@ -20,7 +20,7 @@ enum class Link : uint8_t {
   recompute,  ///< activation checkpointing of units: run, and write down how to run again (activations/)
   adapt,      ///< adapters on frozen weights: add their part to what is computed (adapters/lora_handler.cpp)
   shard,      ///< tensor and sequence parallelism: run on this rank's share, or gather first
-  codes,      ///< products in few bits: a kernel for the encoding. Who has none leaves it to touch, whose fetch decodes
+  codes,      ///< products in few bits: a kernel for the encoding. Without one: touch
   touch,      ///< residency: make units present and pin them (touch.cpp)
   devices,    ///< models across devices: bring operands together (devices.cpp)
 };

@@ -7,7 +7,7 @@
 
 namespace accelerate::residency {
 
-/// What happened to units besides; see utils/counts.hpp.
+/// Further events of units; see utils/counts.hpp.
 enum class ResidencyCount {
   units_recomputed,
   inputs_offloaded,  ///< from which units are recomputed

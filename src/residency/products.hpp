@@ -7,7 +7,7 @@
 
 namespace accelerate::residency {
 
-/// What a tensor has of the weight [n, m] over whose storage it lies: all of it, its transpose, or something else.
+/// A tensor's part of the weight [n, m] over whose storage it lies: all of it, its transpose, or something else.
 enum class WeightView { whole, turned, part };
 WeightView weight_view(const at::Tensor& view, const at::Tensor& weight);
 

@@ -211,7 +211,7 @@ void Residency::wrote(Member& member, const at::Tensor& values) {
   if (scribe_ && !writes_together()) scribe_(member, slice);
   if (!part.home->keeps()) return;
   part.home->take(member.offset(), values.defined() ? values : slice);
-  // What a home has rounded is fetched anew: every unit computes with the same values, resident or not.
+  // Values that a home has rounded are fetched anew: every unit computes with the same ones, resident or not.
   part.version = part.home->rounds() ? -1 : part.home->version();
   // Each rank has the exact values of its own slice only.
   if (values.defined() && (part.home->collective() || part.home->sharers() > 1)) member.set_behind(true);
@@ -267,7 +267,7 @@ void Residency::look_ahead(int64_t units) {
       if (unit->state_ == State::fetching && unit.get() != current_) ahead += unit->bytes();
     return ahead >= *policy_.prefetch_bytes;
   };
-  // Who is being waited for does not count.
+  // The unit that is being waited for does not count.
   const int64_t allowed = policy_.outstanding + (current_ && current_->state_ == State::fetching ? 1 : 0);
   for (int64_t ahead = 1; ahead <= units && outstanding_ < allowed; ++ahead) {
     const int32_t index = trace_.next(ahead);

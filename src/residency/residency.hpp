@@ -73,13 +73,13 @@ class Residency {
   /// Unpins it, and makes it absent: what was changed is stored, or lost.
   void end_raw_access(Unit& unit, bool writeback);
 
-  // Bytes that other processes compute with. Who writes, by operators or around them, gets a copy of its own.
+  // Bytes that other processes compute with. A writer, by operators or around them, gets a copy of its own.
   bool has_private() const;
   /// The elements of its copies that this process decides go to where all see them, and the copies end. The caller has
   /// seen to it that nobody computes meanwhile.
   void share_again();
-  /// What brings up to date what all ranks see, once each has written to its own shards, or to the masters of shared
-  /// images; collective. It ends with note_up_to_date().
+  /// The function that brings the values that all ranks see up to date, once each has written to its own shards, or to
+  /// the masters of shared images; collective. It ends with note_up_to_date().
   void set_publisher(std::function<void()> publish) { publish_ = std::move(publish); }
   /// Told of each write by an operator to a member, with what the whole member is now, as this rank has it (1-D).
   void set_scribe(std::function<void(const Member&, const at::Tensor&)> scribe) { scribe_ = std::move(scribe); }

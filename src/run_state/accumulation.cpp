@@ -45,7 +45,7 @@ Holders holders_of(const RunState& run) {
   return all;
 }
 
-/// What a parameter shows as its gradient is its shard's.
+/// Whether the gradient that a parameter shows is its shard's.
 bool is_of_piece(const at::Tensor& gradient, const std::map<std::string, at::Tensor>& pieces, const std::string& name) {
   if (residency::Member::of(gradient)) return true;
   const auto piece = pieces.find(name);

@@ -4,7 +4,7 @@
 
 namespace accelerate::run_state {
 
-/// What was saved, and given to the program; see utils/counts.hpp.
+/// Events of saving, and of giving states to the program; see utils/counts.hpp.
 enum class CheckpointCount {
   checkpoints,
   automatic_checkpoints,  ///< that named themselves

@@ -211,7 +211,7 @@ void StagedModel::stage(const detail::PreparedModel& model, const checkpointing:
     sizes.try_emplace(name, at::empty(size, at::TensorOptions().device(at::kMeta)));
   };
   const auto holdings = holdings_of(model);
-  // Of what modules compute with a part of, files have the whole.
+  // Files have whole tensors where modules compute with a part.
   std::map<std::string, const parallel::Held*> parts;
   for (const auto& holding : holdings)
     for (const auto& name : holding.names)

@@ -30,7 +30,7 @@ inline constexpr const char* kSteps = "step";  ///< the one state that is no ten
 /// An optimizer's parameters in the order of its groups.
 std::vector<parallel::Held> parameters_of(const AcceleratedOptimizer& optimizer, const PreparedModels& models);
 
-/// What writes its state in its own words can't be cut into shards, nor put together from them. @throws ConfigError
+/// A state in an optimizer's own layout can't be cut into shards, nor put together from them. @throws ConfigError
 [[noreturn]] void refuse_pieces(const AcceleratedOptimizer& optimizer, const char* operation);
 
 /// An optimizer as all ranks see it: a rank that has no element of a parameter may have no state for it.

@@ -28,7 +28,7 @@ void append(std::vector<int64_t>& numbers, const parallel::Held& held) {
   numbers.insert(numbers.end(), {held.slice.begin, held.slice.numel, held.value.sizes() == held.slice.sizes ? 1 : 0});
 }
 
-/// What another rank holds of the same tensor. @param numbers  that rank's; the next ones are those of the next tensor
+/// Another rank's part of the same tensor. @param numbers  that rank's; moves on to those of the next tensor
 parallel::Held read_held(const parallel::Held& mine, const int64_t*& numbers) {
   const auto dims = static_cast<ptrdiff_t>(mine.whole.dim());
   parallel::Held theirs = mine;
@@ -73,7 +73,7 @@ ShardsForSteps::ShardsForSteps(const parallel::Engines& engines) {
     for (auto& held : engine->pieces()) {
       if (!held.in_pieces()) continue;
       const auto* key = held.value.unsafeGetTensorImpl();
-      // Of what is whole only the sizes, and in which order its elements lie. A dry run counts what is made on meta.
+      // The whole tensor leaves its sizes and the order of its elements. A dry run counts what is made on meta.
       if (!held.whole.is_meta())
         held.whole =
             at::empty_strided(held.whole.sizes(), held.whole.strides(), held.whole.options().device(at::kMeta));

@@ -62,8 +62,8 @@ WholeStream::Wanted wanted(const parallel::Held& holding, const std::string& kin
 /// A stage for each run of neighbours that belong to one part.
 std::vector<WholeStream::Stage> part_by_part(std::vector<WholeStream::Wanted> wanted);
 
-/// Runs `write` on ranks that write; it gets whole tensors from the stream, and the others gather in step. What goes
-/// wrong there is thrown on all ranks. Collective.
+/// Runs `write` on ranks that write; it gets whole tensors from the stream, and the others gather in step. Its errors
+/// are thrown on all ranks. Collective.
 void write_in_step(WholeStream& stream, bool writes, const std::function<void()>& write);
 
 /// The file appears when it is complete.

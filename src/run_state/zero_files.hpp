@@ -47,7 +47,7 @@ checkpointing::Sizes sizes_by_name(const detail::PreparedModel& model);
 checkpointing::StoredOptimizer optimizer_in(const RunState& run, const detail::PreparedModel& model,
                                             const checkpointing::ZeroCheckpoint& checkpoint, size_t optimizer,
                                             const std::vector<size_t>& together);
-/// What `scaler` has, with what the checkpoint says of the loss scale; unset where that says nothing.
+/// The state of `scaler`, with the checkpoint's loss scale; unset where the checkpoint has none.
 std::optional<c10::IValue> scaler_state_in(const checkpointing::ZeroCheckpoint& checkpoint,
                                            const optim::GradScaler& scaler);
 

@@ -9,7 +9,7 @@ struct DeepSpeedPlugin;
 
 namespace accelerate::detail {
 
-/// What AcceleratorState tells of DeepSpeed's plugins; the layer that trains by them is behind it.
+/// DeepSpeed's plugins as AcceleratorState tells of them; the layer that trains by them is behind it.
 class DeepSpeedPlugins {
  public:
   virtual ~DeepSpeedPlugins() = default;

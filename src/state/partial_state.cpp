@@ -83,7 +83,7 @@ Identity read_identity() {
   return id;
 }
 
-/// What InitProcessGroupKwargs::init_method says about where ranks meet.
+/// Notes in `id` where ranks meet, from InitProcessGroupKwargs::init_method.
 void meet_at(const std::string& init_method, Identity& id) {
   if (init_method.empty() || init_method == "env://") return;
   constexpr std::string_view kTcp = "tcp://";

@@ -22,10 +22,10 @@ inline int64_t plus(int64_t a, int64_t b) {
 
 /// The time that any of these spans, in whatever order, covers. Empty ones are left out.
 Spans united(Spans spans);
-/// What `from` covers and `taken` does not.
+/// The time that `from` covers and `taken` does not.
 Spans without(const Spans& from, const Spans& taken);
 int64_t length(const Spans& spans);
-/// Of what lies within `window`.
+/// The length of the part within `window`.
 int64_t length_within(const Spans& spans, TimeSpan window);
 
 }  // namespace accelerate::timeline

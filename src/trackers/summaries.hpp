@@ -22,7 +22,7 @@ std::string scalar(const std::string& tag, double value, ScalarForm form);
 std::string text(const std::string& tag, const std::string& markdown);
 /// @param hwc  [H, W, C] of uint8
 std::string image(const std::string& tag, const at::Tensor& hwc);
-/// With bins that grow by a tenth from 1e-12 to 1e20, and below zero. What is not finite is left out.
+/// With bins that grow by a tenth from 1e-12 to 1e20, and below zero. Values that are not finite are left out.
 /// @param max_bins  joins neighbouring ones. @throws ShapeError when nothing finite is there
 std::string histogram(const std::string& tag, const at::Tensor& values, std::optional<int64_t> max_bins);
 /// The three that make a run a session in the HParams plugin: what there is, the values, and how it ended.

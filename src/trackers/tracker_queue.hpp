@@ -42,8 +42,8 @@ class TrackerQueue {
   /// Waits until all is written and flushed that was pushed before. Any thread.
   /// @return false: it was not in that time
   bool flush(std::chrono::milliseconds time);
-  /// Has all written, ends the tracker and its thread. What is not written in that time is refused, and the thread is
-  /// left to itself, with the tracker. A second call does nothing.
+  /// Has all written, ends the tracker and its thread. Records that are not written in that time are refused, and the
+  /// thread is left to itself, with the tracker. A second call does nothing.
   /// @return false: so it was
   bool finish(std::chrono::milliseconds time);
 

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-/// What happened in this process, counted where it happens; receipts (observe/receipt_rows.hpp) say from it what each
+/// Events of this process, counted where they happen; receipts (observe/receipt_rows.hpp) say from them what each
 /// setting did. Each module lists its own events, an enum that ends with `number_of_counts`: DataCount in data, and so
 /// on. A count is one relaxed add.
 namespace accelerate::counts {

@@ -9,8 +9,8 @@
 /// are unregistered one by one where a process ends, which takes half as long as loading them (0.13 of 0.33 s), and
 /// in a fork more, since each touches pages that were shared.
 ///
-/// What is the program's and this library's ends as in any other program, objects, exit handlers and buffers: the
-/// system runs handlers in reverse, and this one is there before the first object of the program, after LibTorch's.
+/// Objects, exit handlers and buffers of the program and of this library end as in any other program: the system runs
+/// handlers in reverse, and this one is there before the first object of the program, after LibTorch's.
 /// Nothing is left out with sanitizers, which report behind it, and where this library is a shared one, which begins
 /// before it.
 /// With ACCELERATE_LEAVES_LIBTORCH_IF, the name of a variable, it happens where that is in the environment.

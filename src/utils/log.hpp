@@ -35,7 +35,7 @@ template <class... Args> void warn(std::string_view logger, fmt::format_string<A
     emit(LogLevel::warning, logger, fmt::format(text, std::forward<Args>(args)...));
 }
 
-/// What LibTorch warns of on this thread comes here, unless the program has a handler of its own for it.
+/// LibTorch's warnings on this thread come here, unless the program has a handler of its own for them.
 void take_libtorch_warnings();
 
 /// Waits until a reader at the other end of the default sink's pipe has taken what was written, a second at most: a

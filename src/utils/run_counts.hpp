@@ -4,8 +4,8 @@
 
 namespace accelerate {
 
-/// What the launcher's monitor is told of (observe/step_report.hpp), and what was moved (accelerate/utils/ops.hpp); see
-/// utils/counts.hpp.
+/// Events that the launcher's monitor is told of (observe/step_report.hpp), and moves of tensors
+/// (accelerate/utils/ops.hpp); see utils/counts.hpp.
 enum class RunCount {
   backwards,
   items,             ///< that losses were the mean of

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string_view>
 
-/// What spans of a trace are about, by the names that files have (docs/formats/profile_trace.md). Needs no LibTorch.
+/// The subjects of a trace's spans, by the names that files have (docs/formats/profile_trace.md). Needs no LibTorch.
 namespace accelerate::trace {
 
 /// Before each name.

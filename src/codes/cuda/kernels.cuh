@@ -2,7 +2,7 @@
 
 // Kernels on codes for NVIDIA's GPUs. NVRTC compiles this text when a program runs (nvrtc.cpp), one kernel at a time;
 // tests compile it for the host, with a block's threads as fibers (tests/support/cuda_emulation.hpp), and so know its
-// numbers without a GPU. What only a GPU's compiler understands stands in the next few lines, and at the end.
+// numbers without a GPU. Words that only a GPU's compiler understands stand in the next few lines, and at the end.
 //
 // A decoded value is worked out with the operations, and in the order, of formats/gguf_encodings.cpp and
 // codes/decode.cpp: no product and sum are fused but by multiply_add, and results agree to the bit.

@@ -10,9 +10,9 @@
 
 namespace accelerate::codes::kernels {
 
-/// A weight in few bits that autograd remembers until backward: as somebody who has its codes then.
+/// A weight in few bits that autograd remembers until backward: whoever has its codes then gives them.
 struct FrozenWeight : torch::CustomClassHolder {
-  /// What `use` makes of the codes, which are there and on `device` meanwhile. Throws when they have gone.
+  /// The result of `use` on the codes, which are there and on `device` meanwhile. Throws when they have gone.
   virtual at::Tensor with_codes(const at::Device& device,
                                 c10::function_ref<at::Tensor(const Codes& codes)> use) const = 0;
 };

@@ -125,7 +125,7 @@ class MetadataReader {
     const auto* paths = pickle_.find(root, "planner_data");
     if (!paths || paths->kind == Kind::none) return;
     pickle_.expect(*paths, Kind::dict, "planner_data");
-    // A list is as long as its largest index, stored or not: Python fills gaps with None. What all of them take
+    // A list is as long as its largest index, stored or not: Python fills gaps with None. The lengths of all of them
     // together is bounded by what is there.
     std::map<DcpPath, int64_t> lengths;  // by where the list is
     const auto most = kMostUnstored + static_cast<int64_t>(pickle_.size()) / 4;

@@ -20,7 +20,7 @@ namespace {
 
 const std::vector<std::string> kDeepSpeedLaunchers{"pdsh", "standard", "openmpi", "mvapich", "mpich", "nossh", "slurm"};
 
-/// Variables for the other machines, from the files that DeepSpeed reads. What the job itself says is stronger: there
+/// Variables for the other machines, from the files that DeepSpeed reads. The job's own variables are stronger: there
 /// the reference writes it behind all else.
 void take_deepspeed_env(Job& job, const Host& host) {
   const std::string name = host.variable("DS_ENV_FILE").value_or(".deepspeed_env");
@@ -42,7 +42,7 @@ void take_deepspeed_env(Job& job, const Host& host) {
           fmt::format("{} of {} is passed on as it stands: no shell replaces what is behind its $", variable, name));
 }
 
-/// What DeepSpeed adds for programs that call MPI themselves, unless somebody says otherwise.
+/// Variables that DeepSpeed adds for programs that call MPI themselves, unless somebody says otherwise.
 void add_variables_of_mpi(Job& job, const Host& host, const std::string& launcher) {
   const auto add = [&](const char* name, const char* value) {
     if (!host.environment.contains(name)) job.exported.emplace(name, value);

@@ -128,8 +128,8 @@ Variables sagemaker_protocol(const Settings& settings) {
   return env;
 }
 
-/// What mpirun or srun hands to the ranks on all machines of DeepSpeed's hostfile; their numbers are its own. Slurm
-/// says where they meet, unless the user does.
+/// The variables that mpirun or srun hands to the ranks on all machines of DeepSpeed's hostfile; it numbers them
+/// itself. Slurm says where they meet, unless the user does.
 void add_for_machines(Variables& env, const Job& job, const Host& host) {
   const Settings& s = job.settings;
   if (!job.main_ip.empty()) env["MASTER_ADDR"] = job.main_ip;

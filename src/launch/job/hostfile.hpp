@@ -21,13 +21,13 @@ std::vector<RemoteHost> parse_hostfile(const std::string& text, const std::strin
 /// The same of a file. @throws ConfigError naming `flag`, too, when it can't be read.
 std::vector<RemoteHost> read_hostfile(const std::string& flag, const std::string& file);
 
-/// What the filters are called where the user gave them.
+/// The filters' names where the user gave them.
 struct FilterFlags {
   const char *include = "--include", *exclude = "--exclude";
 };
 
 /// Applies a filter in DeepSpeed's syntax, "NAME@NAME:0,2": machines, or some of their slots, to use and no others, or
-/// to leave out. One of the two may be given. What is left has the hostfile's order.
+/// to leave out. One of the two may be given. The remaining ones have the hostfile's order.
 /// @throws ConfigError for names and slots that the hostfile lacks, or when nothing is left.
 std::vector<RemoteHost> filter_hosts(const std::vector<RemoteHost>& hosts, const std::string& include,
                                      const std::string& exclude, const FilterFlags& flags = {});

@@ -24,7 +24,7 @@ bool numbers_are_whole(const json& value) {
   return !value.is_number() || whole_number(value).has_value();
 }
 
-/// What `read` makes of a text's JSON.
+/// The message that `read` makes of a text's JSON.
 template <class Read> auto message_of(std::string_view what, std::string_view text, const Read& read) {
   std::string problem;
   const auto value = parse_json<json>(text, &problem);

@@ -30,7 +30,7 @@ struct RankRecord;
 /// launch, over all attempts.
 ///
 /// It runs in the launcher's loop and has no thread: the loop polls its descriptors, wakes at next(), and hands it what
-/// the supervisor knows. What the supervisor does not know (CPU, memory, GPUs, steps) it reads itself.
+/// the supervisor knows. It reads all else (CPU, memory, GPUs, steps) itself.
 class Monitor {
  public:
   using Clock = std::chrono::steady_clock;

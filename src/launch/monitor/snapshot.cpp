@@ -115,7 +115,7 @@ std::string summary(const Snapshot& s) {
   return text;
 }
 
-/// Those that fit. What nobody has is left out, but for what a program could say.
+/// The columns that fit. A column without any value is left out, except those that a program could fill.
 std::vector<Column> columns_of(const Snapshot& s, size_t width) {
   constexpr size_t kForLastLine = 24;
   std::vector<Column> columns;

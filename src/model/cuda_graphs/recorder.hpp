@@ -18,8 +18,8 @@ class GraphRecording {
   virtual void replay() = 0;
 };
 
-/// Calls `work` some times, and then once more while the device records it. What is thrown during the former is passed
-/// on; the latter's errors are a ConfigError. The device has done all that when it returns.
+/// Calls `work` some times, and then once more while the device records it. Errors of the former calls are passed on;
+/// the recorded one's are a ConfigError. The device has done all that when it returns.
 using Recorder = std::unique_ptr<GraphRecording> (*)(const c10::Device& device, const std::function<void()>& work);
 
 /// Null in builds without CUDA.

@@ -22,7 +22,7 @@ void read_end_tokens(const JsonFile& file, std::vector<int64_t>& ids) {
   }
 }
 
-/// Fields that say nothing about which tokens come. What is in neither list changes the result, unless its value is one
+/// Fields that say nothing about which tokens come. A field in neither list changes the result, unless its value is one
 /// that switches it off.
 const std::set<std::string>& fields_without_effect() {
   static const std::set<std::string> names = {"_from_model_config",

@@ -115,7 +115,7 @@ std::string_view character_at(std::string_view text, size_t at) {
 bool is_space(std::string_view character) {
   return !character.empty() && u_isUWhiteSpace(static_cast<UChar32>(code_point(character)));
 }
-/// What \w is in the package's regular expressions.
+/// Whether \w matches it in the package's regular expressions.
 bool is_of_word(std::string_view character) {
   if (character.empty()) return false;
   const auto code = static_cast<UChar32>(code_point(character));

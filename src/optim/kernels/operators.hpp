@@ -20,7 +20,7 @@ void step_(const AdagradStep& rule, at::TensorList parameters, at::TensorList gr
 void step_(const LionStep& rule, at::TensorList parameters, at::TensorList gradients, at::TensorList momentum,
            double divisor);
 
-/// What a step reads and writes. Lists as above.
+/// The tensors that a step reads and writes. Lists as above.
 struct StepLists {
   at::TensorList parameters, gradients, first, second = {}, largest = {};
   std::vector<StepSlice> slices() const;

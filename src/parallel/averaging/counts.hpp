@@ -4,7 +4,7 @@
 
 namespace accelerate::parallel {
 
-/// What happened to gradients and buffers that are averaged; see utils/counts.hpp.
+/// Events of gradients and buffers that are averaged; see utils/counts.hpp.
 enum class AveragingCount {
   buffer_broadcasts,
   buffer_bytes,

@@ -220,7 +220,7 @@ Asked ignored_modules_asked(const ShardedFacts& f) {
 
 // ---- few bits
 
-/// Of what travels between the ranks that hold one model together.
+/// Why nothing travels in few bits between the ranks that hold one model together.
 std::optional<Deed> nothing_in_few_bits(const ShardedFacts& f, const std::optional<bool>& asked) {
   if (!asked.value_or(false)) return off("off");
   if (const auto none = no_sharding_over_ranks(f)) return none;

@@ -181,7 +181,7 @@ struct Pipeline::Impl {
   PipelineReport report;
   std::vector<std::string> split_points;
 
-  /// What is thrown now is thrown on all ranks: nobody has to be told, and the group stays usable.
+  /// While true, an error is thrown on all ranks: nobody has to be told, and the group stays usable.
   bool agreed = false;
 
   void prepare(const std::function<void()>& example) {

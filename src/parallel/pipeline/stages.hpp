@@ -46,7 +46,7 @@ struct StagedParameter {
 /// All ranks run the same program, so all of them know of each operator to which stage it belongs: that of the latest
 /// of its arguments. A parameter's stage is given, a result has its operator's, and what depends on neither (inputs,
 /// constants, buffers) is everywhere and has none. An argument that another stage made is sent when an operator first
-/// uses it: the ranks agree on that as well without a word. What a storage is to the pipeline is a *value*; views share
+/// uses it: the ranks agree on that as well without a word. The pipeline's word for a storage is *value*; views share
 /// it.
 class Stages final : public residency::Handler {
  public:

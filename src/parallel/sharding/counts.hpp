@@ -4,7 +4,7 @@
 
 namespace accelerate::parallel {
 
-/// What happened to sharded models; see utils/counts.hpp.
+/// Events of sharded models; see utils/counts.hpp.
 enum class ShardingCount {
   units,
   units_shared,  ///< in memory that all ranks see

@@ -19,9 +19,9 @@ class FrozenCodes {
 
   /// Gives part.codes memory, and part.master its sizes. @param numel  of this rank's slice
   void allocate(ShardedPart& part, int64_t numel, const at::Device& device);
-  /// Of the slice.
+  /// The home of the part's slice.
   std::unique_ptr<residency::Home> home(const ShardedPart& part) const;
-  /// What has come goes.
+  /// Masters that have come go again.
   void release() { masters_.release(); }
 
  private:

@@ -47,8 +47,8 @@ struct DiskPlace {
   residency::DiskRequests requests = {};
 };
 
-/// What optimizers keep lies on a disk, and masters of another dtype than what is computed with. A step goes through it
-/// in groups.
+/// Optimizers' states lie on a disk, and so do masters of another dtype than that of the computation. A step goes
+/// through them in groups.
 struct StatesOnDisk {
   DiskPlace place;
   bool reads_ahead = false;    ///< the next group, while one is stepped on
@@ -107,8 +107,8 @@ struct ShardingSettings {
   /// of the whole parameter) and are decoded where they are used. Of no effect where nothing travels: alone, and where
   /// ranks share memory.
   std::set<std::string> fp8_weights = {};
-  /// What travels or is kept in few bits, of parameters of two or more dimensions in floating point (ZeRO++). With any
-  /// of it ranks share no memory: numbers are those of what travels, wherever ranks are. Alone nothing travels.
+  /// Values that travel or are kept in few bits: parameters of two or more dimensions in floating point (ZeRO++). With
+  /// any of these ranks share no memory: numbers are those of what travels, wherever ranks are. Alone nothing travels.
   struct Quantized {
     bool any() const { return weights || gradients || frozen; }
 

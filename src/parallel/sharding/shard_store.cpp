@@ -32,8 +32,8 @@ ReducerOptions reducer_options(const ShardingSettings& settings, const ShardGrou
           .overlap = settings.overlap_reduction};
 }
 
-/// Which parts' masters lie on the host, though the model is on a device: a share of all elements. What comes first
-/// stays on the device, as DeepSpeed's first sub-groups do.
+/// Which parts' masters lie on the host, though the model is on a device: a share of all elements. The first parts
+/// stay on the device, as DeepSpeed's first sub-groups do.
 struct OnHost {
   OnHost(const ShardingSettings& settings, const at::Device& device)
       : any(settings.offload && !device.is_cpu() && !device.is_meta()),
@@ -162,7 +162,7 @@ class GatheredStore final : public ShardStore {
     }
     return all;
   }
-  /// Of what travels as fp8: by the largest value that any rank holds of a weight.
+  /// The scales of weights that travel as fp8: each from the largest value that any rank holds of the weight.
   void work_out_scales() {
     const at::NoGradGuard no_grad;
     scaled_.resize(parts_.size());

@@ -30,7 +30,7 @@ class ShardStore {
   ShardStore(const ShardStore&) = delete;
   ShardStore& operator=(const ShardStore&) = delete;
   virtual ~ShardStore() = default;
-  /// What of the shards lies on disks, nothing mostly.
+  /// The shards that lie on disks; mostly there are none.
   ShardsOnDisk& disk() const { return *disk_; }
   /// Gives part.master memory, zeros.
   virtual void allocate(ShardedPart& part) = 0;
@@ -54,7 +54,7 @@ class ShardStore {
   virtual void reshard(bool kept) { static_cast<void>(kept); }
   /// Before ranks gather something together that is no forward: names those that do something else. Collective.
   virtual void meet(const char* operation) { static_cast<void>(operation); }
-  /// What was written to parameters or shards since the last step: everybody computes with it from here on. Collective.
+  /// From here on everybody computes with all writes to parameters and shards since the last step. Collective.
   virtual void refresh(residency::Residency& units) { static_cast<void>(units); }
   /// Before the shards change: nobody reads them any more. Collective.
   virtual void before_step(residency::Residency& units) { static_cast<void>(units); }

@@ -80,8 +80,8 @@ class ACCELERATE_API Sharding final : public Layer {
 
   void begin_join() override;
 
-  /// With the hybrid strategies: which replica of the model this rank's shards belong to. What is written or counted
-  /// once per model is done by replica 0. Not collective.
+  /// With the hybrid strategies: which replica of the model this rank's shards belong to. Replica 0 writes and counts
+  /// all that is there once per model. Not collective.
   int64_t replica() const;
   /// This rank's shard of a parameter: 1-D, possibly empty, with the averaged gradient after backward. Undefined for
   /// tensors that are not sharded here. Not collective.

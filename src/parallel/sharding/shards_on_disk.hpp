@@ -15,7 +15,7 @@
 
 namespace accelerate::parallel {
 
-/// What of a model's shards, and of what optimizers keep of them, lies on disks. Not collective.
+/// The part of a model's shards, and of their optimizers' states, that lies on disks. Not collective.
 class ShardsOnDisk {
  public:
   /// @throws ConfigError for a folder that is none, ResourceError where no file can be made in it
@@ -70,7 +70,7 @@ class ShardsOnDisk {
   void before_dry_group(size_t group, const std::vector<at::Tensor>& states);
   UnderWay bring(size_t group, std::vector<at::Tensor> tensors) const;
   UnderWay send(size_t group, std::vector<at::Tensor> tensors) const;
-  /// What fails is thrown later: a step in the middle would leave a model that is half of one and half of another.
+  /// Keeps an error for later: thrown in the middle of a step it would leave a model that is half old and half new.
   template <class F> void postpone(F&& f);
 
   std::vector<std::vector<at::Tensor>> kept_;  ///< by group: what came with it the last time

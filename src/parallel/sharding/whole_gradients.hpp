@@ -16,8 +16,8 @@ class Residency;
 
 namespace accelerate::parallel {
 
-/// What `grad()` of a sharded model's parameters is: after a backward that averaged, a tensor of the parameter's sizes
-/// that is whole to every operator, as the parameter is. Reading it gathers the part's shards, which all ranks do
+/// The `grad()` of a sharded model's parameters: after a backward that averaged, a tensor of the parameter's sizes that
+/// is whole to every operator, as the parameter is. Reading it gathers the part's shards, which all ranks do
 /// together; what is written to it reaches this rank's shard at once; clearing or replacing it clears or replaces the
 /// shard's gradient, which is what optimizers step on.
 class WholeGradients {

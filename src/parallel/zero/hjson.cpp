@@ -51,7 +51,7 @@ std::optional<double> number_word(std::string_view word) {
   return std::nullopt;
 }
 
-/// Recursive, to rules.deepest levels. What is wrong is thrown as a Problem, which does not leave this file.
+/// Recursive, to rules.deepest levels. Mistakes are thrown as a Problem, which does not leave this file.
 class HjsonReader {
  public:
   struct Problem {

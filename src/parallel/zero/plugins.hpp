@@ -31,7 +31,7 @@ class Plugins final : public detail::DeepSpeedPlugins {
  private:
   size_t index_of(const std::string& name) const;
   std::vector<std::pair<std::string, DeepSpeedPlugin>> by_name_;
-  /// What was asked for, with names: the same again is these plugins.
+  /// The request, with names: the same request again means these plugins.
   std::vector<std::pair<std::string, DeepSpeedPlugin>> given_;
   size_t active_ = 0;
 };

@@ -101,7 +101,7 @@ void lay_on_disk(const ZeroSettings& zero, ShardingSettings& settings) {
   if (zero.zero_optimization.stage < 3 || parameters.device != "nvme") return;
   settings.parameters_on_disk = ParametersOnDisk{.place = disk_place(parameters.nvme_path, zero.aio),
                                                  .elements_in_memory = parameters.max_in_cpu};
-  // What comes ahead of its use lies in the buffers.
+  // Parameters that come ahead of their use lie in the buffers.
   const int64_t buffers = bytes_of(parameters.buffer_count > kMostBytes / std::max<int64_t>(parameters.buffer_size, 1)
                                        ? kMostBytes
                                        : parameters.buffer_count * parameters.buffer_size,

@@ -13,7 +13,7 @@
 namespace accelerate::parallel {
 
 /// Stages 0 to 2: parameters in the order of registration, of at most so many elements together. One that is larger is
-/// alone. What is reduced, and gathered after a step, together.
+/// alone. A unit's gradients are reduced together, and its parameters gathered together after a step.
 std::vector<ShardedUnit> units_by_size(const ModelRef& model, int64_t most_elements);
 
 /// The facts that decide about the units of stage 3.

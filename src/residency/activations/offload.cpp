@@ -94,7 +94,7 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
   /// Which bytes: the storage, their version, and for a part of a storage which part.
   using Key = std::tuple<const void*, uint32_t, std::vector<int64_t>>;
 
-  /// One storage that was moved. What has no mutex of its own here is guarded by the Offloader's, which the check
+  /// One storage that was moved. Members without a mutex of their own are guarded by the Offloader's, which the check
   /// can't follow from one object into another.
   struct Entry {
     int64_t number = 0;

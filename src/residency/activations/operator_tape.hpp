@@ -18,8 +18,8 @@
 namespace accelerate::residency {
 
 /// A slice of a forward as a list of operators that can run again. Tensors that it makes are numbers in it and not
-/// kept; tensors that come from outside are. What operators don't show can't be run again: values that are written
-/// through a pointer, and custom autograd functions.
+/// kept; tensors that come from outside are. Values that are written through a pointer and custom autograd functions
+/// can't be run again: operators don't show them.
 class OperatorTape {
  public:
   /// @param name  for errors

@@ -44,8 +44,8 @@ class BorrowedGenerators {
   std::vector<GeneratorState> before_;
 };
 
-/// What a closure's result depends on besides its arguments: generators, autocast, the scopes of handlers that are open
-/// on its thread, the current device.
+/// All that a closure's result depends on besides its arguments: generators, autocast, the scopes of handlers that are
+/// open on its thread, the current device.
 class ReplayState {
  public:
   /// Records this thread's state.

@@ -16,8 +16,8 @@ struct UnitCheckpointOptions {
 
 /// Activation checkpointing of units, without a word in the model. LibTorch's modules have no hooks, but every operator
 /// of a forward comes by the chain: from the first operator that touches a unit until one that touches another unit,
-/// operators are written down, what they save is not kept, and in backward they run again. What happens outside of
-/// units (the root's parameters) is not checkpointed; where the program itself calls checkpoint(), that is what counts.
+/// operators are written down, what they save is not kept, and in backward they run again. Operators outside of
+/// units (with the root's parameters) are not checkpointed; where the program itself calls checkpoint(), that counts.
 class UnitCheckpoints final : public Handler {
  public:
   UnitCheckpoints(const Residency& units, const UnitCheckpointOptions& options) : units_(units), options_(options) {}

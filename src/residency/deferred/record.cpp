@@ -155,8 +155,8 @@ void on_tape(const RecordedCall& recorded, const std::shared_ptr<Tape>& tape, Re
   call.finish(std::move(meta));
 }
 
-/// copy_() of a real tensor onto a whole deferred one, outside of a scope: that is loading weights. What was recorded
-/// for it is of no interest any more.
+/// copy_() of a real tensor onto a whole deferred one, outside of a scope: that is loading weights. Earlier records
+/// for it are of no interest any more.
 bool load(const RecordedCall& recorded) {
   const auto arguments = recorded.call.arguments();
   if (recorded.name() != "aten::copy_" || recorded.deferred.size() != 1 || !recorded.has_real ||

@@ -29,7 +29,7 @@ Handler& recorder();
 ///
 /// A *node* is a storage, a *record* an operator that made one or wrote into one. Arguments are kept as node plus sizes
 /// and strides, so that views need no records and a write through any view reaches its storage. The tape lives as long
-/// as one of its storages does. What is written on it never changes: a value is worked out by doing again what leads to
+/// as one of its storages does. Its records never change: a value is worked out by doing again what leads to
 /// it, as often as asked for. Thread-safe.
 class Tape : public std::enable_shared_from_this<Tape> {
  public:

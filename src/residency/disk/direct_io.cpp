@@ -16,7 +16,7 @@ namespace {
 
 using DiskRange = DirectIo::Range;
 
-/// What it means that not one byte was moved.
+/// The error that it means when not one byte was moved.
 int error_of_nothing(bool writes) { return writes ? ENOSPC : EIO; }
 
 /// The requests that ranges are cut into, one after the other.

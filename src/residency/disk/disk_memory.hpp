@@ -15,7 +15,7 @@
 namespace accelerate::residency {
 
 /// Contiguous CPU tensors whose bytes lie in a file without a name, past the system's cache. They are ordinary tensors
-/// at all times: who touches one finds its bytes in the file, which the system reads page by page. Who uses many, one
+/// at all times: who touches one finds its bytes in the file, which the system reads page by page. A user of many, one
 /// group after the other, brings each group into memory before and sends it back after, by few large requests; its
 /// tensors are in memory meanwhile. One thread at a time. Source: ZeRO-Infinity, arXiv:2104.07857 (optimizer states and
 /// parameters on NVMe).
@@ -41,8 +41,8 @@ class DiskMemory : public std::enable_shared_from_this<DiskMemory> {
   /// Writes those that are in memory to their places; waited for, their memory is free. Nobody may write to them
   /// meanwhile. @throws ResourceError (wait()) when the disk fails; they stay in memory then, and lose nothing.
   std::unique_ptr<Transfer> send(const std::vector<at::Tensor>& tensors);
-  /// Those that are in memory and have not been written to lie in the file again, without being written. What has not
-  /// reached the file since it was taken or sent stays.
+  /// Those that are in memory and have not been written to lie in the file again, without being written. Those that
+  /// have not reached the file since they were taken or sent stay.
   void drop(const std::vector<at::Tensor>& tensors);
 
   /// Reads a tensor with a place here into `to`: CPU memory, contiguous, of as many bytes. Null: it was in memory.

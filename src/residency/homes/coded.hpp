@@ -10,8 +10,8 @@
 
 namespace accelerate::residency {
 
-/// Elements of a flat storage that are kept as 8-bit codes alone (int8_wire()), zeros at first. What is written to them
-/// is rounded at once, together with what else is in its block; other blocks stay as they are.
+/// Elements of a flat storage that are kept as 8-bit codes alone (int8_wire()), zeros at first. Writes to them are
+/// rounded at once, together with what else is in their block; other blocks stay as they are.
 class CodedValues {
  public:
   /// @param numel  whole blocks (kWireBlock)  @param dtype  in which they are read and written

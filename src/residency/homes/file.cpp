@@ -147,7 +147,7 @@ struct Extent {
 };
 using Extents = std::vector<Extent>;
 
-/// Shares of about equal size, in order, for several readers. What is copied as it is may be cut anywhere.
+/// Shares of about equal size, in order, for several readers. Extents that are copied as they are may be cut anywhere.
 std::vector<Extents> shared_out(const Extents& extents, at::ScalarType to, int64_t readers) {
   int64_t bytes = 0;
   for (const Extent& extent : extents) bytes += extent.bytes;

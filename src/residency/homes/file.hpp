@@ -19,7 +19,7 @@ namespace accelerate::residency {
 
 struct FileOptions {
   /// Read past the system's cache of files, where the file system can: bytes that are read once for each use would only
-  /// push out what is needed. What the cache holds already comes from there.
+  /// push out what is needed. Bytes that the cache holds already come from there.
   bool direct = true;
   /// Folder for the values of units that were changed; the checkpoint itself is never written. Empty: the system's for
   /// temporary files. Nothing stays behind.
@@ -42,16 +42,16 @@ struct TensorInFile {
 };
 
 /// Files, those of a checkpoint for example, as the home of a model's units, in one of two ways:
-/// - **mapped**: members point straight into the files; no copy is made, the system reads pages as they are touched and
-/// drops them when memory is short. What is written goes to
-///   private pages. Fastest where the model fits into memory. While it is mapped nobody may shorten a file: the system
-///   answers with SIGBUS.
-/// - **read**: a unit's bytes are read into a recycled buffer when it is touched or prefetched, by the worker; a
-/// changed unit goes to a scratch file when it leaves. For models
-///   larger than memory, for devices, and for other dtypes than the files' (converted on the way). A file that is
-///   shortened meanwhile is a CheckpointError at the touch; the unit is absent then, and the touch may be repeated. A
-///   full disk is a ResourceError where the unit should leave; it stays, changed as it is. Deleting or replacing the
-///   files changes nothing: they are open.
+/// - **mapped**: members point straight into the files; no copy is made, the system reads pages as they are touched
+///   and drops them when memory is short. Writes go to private pages. Fastest where the model fits into memory.
+///   While it is mapped nobody may shorten a file: the system answers with SIGBUS.
+/// - **read**: the worker reads a unit's bytes into a recycled buffer when it is touched or prefetched; a changed unit
+///   goes to a scratch file when it leaves.
+///   For models larger than memory, for devices, and for other dtypes than the files' (converted on the way). A file
+///   that is shortened meanwhile is a CheckpointError at the touch; the unit is absent then, and the touch may be
+///   repeated.
+///   A full disk is a ResourceError where the unit should leave; the unit stays, changed as it is. Deleting or
+///   replacing the files changes nothing: they are open.
 /// Copies share the open files. Source: ZeRO-Infinity, arXiv:2104.07857 (parameters on NVMe).
 class FileTensors {
  public:

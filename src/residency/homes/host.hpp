@@ -18,7 +18,7 @@ std::unique_ptr<Home> host_home(at::Tensor master, std::shared_ptr<Worker> worke
 std::unique_ptr<Home> memory_home(at::Tensor flat, BytesPlace place = BytesPlace::memory);
 
 /// Memory that is the flat storage itself, in the compute dtype of `master`, which has all of its elements in another
-/// one: what operators write reaches that at once. Who changes the master sees to the image.
+/// one: what operators write reaches that at once. Code that changes the master sees to the image.
 std::unique_ptr<Home> image_home(at::Tensor flat, const at::Tensor& master);
 
 }  // namespace accelerate::residency

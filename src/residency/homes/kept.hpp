@@ -22,7 +22,7 @@ class Kept {
   void refine(int64_t begin, const at::Tensor& values) const;
   /// These are the values now; of what is kept.
   void take(int64_t begin, const at::Tensor& values) const;
-  /// Code that goes around operators may have written into the image. What it left alone keeps the precision that the
+  /// Code that goes around operators may have written into the image. Other elements keep the precision that the
   /// image lacks. @param was  the image of the kept elements as it was, if it is not just their conversion
   void take_back(const at::Tensor& flat, const at::Tensor& was = {}) const;
 

@@ -10,7 +10,7 @@
 
 namespace accelerate::residency {
 
-/// What one process keeps of a flat storage: its slice, wherever that lies.
+/// One process's slice of a flat storage, wherever that lies.
 struct KeptSlice {
   /// Of a flat storage that is the slice. One that is mapped (memory) may be changed by others, step() for example;
   /// all others are changed here only, or are made of `masters`.

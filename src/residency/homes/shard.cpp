@@ -142,8 +142,8 @@ class ShardHome final : public Home {
   BytesPlace place() const override { return BytesPlace::shards; }
 
  private:
-  /// What is sent of this rank's slice. What lies in pinned memory goes to the device behind what that computes;
-  /// nobody changes it before its gradient, which comes later on the same stream.
+  /// The message with this rank's slice. Pinned memory goes to the device behind what the device computes; nobody
+  /// changes it before its gradient, which comes later on the same stream.
   at::Tensor message_of(const at::Tensor& slice, const at::Tensor& flat) const {
     if (own_.message.defined()) return own_.message.to(flat.device(), /*non_blocking=*/true);
     if (!wire_) return slice.detach().to(flat.options(), /*non_blocking=*/true);
