@@ -34,8 +34,8 @@ bool holds_any(const AcceleratedOptimizer& optimizer, const std::unordered_set<c
   });
 }
 
-/// Of all Accelerators of the process: whoever clips, another may train what is clipped. Optimizers of other parameters
-/// have gradients of their own, of another loss perhaps, that wait for their own step.
+/// Visits optimizers of all Accelerators of the process: one may clip what another trains. Optimizers of other
+/// parameters have gradients of their own, of another loss perhaps, that wait for their own step.
 void each_scaled(const std::vector<at::Tensor>& parameters, const parallel::Engines& engines,
                  const std::function<void(run_state::RunState&, const AcceleratedOptimizer&)>& visit) {
   const auto runs = live_runs();
@@ -81,7 +81,7 @@ std::optional<double> common_scale(const std::vector<at::Tensor>& parameters, co
   return known ? std::optional(common.value_or(1)) : std::nullopt;
 }
 
-/// Of the gradients as the step will see them, which stay as they are where they can.
+/// The norm of the gradients as the step will see them; they themselves stay as they are where they can.
 at::Tensor norm_of_unscaled(const std::vector<at::Tensor>& parameters, double norm_type, bool synchronising,
                             const at::Device& device) {
   const auto engines = live_engines();

@@ -21,7 +21,7 @@ class FileMonitors {
   bool is_open() const { return !open_.empty(); }
   /// Once. @throws what the trackers throw
   void open(const std::vector<parallel::FileMonitor>& monitors);
-  /// Of a micro-step.
+  /// The loss of a micro-step.
   void note_loss(const at::Tensor& loss);
   struct Step {
     int64_t samples;

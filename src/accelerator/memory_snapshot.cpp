@@ -44,7 +44,7 @@ class Storages {
     const auto* const storage = tensor.storage().unsafeGetStorageImpl();
     return seen_.insert(storage).second ? add(tensor, storage->nbytes()) : 0;
   }
-  /// Of a tensor that is one of many in its storage, which other ranks may share.
+  /// Adds a tensor that is one of many in its storage, which other ranks may share.
   int64_t count_piece(const at::Tensor& piece) { return piece.defined() ? add(piece, piece.nbytes()) : 0; }
 
  private:

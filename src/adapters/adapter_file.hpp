@@ -20,7 +20,7 @@ struct AdapterFile {
   LoraConfig config;
   /// By the module's path: A [rank, inputs] and B [outputs, rank], with the rank that the config has for it.
   std::map<std::string, std::pair<at::Tensor, at::Tensor>> pairs;
-  /// Of the model itself, by its names for parameters.
+  /// Tensors of the model itself, by its names for parameters.
   std::map<std::string, at::Tensor> whole;
   /// Rows of embeddings, by the embedding's path.
   std::map<std::string, at::Tensor> rows;

@@ -19,7 +19,7 @@ std::vector<std::string> saved_modules(const LoraConfig& config);
 bool is_saved(const std::vector<std::string>& modules, std::string_view path);
 /// The target (`name`, or a name that ends with it) is in the list.
 bool is_listed(const std::vector<std::string>& modules, const std::string& path);
-/// Of one module.
+/// The values for one module.
 int64_t rank_of(const LoraConfig& config, const std::string& path);
 double alpha_of(const LoraConfig& config, const std::string& path);
 

@@ -173,7 +173,7 @@ class BudgetPlanner {
     return name;
   }
 
-  /// Of codes in mapped files, memory keeps as many as there is room for, and of the others what is used together.
+  /// Memory keeps as many codes of mapped files as there is room for, and room for the others that are used together.
   void choose_codes_that_stay() {
     int64_t all = 0, largest = 0, moving = 0, largest_unit = 0;
     std::string most;

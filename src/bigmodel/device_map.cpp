@@ -46,7 +46,7 @@ std::vector<std::string> leaves_of(const std::vector<std::string>& names) {
   return leaves;
 }
 
-/// Of each class the first instance; the largest of these.
+/// The size of the largest module of these classes; the first instance stands for its class.
 double largest_unsplittable(const ModuleTree& tree, const ModuleSizes& sizes, const std::vector<std::string>& classes) {
   std::map<std::string, std::string> class_of;
   const auto walk = [&](const auto& self, const ModuleTree& module, const std::string& name) -> void {

@@ -35,7 +35,7 @@ bool is_torch_file(const fs::path& path) {
   return std::string_view(begin, 4) == "PK\3\4" || std::string_view(begin, 2) == "\x80\x02";
 }
 
-/// Of tensors in few bits, layer by layer.
+/// Counts the bytes of tensors in few bits, layer by layer.
 class StoredCount {
  public:
   /// @param layer  what is in one place at a time

@@ -203,7 +203,7 @@ OpenCheckpoint open(const fs::path& path) {
   return checkpoint;
 }
 
-/// As the model names and stores its weights.
+/// Opens a checkpoint as the model names and stores its weights.
 OpenCheckpoint open_for(const ModelRef& model, const std::vector<LoadTarget>& targets, const fs::path& path) {
   OpenCheckpoint checkpoint = open(path);
   if (const auto* names = formats::weight_names_of_class(model.submodules().front().class_name)) {

@@ -16,7 +16,7 @@ namespace accelerate::bigmodel {
 /// quant_method in a config.json whose weights are being replaced, by save_quantized_model().
 inline constexpr const char* kUnfinished = "unfinished_save";
 
-/// Of a config.json's text: its weights are bitsandbytes', or not in few bits. Text that is no such thing passes.
+/// Checks a config.json's text: its weights are bitsandbytes', or not in few bits. Text that is no such thing passes.
 /// @throws ConfigError naming another method, or that of an unfinished save
 void refuse_other_methods(const std::string& config);
 
@@ -28,7 +28,7 @@ struct Quantizer {
   std::function<std::optional<codes::EncodeOptions>(const LoadTarget&)> how;
   /// Weights that the checkpoint has in few bits stay so.
   bool keep_codes = false;
-  /// As residency::EncodedWeight.
+  /// See residency::EncodedWeight.
   std::optional<at::ScalarType> compute_dtype;
   double outlier_threshold = 0;
   bool exact = false;
@@ -36,7 +36,7 @@ struct Quantizer {
   std::function<at::ScalarType(const LoadTarget&)> dtype;
   /// As DeviceMapOptions, for maps that are worked out.
   std::map<std::string, std::string> special_dtypes;
-  /// Of a model that has its values: as LoadAndDispatchOptions.
+  /// For a model that has its values: as in LoadAndDispatchOptions.
   std::optional<MaxMemory> max_memory;
   std::filesystem::path offload_folder;
 };

@@ -75,7 +75,7 @@ class TorchFile {
     if (!container_.is_script())
       check_storage(node, *tensor, width);  // which TorchScript leaves out on the meta device
     if (tensor->dtype.starts_with("float") || tensor->dtype.starts_with("bfloat")) tensor->dtype = "float32";
-    // Those that share a storage from the same element on are one, under several names.
+    // Tensors that share a storage from the same element on are one, under several names.
     const auto [seen, is_new] = seen_.try_emplace({tensor->storage, tensor->first, tensor->sizes});
     if (is_new) seen->second = tree_.new_identity();
     return TensorSpec{.name = "", .shape = tensor->sizes, .dtype = tensor->dtype, .identity = seen->second};

@@ -37,7 +37,7 @@ struct PlacedWeight {
 
   const std::string& name() const { return target.names.front(); }
   int64_t bytes() const { return target.tensor.numel() * static_cast<int64_t>(c10::elementSize(target.dtype)); }
-  /// That can't leave memory.
+  /// The bytes that can't leave memory.
   int64_t memory_bytes() const { return !encode ? bytes() : codes_in_file ? scale_bytes : code_bytes; }
   /// Whether memory may hold a packed copy of codes in a file.
   bool may_have_packed_codes() const { return encode && codes_in_file && computes.is_cpu(); }
@@ -72,10 +72,10 @@ struct PlacedWeights {
   std::unique_ptr<WeightSource> source;  ///< refers to the options that it was made with
 };
 
-/// Of a model that has its values, or to which `options` give them. @throws as dispatch_model()
+/// The weights of a model that has its values, or to which `options` give them. @throws as dispatch_model()
 PlacedWeights place_model(const std::string& caller, const ModelRef& model, const DeviceMap& device_map,
                           const DispatchOptions& options, const Quantizer* quantizer);
-/// Of a checkpoint. @throws as load_checkpoint_and_dispatch()
+/// The weights of a checkpoint. @throws as load_checkpoint_and_dispatch()
 PlacedWeights place_checkpoint(const char* caller, const ModelRef& model, const std::filesystem::path& checkpoint,
                                const LoadAndDispatchOptions& options, const Quantizer* quantizer);
 
@@ -87,7 +87,7 @@ std::vector<PlacedWeight> weights_of(std::vector<LoadTarget> targets);
 void choose_codes(std::vector<PlacedWeight>& weights, const Quantizer& quantizer, const OpenCheckpoint* checkpoint);
 /// Once places are known: codes that are made here and are to be on disk go to files.
 void send_codes_to_disk(std::vector<PlacedWeight>& weights);
-/// Of codes, under all names of their weights.
+/// The bytes of codes, under all names of their weights.
 std::map<std::string, int64_t> bytes_by_name(const std::vector<PlacedWeight>& weights);
 
 }  // namespace accelerate::bigmodel

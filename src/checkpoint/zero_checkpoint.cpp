@@ -367,7 +367,7 @@ void ZeroCheckpoint::check_alike() const {
     }
 }
 
-/// Of a universal checkpoint. Ranks of a pipeline list their own.
+/// Lists the parameters of a universal checkpoint. Ranks of a pipeline list their own.
 void ZeroCheckpoint::list_parameters() {
   std::set<std::string> seen;
   for (const auto& model : models_) {

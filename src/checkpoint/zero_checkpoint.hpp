@@ -27,7 +27,7 @@ class ZeroCheckpoint {
   static bool is_one(const std::filesystem::path& folder);
   /// The tag that one of these files of a folder names; empty without such a file.
   static std::string named_by(const char* file, const std::filesystem::path& folder);
-  /// That of `latest`, without one that of `latest_universal`.
+  /// The tag in `latest`, or else that in `latest_universal`.
   static std::string latest(const std::filesystem::path& folder);
   /// The folder of a tag in a folder of checkpoints, of the latest one where none is given. @param universal  only one
   /// of this kind will do, as `checkpoint.load_universal` says. @throws CheckpointError naming what is missing
@@ -109,7 +109,7 @@ class ZeroCheckpoint {
   Dict optimizer_state(size_t rank = 0) const;
   /// Rank 0's file of the optimizer, or what stands for it.
   const Archive& optimizer_file() const { return universal_ ? universal_->common() : *optimizers_.front(); }
-  /// Of the optimizer that steps on flat vectors: a dict as torch has it, or a list of states.
+  /// The state of the optimizer that steps on flat vectors: a dict as torch has it, or a list of states.
   c10::IValue base_optimizer(size_t rank) const;
   std::optional<Dict> state_of(size_t rank, int64_t group) const;
   /// Elements of each rank's shard of a parameter at stage 3.

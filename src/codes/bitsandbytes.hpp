@@ -33,7 +33,7 @@ struct BitsandbytesWeight {
   std::vector<std::string> parts;  ///< names of the other tensors that belong to it
 };
 
-/// Those in few bits among tensors of these names.
+/// The weights in few bits among tensors of these names.
 std::vector<BitsandbytesWeight> find_bitsandbytes_weights(const std::vector<std::string>& names);
 
 /// @param read  gives a tensor by name. @param dtype  of int8 weights, which don't say what they were

@@ -42,7 +42,7 @@ void refuse_values_without_codes(const at::Tensor& flat) {
       place, values[place]);
 }
 
-/// Of the inverse of what is zero, or so little that fp32 has no inverse of it: it counts as zero.
+/// The inverse of zero, or of so little that fp32 has no inverse of it, counts as zero.
 float finite_or_zero(float x) { return std::isfinite(x) ? x : 0; }
 
 void encode_rows(const at::Tensor& flat, Codes& codes) {
@@ -71,7 +71,7 @@ struct Nearest {
   std::array<uint8_t, 16> codes{};
 
   explicit Nearest(Encoding encoding) {
-    // Of fp4's two zeros the positive one is for zero and what is below it, the negative one for what is above.
+    // fp4 has two zeros: the positive one is for zero and what is below it, the negative one for what is above.
     constexpr std::array<uint8_t, 16> kFp4{11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3};
     for (size_t i = 0; i < codes.size(); ++i) codes[i] = encoding == Encoding::nf4 ? static_cast<uint8_t>(i) : kFp4[i];
     for (size_t i = 0; i < middles.size(); ++i)

@@ -59,7 +59,7 @@ struct Rule {
   }
 };
 
-/// Of a group's codes q and elements x: what is solved with.
+/// Sums over a group's codes q and elements x, from which scale and least value are solved for.
 struct Sums {
   float q, qq, xq;
 };
@@ -173,7 +173,7 @@ template <int Size, int Last> ACCELERATE_INLINE Line fit_line(const float* x, co
   const auto is_better = [&](const Rule& rule) __attribute__((always_inline)) {
     const Sums sums = sums_of<Size>(x, rule);
     const Line line = solve(sums, sum, Size);
-    // By which a solution lowers the sum of squares.
+    // The solution lowers the sum of squares by so much.
     const float gain = line.scale * sums.xq - line.least * sum;
     if (!(gain > most) || !(line.scale > 0)) return false;
     most = gain, best = line;

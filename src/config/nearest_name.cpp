@@ -35,7 +35,7 @@ std::optional<std::string> nearest_name(std::string_view given, const std::vecto
   std::optional<std::string> best;
   size_t best_distance = std::max<size_t>(1, wanted.size() / 3) + 1;
   for (const auto& name : valid) {
-    // As many letters must at least be inserted or removed.
+    // At least as many letters must be inserted or removed.
     if (std::max(name.size(), wanted.size()) - std::min(name.size(), wanted.size()) >= best_distance) continue;
     if (const size_t d = distance(wanted, plain(name)); d < best_distance) best = name, best_distance = d;
   }

@@ -10,7 +10,7 @@ namespace accelerate::data::detail {
 
 namespace {
 
-/// Of the ranks that read other samples.
+/// The bytes of all ranks that read other samples.
 std::vector<std::string> from_all_readers(const std::string& bytes) {
   const auto group = comm::mesh().along(comm::kSamples);
   return group ? comm::all_gather_bytes(*group, bytes) : std::vector<std::string>{bytes};

@@ -26,7 +26,7 @@ class DispatchFeed final : public Feed {
     bool sizes_vary = false;
     /// Empty: rows as they follow each other.
     SliceFunction<AnyBatch> slice = {};
-    /// Of a pass that does not start at its beginning: the rows that complete its last batch. Empty: the first ones
+    /// For a pass that does not start at its beginning: the rows that complete its last batch. Empty: the first ones
     /// that are read.
     std::function<AnyBatch()> first_rows = {};
   };

@@ -19,7 +19,7 @@ struct PassPlan {
   StreamPlan stream = {};                              ///< streams
   int64_t skip = 0;                                    ///< steps to leave out at the start
   bool draw_seed = true;                               ///< false: `seed` has one already
-  /// Of the random numbers that data sets draw; may be changed until the first batch is read.
+  /// The seed of the random numbers that data sets draw; may be changed until the first batch is read.
   std::shared_ptr<int64_t> seed = std::make_shared<int64_t>(0);
   std::optional<at::Generator> generator = std::nullopt;
 };

@@ -14,7 +14,7 @@
 namespace accelerate::data::detail {
 namespace {
 
-/// Of those that LibTorch itself leaves alone.
+/// A key that LibTorch itself leaves alone.
 constexpr auto kNumbersKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 thread_local OwnNumbers* current = nullptr;

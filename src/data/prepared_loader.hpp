@@ -44,7 +44,7 @@ class PreparedLoader final : public LoaderProgress, public std::enable_shared_fr
   std::optional<int64_t> seed_of_epoch() const;
   /// Samples of the last, incomplete step of all ranks; 0: none is incomplete. Unset: not known.
   std::optional<int64_t> rest_of_pass() const;
-  /// Of a pass that leaves out so many samples and then so many steps.
+  /// The feed of a pass that leaves out so many samples and then so many steps.
   std::unique_ptr<Feed> make_feed(int64_t samples, int64_t steps);
   std::unique_ptr<Feed> make_dispatch_feed(PassPlan& plan);
   /// The first rows of a pass of which `plan` leaves out the start. Streams are read for them, then rewound.

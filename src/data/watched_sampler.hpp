@@ -26,7 +26,7 @@ class WatchedBatchSampler final : public BatchSamplerWrapper {
       : BatchSamplerWrapper(std::move(inner)), batches_per_step_(batches_per_step), look_ahead_(look_ahead) {}
   Cursor<Indices> start() override;
   std::optional<int64_t> size() const override { return inner_->size(); }
-  /// Of the latest pass.
+  /// The order of the latest pass.
   const OrderSeen& seen() const { return *seen_; }
 
  private:

@@ -308,7 +308,7 @@ void put_llama(GgufModel& model, const ConfigFields& fields, const std::string& 
   for (const auto& [field, key] : kLlamaSizes) put_size(model, key, fields.need_size(field));
   form.layers = fields.need_size("num_hidden_layers");
   form.heads = fields.need_size("num_attention_heads");
-  // Of all families but LLaMA, transformers takes a number of its own where the field is missing.
+  // For all families but LLaMA, transformers takes a number of its own where the field is missing.
   form.key_value_heads = type == "llama" ? fields.size("num_key_value_heads").value_or(form.heads)
                                          : fields.need_size("num_key_value_heads");
   const int64_t head_size = fields.size("head_dim").value_or(fields.need_size("hidden_size") / form.heads);

@@ -24,7 +24,7 @@ struct GgufModel {
   std::vector<std::string> notes;    ///< what can't be said there, and changes little; a sentence each
 };
 
-/// Of llama, mistral, mixtral, qwen2 and gpt2. @param source  begins messages. @throws ConfigError for other
+/// The form of llama, mistral, mixtral, qwen2 and gpt2. @param source  begins messages. @throws ConfigError for other
 /// architectures, CheckpointError for fields that are missing or that the format has no place for
 GgufModel gguf_model(const nlohmann::json& config, const std::string& source);
 

@@ -15,8 +15,8 @@ namespace {
 
 using Byte = unsigned char;
 
-/// Of any fp16 number, subnormal ones, infinities and NaN included. Without comparisons, which GCC would make branches
-/// of.
+/// Takes any fp16 number, subnormal ones, infinities and NaN included. Without comparisons, which GCC would make
+/// branches of.
 float half_to_float(uint16_t half) {
   const uint32_t bits = half, sign = (bits & 0x8000U) << 16, exponent = bits & 0x7C00U, fraction = bits & 0x3FFU;
   constexpr uint32_t kRebias = 112U << 23;  // the exponents' zeros lie at 15 and 127

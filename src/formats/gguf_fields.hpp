@@ -76,7 +76,7 @@ class GgufFields {
   }
 
  private:
-  /// Of a list with a number for each layer.
+  /// The common value of a list with a number for each layer.
   template <class T> T same_in_all(const std::string& key, const std::vector<T>& list) const {
     if (list.empty() || std::ranges::find_if(list, [&](T one) { return one != list[0]; }) != list.end())
       fail(

@@ -29,7 +29,7 @@ class GgufHeaderReader {
     raise<CheckpointError>("GGUF file '{}': {}", file_, fmt::format(what, std::forward<Args>(args)...));
   }
   uint64_t position() const { return at_; }
-  /// Of the list that was read last, and is not in another one.
+  /// The length of the list that was read last, and is not in another one.
   int64_t elements() const { return elements_; }
   bool leaves_out(int64_t elements) const { return lists_ == GgufLists::short_ones && elements > kMostInShortList; }
 

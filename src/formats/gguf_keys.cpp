@@ -17,7 +17,7 @@ struct KnownKey {
 };
 constexpr auto acts = KnownKey::acts, is_a_remark = KnownKey::is_a_remark, has_to_be = KnownKey::has_to_be;
 
-/// Of all architectures here. llama.cpp reads the keys with harmless values for families that build on these.
+/// The keys of all architectures here. llama.cpp reads those with harmless values for families that build on these.
 const std::vector<KnownKey>& common_keys() {
   static const std::vector<KnownKey> keys = {
       {"vocab_size", "rows of the embeddings"},
@@ -57,7 +57,7 @@ const std::vector<KnownKey>& llama_keys() {
       {"rope.scaling.factor", "by what they are stretched"},
       {"rope.scale_linear", "the same in files of 2023"},
       {"rope.scaling.original_context_length", "positions before they were stretched"},
-      // Of yarn; llama.cpp takes -1 for the usual value.
+      // Keys of yarn; llama.cpp takes -1 for the usual value.
       {"rope.scaling.attn_factor", "factor of attention's products", has_to_be, {0, 1}},
       {"rope.scaling.yarn_log_multiplier", "another factor of them", has_to_be, {0}},
       {"rope.scaling.yarn_ext_factor", "share of frequencies that stay", has_to_be, {-1, 1}},

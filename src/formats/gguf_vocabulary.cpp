@@ -234,7 +234,7 @@ class VocabularyOfFolder {
     return lines;
   }
 
-  /// Of a special token, as tokenizer_config.json spells it or config.json counts it.
+  /// The number of a special token, as tokenizer_config.json spells it or config.json counts it.
   std::optional<int64_t> id_of(const std::string& name) const {
     if (const auto named = settings_.named.find(name + "_token"); named != settings_.named.end()) {
       const auto found = std::ranges::find(tokens_, named->second);

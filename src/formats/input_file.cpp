@@ -26,7 +26,7 @@ struct InputFile::Descriptor {
   int file;
 };
 
-/// Of the process, those that were read last in front.
+/// The open files of the process, those that were read last in front.
 struct InputFile::OpenFiles {
   using Entry = std::pair<const InputFile*, std::shared_ptr<const Descriptor>>;
   Mutex mutex;

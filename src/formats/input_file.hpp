@@ -38,7 +38,7 @@ class InputFile {
   struct Descriptor;
   struct OpenFiles;
   static OpenFiles& open_files();
-  /// Of a file that is no bytes in memory.
+  /// The descriptor of a file that is not just bytes in memory.
   std::shared_ptr<const Descriptor> opened() const;
   std::shared_ptr<const Descriptor> open_anew() const;
   void keep(const std::shared_ptr<const Descriptor>& descriptor) const;

@@ -18,7 +18,7 @@ namespace accelerate::formats {
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path) : MappedFile(descriptor_of(path), path) {}
-  /// Of a descriptor, which is closed. @param path  for errors
+  /// Maps the file of a descriptor, which is closed. @param path  for errors
   MappedFile(int file, const std::filesystem::path& path) {
     struct stat status {};
     if (file < 0 || ::fstat(file, &status) != 0)

@@ -153,7 +153,7 @@ TorchContainer::Bytes TorchContainer::record(const std::string& name) const {
 }
 
 void TorchContainer::read_stream() {
-  // Of pickles before the numbers: room for some hundred thousand tensors.
+  // Limits of pickles before the numbers: room for some hundred thousand tensors.
   constexpr uint64_t kFirst = 1 << 20, kMost = 64 << 20;
   const std::vector<std::string_view> none;
   for (uint64_t size = std::min(length_, kFirst);; size = std::min({length_, 4 * size, kMost})) {

@@ -35,7 +35,7 @@ inline constexpr TorchStorage kTorchStorages[] = {
     {"torch.ComplexFloatStorage", "complex64", 8},
     {"torch.ComplexDoubleStorage", "complex128", 16},
 };
-/// Those that LibTorch writes and Python does not know.
+/// Storages that LibTorch writes and Python does not know.
 inline constexpr TorchStorage kScriptStorages[] = {
     {"torch.UInt16Storage", "uint16", 2},
     {"torch.UInt32Storage", "uint32", 4},

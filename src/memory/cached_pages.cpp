@@ -12,7 +12,7 @@ namespace accelerate {
 
 CachedPages::CachedPages(int file, const std::filesystem::path& path) {
   struct stat status {};
-  // Of a file that one may not write mincore says that all of it is there.
+  // For a file that one may not write, mincore says that all of it is there.
   if (::faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) != 0 || ::fstat(file, &status) != 0 || status.st_size < 1)
     return;
   void* const mapping = ::mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_SHARED, file, 0);

@@ -48,7 +48,7 @@ inline void write_text_file(const std::filesystem::path& path, const std::string
                            std::strerror(errno));
 }
 
-/// Of a model; more would fill the memory before any weight is there.
+/// A model's layers at most; more would fill the memory before any weight is there.
 inline constexpr int64_t kMostLayers = 10'000;
 
 inline void create_folder(const std::filesystem::path& folder) {

@@ -31,7 +31,7 @@ Perplexity perplexity(const AutoModelForCausalLM& model, const at::Tensor& input
   double sum = 0;
   for (int64_t begin = 0, scored = 0; scored < all; begin += stride) {
     const int64_t end = std::min(begin + window, all);
-    // Of the first token of a window nothing is known.
+    // Nothing predicts the first token of a window.
     const int64_t first = std::max(scored, begin + 1);
     if (options.on_window) options.on_window(scored);
     scored = end;

@@ -32,7 +32,7 @@ class Rotary {
   /// Turns the first n of d dimensions. @param x  [B, H, T, d]
   at::Tensor rotate(const at::Tensor& x) const;
 
-  /// Of one position of one sequence, in fp32 on the CPU: by what numbers are multiplied, and their partners (which are
+  /// One position of one sequence, in fp32 on the CPU: the factors of numbers, and those of their partners (which are
   /// half of the turned dimensions further). None otherwise.
   struct Row {
     const float *cosines, *sines;

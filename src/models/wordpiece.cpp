@@ -65,7 +65,7 @@ std::vector<std::string> lines_of(const fs::path& path) {
   return vocabulary;
 }
 
-/// Of the model of a tokenizer.json; its other parts are those of the folder's class, as in transformers.
+/// The vocabulary in the model of a tokenizer.json; the other parts are the folder's class's, as in transformers.
 std::vector<std::string> vocabulary_of(const JsonFile& model, WordPieceOptions& options) {
   std::string type = "WordPiece", prefix(kContinuation);
   model.read("type", type);

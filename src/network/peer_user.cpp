@@ -25,8 +25,8 @@ namespace {
 
 constexpr int kEstablished = 1;  // TCP_ESTABLISHED; in other states the kernel says that root is the owner
 
-/// Of a connection. Addresses of version 4 also where they are written as those of version 6: a socket of that version
-/// may have either at its other end.
+/// The ends of a connection. Addresses of version 4 also where they are written as those of version 6: a socket of that
+/// version may have either at its other end.
 struct Ends {
   struct End {
     std::array<uint32_t, 4> address{};  // as they travel; of version 4 the first

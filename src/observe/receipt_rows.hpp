@@ -99,7 +99,7 @@ template <auto First, auto... Rest> Asked asked(const decltype(detail::facts_of(
   const auto& value = ((facts.*First).*....*Rest);
   return {value != ((defaults.*First).*....*Rest), text_of(value)};
 }
-/// Of a function that the program may give.
+/// Whether the program gives this function.
 template <class Function> Asked asked_for(const Function& function, const char* text = "set") {
   return {function != nullptr, function ? text : "unset"};
 }
@@ -118,7 +118,7 @@ inline constexpr const char* kSaving = "when save_state() is called";
 namespace detail {
 Receipt make_one(const char* variable, bool variable_wins, Asked asked, Deed did);
 }
-/// Those of a table.
+/// The receipts of a table.
 template <class Facts, size_t n> std::vector<Receipt> made(const ReceiptRow<Facts> (&rows)[n], const Facts& facts) {
   std::vector<Receipt> all;
   for (const auto& row : rows) {

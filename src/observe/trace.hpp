@@ -118,7 +118,7 @@ class Topic {
   const Topic* around_;
 };
 
-/// Of the topic, or else a collective of that name and so many bytes. Nothing while nobody records.
+/// The label of the topic, or else of a collective of that name and so many bytes. Nothing while nobody records.
 std::optional<Label> label_of(std::string_view otherwise, int64_t bytes);
 
 /// An operator ends now, on this thread. @param begin  by c10::getApproximateTime()

@@ -69,7 +69,7 @@ void AcceleratedScheduler::step(std::optional<double> metric) const {
   if (metric.has_value()) return step_once();
   if (self.split_batches) return step_once();
   const PartialState joined;  // before the mesh is asked
-  // Of as many batches as were read at a time.
+  // One step for each of the batches that were read at a time.
   const int64_t num_processes = comm::mesh().size(comm::kSamples);
   for (int64_t i = 0; i < num_processes; ++i) {
     const auto total = self.scheduler.total_steps();

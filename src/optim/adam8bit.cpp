@@ -177,7 +177,7 @@ struct Rates {
 
 // In the order of bitsandbytes' operations, which differs between the two, so that results are equal to the bit.
 
-/// Of one slice, whose tensors are flat and, but for the moments, fp32.
+/// Steps on one slice, whose tensors are flat and, but for the moments, fp32.
 void step_in_codes(const at::Tensor& parameter, const at::Tensor& gradient, const Moment& first, const Moment& second,
                    int64_t begin, int64_t end, const Rates& rates) {
   const auto device = parameter.device();

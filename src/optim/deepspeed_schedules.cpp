@@ -139,7 +139,7 @@ class WarmupLR : public DeepSpeedSchedule {
   }
 
  protected:
-  /// Of the way from the smallest rate to the largest.
+  /// The share of the way from the smallest rate to the largest.
   virtual double share_after_warmup() const { return 1.0; }
   const DeepSpeedWarmup& warmup() const { return warmup_; }
 
@@ -282,7 +282,7 @@ class DeepSpeedOneCycle : public DeepSpeedSchedule {
     const bool rises = within <= top;
     const auto stairs = static_cast<double>(stairs_[rises ? 0 : 1]);
     if (stairs <= 0) return rises ? within / top : (within - 1) / (top - 1);
-    // Of whole steps, since a height a last bit below a stair would fall to the one before.
+    // The share of whole steps, since a height a last bit below a stair would fall to the one before.
     const double of_cycle = std::fmod(step, length());
     const double position =
         of_cycle <= first() ? of_cycle * stairs / first() : (length() - of_cycle) * stairs / second_;

@@ -25,7 +25,7 @@ inline bool has_fp32_moments(const torch::optim::OptimizerOptions& options) {
          dynamic_cast<const WithFp32Moments<torch::optim::AdamWOptions>*>(&options);
 }
 bool has_fp32_moments(const torch::optim::Optimizer& optimizer);
-/// Of a parameter of a group with these options.
+/// The dtype of the moments of a parameter, in a group with these options.
 inline at::ScalarType moment_type(const torch::optim::OptimizerOptions& options, const at::Tensor& parameter) {
   const auto type = parameter.scalar_type();
   return at::isReducedFloatingType(type) && has_fp32_moments(options) ? at::kFloat : type;

@@ -19,7 +19,7 @@ class PagedMemory {
   /// Contiguous. @throws ResourceError where the disk has no room for it
   at::Tensor zeros(at::IntArrayRef sizes, at::ScalarType dtype) const;
 
-  // Of tensors from zeros():
+  // These take tensors from zeros():
   /// They will be touched soon.
   static void will_need(const at::Tensor& tensor);
   /// They will not: what they take of this process's memory is given back now.

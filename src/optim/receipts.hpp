@@ -23,7 +23,7 @@ struct SchedulesFacts {
 };
 std::vector<Receipt> of_schedules(const SchedulesFacts& facts);
 
-/// Of step_in_backward, where it is on.
+/// The effect of step_in_backward, where it is on.
 Deed of_steps_ahead();
 
 }  // namespace accelerate::receipts

@@ -11,7 +11,7 @@
 
 namespace accelerate::optim {
 
-/// Of a scalar; no in a dry run, whose numbers have no values.
+/// The answer of a scalar; no in a dry run, whose numbers have no values.
 inline bool is_true(const at::Tensor& flag) { return !flag.is_meta() && flag.item<float>() != 0; }
 
 /// The scale that a loss is multiplied by, and how it follows from what has become of the gradients. It is equal on all

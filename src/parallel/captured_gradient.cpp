@@ -25,7 +25,7 @@ bool is_captured(torch::autograd::Node* accumulator) {
 
 CapturedGradient::CapturedGradient(const at::Tensor& leaf, Take take)
     : take_(std::make_shared<Take>(std::move(take))), accumulator_(torch::autograd::impl::grad_accumulator(leaf)) {
-  // Of the hooks, a leaf's own alone are called for what is captured; and LibTorch drops those that are not of this
+  // Only a leaf's own hooks are called for what is captured; and LibTorch drops those that are not of this
   // kind when the program adds its first.
   leaf.register_hook([weak = std::weak_ptr(take_), accumulator = accumulator_.get()](const at::Tensor& gradient) {
     const auto take = weak.lock();  // the leaf keeps its hooks

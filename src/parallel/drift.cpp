@@ -29,7 +29,7 @@ constexpr const char* kAdvice =
 /// The numbers that are known of writes.
 enum DriftSums : size_t { kTimes, kBits, kTotal, kSize, kAllowed, kSums };
 
-/// Of 16-bit numbers, a unit in the last place of 1.
+/// A unit in the last place of 1 of 16-bit numbers; 0 for others.
 double unit_of(at::ScalarType type) { return type == at::kBFloat16 ? 0x1p-8 : type == at::kHalf ? 0x1p-11 : 0; }
 
 /// A sum whose terms count by where they stand, so that values which change places change it.
@@ -38,8 +38,8 @@ int64_t mixed(const at::Tensor& words) {
   return factors.mul_(words).sum().item<int64_t>();
 }
 
-/// Of a tensor's bits, by words of 8 bytes, which are added 400 times faster than those of 4 bytes into 8: of a grid of
-/// words the sums of rows and those of columns, so that nothing as large as the tensor is made.
+/// Hashes a tensor by words of 8 bytes, which are added 400 times faster than those of 4 bytes into 8: words lie in a
+/// grid, whose rows and columns are summed, so that nothing as large as the tensor is made.
 int64_t hash_of_bits(const at::Tensor& tensor) {
   const at::Tensor real = tensor.is_complex() ? at::view_as_real(tensor) : tensor;
   // From a storage's begin: elsewhere words may not be where 8 bytes begin.
@@ -91,13 +91,13 @@ void DriftCheck::note_write(const std::string& name, const at::Tensor& values) {
   auto& sums = writes_[name];
   sums.resize(kSums);
   sums[kTimes] += 1;
-  // Of all writes so far; as many bits as a double holds.
+  // The hash of all writes so far; as many bits as a double holds.
   const auto bits = static_cast<uint64_t>(sums[kBits]) * 31 + static_cast<uint64_t>(hash_of_bits(values));
   sums[kBits] = static_cast<double>(bits >> 11);
   const auto type = real.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   sums[kTotal] += real.sum(type).item<double>();
   sums[kSize] += at::linalg_vector_norm(real, 1, std::nullopt, false, type).item<double>();
-  // Of a shard that is kept more exactly than the whole, other ranks know the rounded values; they add up by chance.
+  // Other ranks know the rounded values of a shard that is kept more exactly than the whole; they add up by chance.
   sums[kAllowed] = 1e-6 + 16 * unit_of(real.scalar_type()) / std::sqrt(static_cast<double>(real.numel()));
 }
 

@@ -35,7 +35,7 @@ class DriftCheck {
   void after_average(const std::function<NamedTensors()>& parameters);
 
  private:
-  /// Of one parameter since the last look: how often it was written, and what sums over its values say of it.
+  /// For each parameter since the last look: how often it was written, and what sums over its values say of it.
   using Writes = std::map<std::string, std::vector<double>>;
 
   bool is_due(int64_t averages) const;

@@ -52,7 +52,7 @@ struct EngineRequest {
   DistributedDataParallelKwargs ddp = {};
   std::vector<std::any> plugins = {};  ///< AcceleratorOptions::layer_plugins
 
-  /// That of this type; null: not given.
+  /// The plugin of this type; null: not given.
   template <class Plugin> const Plugin* plugin() const {
     for (size_t i = 0; i < plugins.size(); ++i)
       if (const auto* found = std::any_cast<Plugin>(&plugins[i])) return taken.insert(i), found;
@@ -72,7 +72,7 @@ struct RunRules {
   std::string decided_by;  ///< for people: what says all this
   PrecisionType mixed_precision = PrecisionType::NO;
   bool autocasts = true;  ///< false: parameters are of the type that is computed in, and nothing else is done about it
-  /// Of the loss. Null: none.
+  /// The scaler of the loss. Null: none.
   std::shared_ptr<optim::GradScaler> scaler = {};
   /// Gradients are clipped by their norm before each step, to so much; 0: not. Unset: as the program does.
   std::optional<double> max_norm = {};
@@ -203,7 +203,7 @@ class ChosenEngine {
   const FullyShardedDataParallelPlugin* sharding() const { return data_->sharding(); }
   bool splits(const std::string& axis) const;
   JobFacts job(int64_t num_processes) const { return data_->job(num_processes); }
-  /// Of the layer that joins the data, as are the two that make something.
+  /// These ask the layer that joins the data, as do the two that make something.
   std::optional<RunRules> rules(PrecisionType asked) { return data_->rules(asked); }
   std::optional<RunRules> hear(const PrepareFacts& facts, int64_t num_steps) { return data_->hear(facts, num_steps); }
   void adopt(torch::optim::Optimizer& optimizer) { data_->adopt(optimizer); }

@@ -15,7 +15,7 @@
 namespace accelerate::parallel {
 namespace {
 
-/// Of all elements together; in fp32 at least. 0 for none. Empty shards have none, also for the infinity norm.
+/// The norm of all elements together; in fp32 at least. 0 for none. Empty shards have none, also for the infinity norm.
 at::Tensor norm_of_all(const std::vector<at::Tensor>& tensors, double norm_type, const at::Device& device) {
   std::vector<at::Tensor> some, low;
   for (const auto& tensor : tensors)

@@ -151,7 +151,7 @@ class ACCELERATE_API Layer {
 
   virtual void begin_join();  ///< @throws ConfigError: the default
   virtual void end_join() noexcept {}
-  /// Of the layer that joins the data; see Engine.
+  /// Asked of the layer that joins the data; see Engine.
   virtual std::optional<bool> shadow_step() { return std::nullopt; }
   virtual void finish_join(int64_t source) { static_cast<void>(source); }
 };

@@ -14,7 +14,7 @@ using GivenFP8 = std::variant<std::monostate, AORecipeKwargs, TERecipeKwargs, MS
 /// "AORecipeKwargs", …; "" of none.
 const char* name_of(const GivenFP8& given);
 
-/// That of one back end; the others as by default.
+/// The settings of one back end; the others as by default.
 struct FP8Settings {
   AORecipeKwargs ao;
   TERecipeKwargs te;

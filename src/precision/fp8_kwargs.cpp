@@ -61,7 +61,7 @@ template <class Kwargs> void resolve_delayed(Kwargs& kwargs) {
   check_at_least_1("interval", "ACCELERATE_FP8_INTERVAL", *kwargs.interval);
   check_at_least_1("amax_history_len", "ACCELERATE_FP8_AMAX_HISTORY_LEN", *kwargs.amax_history_len);
   if (!*kwargs.use_mxfp8_block_scaling) return;
-  // Of these two the reference says it, of the others Transformer Engine, whose MXFP8 does not have them.
+  // The first two are the reference's rule; the others follow Transformer Engine, whose MXFP8 does not have them.
   const auto refuse = [](bool differs, const char* field) {
     if (differs)
       raise<ConfigError>(

@@ -56,7 +56,7 @@ std::optional<Deed> no_products(const Fp8Facts& f, FP8BackendType backend) {
 }
 std::string products(int64_t n) { return counted(n, "product", "products"); }
 
-/// Of a setting that is about scales from the past.
+/// Why a setting about scales from the past has no effect.
 std::optional<Deed> no_past(const Fp8Facts& f) {
   if (auto none = no_products(f, FP8BackendType::TE)) return none;
   if (*f.chosen.settings.te.use_mxfp8_block_scaling) return nothing("blocks are scaled by what is in them");

@@ -111,7 +111,7 @@ void find_parents(std::vector<ProfileEvent>& events) {
   }
 }
 
-/// Of a call that does nothing but call another of its name, one is left.
+/// Leaves one of each pair of calls where the outer does nothing but call another of its name.
 /// @param kernels_us  per event, of its own kernels
 void remove_doubles(std::vector<ProfileEvent>& events, std::vector<double>& kernels_us) {
   std::vector<bool> gone(events.size());

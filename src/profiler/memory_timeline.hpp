@@ -49,7 +49,7 @@ struct MemoryChange {
   Category category = Category::unknown;
 };
 
-/// Of one device. @throws ConfigError for a device of which nothing was recorded.
+/// The changes on one device. @throws ConfigError for a device of which nothing was recorded.
 std::vector<MemoryChange> memory_changes(const std::vector<Lifetime>& lifetimes, at::Device device);
 std::vector<MemoryMoment> memory_moments(const std::vector<MemoryChange>& changes);
 

@@ -79,7 +79,7 @@ struct ModuleProfile::Impl {
     call.cost.seconds = std::chrono::duration<double>(Clock::now() - since).count();
   }
 
-  /// Of the first parameter among the inputs, or what is seen through a view. Tables that are tied to a layer are two
+  /// The module of the first parameter among the inputs, views included. Tables that are tied to a layer are two
   /// modules': embedding() is of the one.
   std::optional<size_t> module_of(const at::RecordFunction& function) const {
     for (const auto& input : function.inputs()) {

@@ -30,7 +30,7 @@ struct Taken {
   const Frames* frames;
 };
 
-/// Of all recordings of this process.
+/// Shared by all recordings of this process.
 struct Taking {
   Mutex mutex;
   int64_t users ACCELERATE_GUARDED_BY(mutex) = 0;

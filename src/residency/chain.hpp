@@ -70,7 +70,7 @@ class Handler {
   /// several threads at once; what it throws reaches the program. In backward the handlers of the process are asked on
   /// every thread, those of a scope on the scope's thread, and where operators run again, what for_replay() gave.
   virtual bool handle(OperatorCall& call, Next next) = 0;
-  /// Of a scope's handler, on any link: who handles the same operators when they run again for backward, on whichever
+  /// For a scope's handler, on any link: who handles the same operators when they run again for backward, on whichever
   /// thread, where the first run's scope may have ended. Null: nobody.
   virtual std::shared_ptr<Handler> for_replay() { return nullptr; }
 
@@ -120,7 +120,7 @@ class ProcessHandler {
 /// The scopes of a thread, as operators that run again need them: what for_replay() gives of each.
 class ScopesForReplay {
  public:
-  /// Those that are open on this thread.
+  /// The scopes that are open on this thread.
   ScopesForReplay();
   /// While it lives they are the scopes of this thread, and those that it has otherwise are not asked.
   class Here;

@@ -23,7 +23,7 @@ enum class ResidencyCount {
   number_of_counts
 };
 
-/// Of the whole process; stats() reads them.
+/// Counts of the whole process; stats() reads them.
 struct Counters {
   std::atomic<int64_t> touches{0}, faults{0}, prefetch_hits{0}, evictions{0}, bytes_fetched{0}, bytes_stored{0},
       resident_bytes{0}, peak_resident_bytes{0}, products_on_codes{0}, decodes{0};

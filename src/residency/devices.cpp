@@ -13,7 +13,7 @@ namespace {
 
 thread_local std::optional<at::Device> last_device;  ///< where this thread last computed with members
 
-/// Of a thread that has computed with members of a model across devices: all its operators come by until the last such
+/// For a thread that has computed with members of a model across devices: all its operators come by until the last such
 /// model has gone, which the thread learns by its next operator.
 struct UntilTheyEnd final : Handler {
   bool handle(OperatorCall&, Next) override;

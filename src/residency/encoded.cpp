@@ -42,7 +42,7 @@ at::Tensor product(const at::Tensor& x, const EncodedWeight& weight, const Optio
   return exact_linear(x, weight, bias);
 }
 
-/// Of a member. Not its codes: they may go before backward, which has to notice.
+/// The weight of a member. Not its codes: they may go before backward, which has to notice.
 struct FrozenMember final : codes::kernels::FrozenWeight {
   explicit FrozenMember(at::Tensor tensor) : owner(std::move(tensor)) {}
   at::Tensor with_codes(const at::Device& device,

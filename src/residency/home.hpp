@@ -48,8 +48,8 @@ class Home {
 
   /// How many processes a mapped home's bytes are shared by: each counts its share.
   virtual int64_t sharers() const { return 1; }
-  /// Of bytes that are shared and may change: the elements whose values this process decides. None may change what the
-  /// others compute with, so who writes gets a copy of its own, see Residency::share_again(). Empty: nothing of that.
+  /// For bytes that are shared and may change: the elements whose values this process decides. None may change what the
+  /// others compute with, so a writer gets a copy of its own, see Residency::share_again(). Empty: nothing of that.
   struct OwnSlice {
     int64_t begin = 0, length = 0;
   };
@@ -70,12 +70,12 @@ class Home {
   /// Whether fetch() is a collective, so that all ranks must touch units in one order.
   virtual bool collective() const { return false; }
 
-  /// Of a home of one weight in few bits: it. Valid as long as the home.
+  /// The weight of a home of one weight in few bits. Valid as long as the home.
   virtual EncodedWeight* encoded() const { return nullptr; }
 
-  /// Of a home that keeps values: whether what is fetched has lost more of them than its dtype loses.
+  /// For a home that keeps values: whether what is fetched has lost more of them than its dtype loses.
   virtual bool lossy() const { return false; }
-  /// Of a home that keeps values: whether it takes them in fewer bits than it gives, so that what was written is not
+  /// For a home that keeps values: whether it takes them in fewer bits than it gives, so that what was written is not
   /// what the next fetch() brings.
   virtual bool rounds() const { return false; }
 };

@@ -9,7 +9,7 @@
 namespace accelerate::residency {
 namespace {
 
-/// Those that return views by definition. Others whose schema says "alias" (reshape, contiguous, to) copy when they
+/// Operators that return views by definition. Others whose schema says "alias" (reshape, contiguous, to) copy when they
 /// must, and then read.
 const std::unordered_set<std::string_view> kNeedNoBytes = {
     "aten::view",

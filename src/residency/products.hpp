@@ -13,7 +13,7 @@ WeightView weight_view(const at::Tensor& view, const at::Tensor& weight);
 
 class OperatorCall;
 
-/// Of an operator that multiplies an input with a weight: which arguments are what.
+/// For an operator that multiplies an input with a weight: which arguments are what.
 struct ProductPlaces {
   size_t x, weight, bias;  ///< bias: kNoArgument where there is none
   bool rows;               ///< each row of the weight gives an output, as linear's; else each column

@@ -77,7 +77,7 @@ class Unit {
   bool keep() const { return keep_; }
   /// Its bytes never go.
   bool fixed() const { return fixed_; }
-  /// Of bytes that other processes compute with, this one has a copy, because it has written to it.
+  /// Whether this process has a copy of bytes that others compute with, because it has written to them.
   bool is_private() const { return private_; }
   /// Operators work on its bytes as on plain tensors, see RawAccess::Writes::alone. Of the thread that trains.
   bool is_alone() const { return alone_ > 0; }

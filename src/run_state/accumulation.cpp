@@ -185,7 +185,7 @@ StagedAccumulation::StagedAccumulation(const RunState& run, const fs::path& fold
       num_items_ = saved.num_items;
       whole = std::move(saved.whole), pieces = std::move(saved.pieces);
     } else {
-      // Of sums over items each rank's part, of averages over ranks the average.
+      // Each rank takes its part of sums over items, and the average of averages over ranks.
       const auto parts =
           static_cast<double>(options.average == GradientAverage::tokens ? ranks : position_.num_processes);
       for (int64_t r = 0; r < position_.num_processes; ++r) {
@@ -201,7 +201,7 @@ StagedAccumulation::StagedAccumulation(const RunState& run, const fs::path& fold
       }
     }
   }
-  // Of zeros that lay in shards whole parameters have theirs.
+  // Whole parameters have zeros, too, where those lay in shards.
   for (auto piece = pieces.begin(); piece != pieces.end();) {
     const auto holder = holders.whole.find(piece->first);
     const bool moves = !holders.pieces.contains(piece->first) && holder != holders.whole.end();

@@ -74,7 +74,7 @@ std::map<std::string, at::Tensor> tensors_of(const std::string& file, const Dict
           "load '{}': '{}' holds a scale that is zero, negative, too small to divide by or no number, expected finite "
           "scales above 0; the file is damaged. Take another checkpoint, or delete the file to begin with new scales",
           file, name);
-    // Of a step that overflowed it is infinite or NaN, and passed over when the next scale is made.
+    // After a step that overflowed it is infinite or NaN, and passed over when the next scale is made.
     if (name.find(".amax_history") != std::string::npos && value.lt(0).any().item<bool>())
       raise<CheckpointError>(
           "load '{}': '{}' holds a negative number, expected the largest absolute values of passes; the file is "

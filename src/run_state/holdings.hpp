@@ -13,7 +13,7 @@
 /// engine cuts tensors into shards or leaves them whole.
 namespace accelerate::run_state {
 
-/// Those in shards, in the order in which they become whole, then the rest of the model's state.
+/// First the tensors in shards, in the order in which they become whole, then the rest of the model's state.
 std::vector<parallel::Held> holdings_of(const detail::PreparedModel& model);
 
 /// A tensor that all ranks have whole.

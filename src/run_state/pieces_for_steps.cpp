@@ -14,7 +14,7 @@
 namespace accelerate::run_state {
 namespace {
 
-/// Of the ranks that hold the other elements; null: there are none.
+/// The group of the ranks that hold the other elements; null: there are none.
 std::shared_ptr<comm::Group> group_of(const parallel::Held& held) {
   return (held.mesh ? *held.mesh : comm::mesh()).along(held.cut);
 }

@@ -46,7 +46,7 @@ struct RunState {
   int64_t step = 0;                     ///< micro-steps since the last forced synchronisation
   double num_items = 0;                 ///< of the accumulation group, with GradientAverage::tokens
 
-  /// Of the models that have one.
+  /// The engines of the models that have one.
   parallel::Engines engines() const;
   /// The prepared model with this module; null if there is none.
   std::shared_ptr<detail::PreparedModel> find(const ModelRef& model) const;

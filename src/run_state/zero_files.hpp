@@ -18,7 +18,7 @@ namespace accelerate::run_state {
 /// The indices of the optimizers that step on parameters of this model, and of no other, and have no state dict of
 /// their own: files of the model may hold them, by the stage that wrote these. Not collective.
 std::vector<size_t> optimizers_on(const RunState& run, const detail::PreparedModel& model);
-/// Those of them whose states DeepSpeed's files of the model's stage can hold: they go into the model's files.
+/// Those of them whose states fit into DeepSpeed's files of the model's stage: they go into the model's files.
 std::vector<size_t> optimizers_of(const RunState& run, const detail::PreparedModel& model);
 /// The index of the model whose files an optimizer is in; unset: it has a file of its own.
 std::optional<size_t> model_of(const RunState& run, size_t optimizer);
@@ -40,9 +40,9 @@ void save_zero(const RunState& run, const detail::PreparedModel& model, const st
 void write_latest(const std::filesystem::path& folder, const std::string& tag);
 void write_zero_to_fp32(const std::filesystem::path& folder);
 
-/// That parameters and buffers have as a whole, under each of their names.
+/// The sizes of whole parameters and buffers, under each of their names.
 checkpointing::Sizes sizes_by_name(const detail::PreparedModel& model);
-/// Of a checkpoint's optimizers that of index `optimizer`. @param together  those of this model that it holds, one
+/// The optimizer of index `optimizer` in a checkpoint. @param together  those of this model that it holds, one
 /// after the other @throws CheckpointError
 checkpointing::StoredOptimizer optimizer_in(const RunState& run, const detail::PreparedModel& model,
                                             const checkpointing::ZeroCheckpoint& checkpoint, size_t optimizer,

@@ -56,7 +56,7 @@ struct Activity {
   bool knows_waits = false;                          ///< there are scopes of ours in which threads wait
 };
 
-/// Of a device, where processes are its number and threads its streams.
+/// Whether it happens on a device, whose number is the process and whose streams are the threads.
 bool is_of_device(std::string_view category);
 
 /// Collects events, and makes of them what the rank did. It keeps some 32 bytes of an event.

@@ -10,7 +10,7 @@ TrackerClass json_lines_class();
 TrackerClass memory_class();
 TrackerClass mlflow_class();
 TrackerClass dvclive_class();
-/// Of those that are a PythonTracker.
+/// The class of those that are a PythonTracker.
 TrackerClass python_class(const std::string& name);
 
 }  // namespace accelerate

@@ -20,7 +20,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kVersion = 1;
-/// Of a line in memory before it is written without waiting for a flush.
+/// A line's bytes in memory before it is written without waiting for a flush.
 constexpr size_t kMostPending = size_t{1} << 20;
 
 /// `exact`: so that value_from_json gives the same back, else as other readers expect it.

@@ -50,7 +50,7 @@ class PythonChild {
 /// ACCELERATE_PYTHON, else python3, for execvp's search.
 std::string tracker_python();
 
-/// Those of `packages` that the interpreter would find. Nothing is imported. Empty when there is no interpreter, or
+/// The ones of `packages` that the interpreter would find. Nothing is imported. Empty when there is no interpreter, or
 /// when it says nothing within ten seconds.
 std::vector<std::string> installed_packages(const std::vector<std::string>& packages);
 

@@ -31,7 +31,7 @@ class TrackerQueue {
 
   /// `tracker` has been started.
   TrackerQueue(std::shared_ptr<GeneralTracker> tracker, Refused refused, const Limits& limits);
-  /// As finish(), in no time.
+  /// Does as finish(), in no time.
   ~TrackerQueue();
   TrackerQueue(const TrackerQueue&) = delete;
   TrackerQueue& operator=(const TrackerQueue&) = delete;

@@ -36,7 +36,7 @@ class TrackerSet {
   /// See Accelerator::init_trackers.
   void open(const Run& run);
 
-  /// Of the Accelerator, for messages; and what goes to which tracker with the record.
+  /// The Accelerator's: its operation, for messages, and what goes to which tracker with the record.
   struct Logging {
     const char* operation;
     const TrackerKwargs& log_kwargs;

@@ -20,7 +20,7 @@ concept Event = std::is_enum_v<T> && requires {
 
 using Values = std::span<std::atomic<int64_t>>;
 
-/// Those of all modules that count something here.
+/// The counts of all modules that count something here.
 const std::vector<Values>& all();
 
 namespace detail {

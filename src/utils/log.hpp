@@ -42,7 +42,7 @@ void take_libtorch_warnings();
 /// launcher that reads a pipe of each rank then knows the order.
 void wait_for_reader();
 
-/// As at the start of the process. For tests.
+/// Sets all as at the start of the process. For tests.
 void reset();
 
 }  // namespace accelerate::logs

@@ -21,11 +21,11 @@
 #define ACCELERATE_THREAD_ANNOTATION(attribute)
 #endif
 
-/// Of a member: read and written with the mutex held.
+/// For a member: read and written with the mutex held.
 #define ACCELERATE_GUARDED_BY(mutex) ACCELERATE_THREAD_ANNOTATION(guarded_by(mutex))
-/// Of a function: the caller holds the mutex.
+/// For a function: the caller holds the mutex.
 #define ACCELERATE_REQUIRES(...) ACCELERATE_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
-/// Of a function: the caller does not hold the mutex, which the function takes.
+/// For a function: the caller does not hold the mutex, which the function takes.
 #define ACCELERATE_EXCLUDES(...) ACCELERATE_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
 
 namespace accelerate {

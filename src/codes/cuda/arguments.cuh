@@ -18,7 +18,7 @@ struct Weight {
   float map[256];   ///< what codes of scales stand for
 };
 
-/// Of all kernels, each of which uses some of them.
+/// The arguments of all kernels; each uses some of them.
 struct Arguments {
   Weight w;
   // Decoding: `count` rows from row `first` on, or those that `rows` lists, to `to`, contiguous.

@@ -30,7 +30,7 @@ namespace {
   decltype(&::name) name = reinterpret_cast<decltype(&::name)>(library.sym(ACCELERATE_TEXT_OF(name)))
 
 struct Compiler {
-  /// That of LibTorch's CUDA; or else LibTorch's own library that is linked to it.
+  /// The compiler of LibTorch's CUDA; or else LibTorch's own library that is linked to it.
   at::DynamicLibrary library{fmt::format("libnvrtc.so.{}", at::detail::getCUDAHooks().versionCUDART() / 1000).c_str(),
                              "libcaffe2_nvrtc.so", /*leak_handle=*/true};
   ACCELERATE_FUNCTION(nvrtcCreateProgram);

@@ -9,7 +9,7 @@
 
 namespace accelerate::codes::kernels {
 
-/// Those that this processor has, the fastest first; the plain one is always there.
+/// The sets that this processor has, the fastest first; the plain one is always there.
 const std::vector<const InstructionSet*>& instruction_sets();
 
 /// The fastest that ATEN_CPU_CAPABILITY, which is LibTorch's own setting, allows.

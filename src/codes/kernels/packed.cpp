@@ -57,7 +57,7 @@ uint32_t turn_fifth_bits_back(uint32_t turned) {
   return bits;
 }
 
-/// Of 32 columns in 16 bytes: bitsandbytes has neighbours in one byte, the even one above; GGUF and we the columns j
+/// Moves 32 columns in 16 bytes: bitsandbytes has neighbours in one byte, the even one above; GGUF and we the columns j
 /// and j + 16, the first one below.
 void nibbles_from_neighbours(const Byte* from, Byte* to) {
   for (int64_t i = 0; i < 8; ++i) {

@@ -35,9 +35,9 @@ std::optional<Packed> pack(const Codes& codes);
 
 /// The inverse for rows [first, first + count), to the bit: what these have in Codes::data.
 void unpack(const Packed& packed, int64_t first, int64_t count, void* data);
-/// Of nf4, fp4 and int8_rowwise: fp32 [scales of these rows].
+/// The scales of nf4, fp4 and int8_rowwise: fp32 [scales of these rows].
 at::Tensor unpacked_scales(const Packed& packed, int64_t first, int64_t count);
-/// Of int8_rowwise: these columns of the codes. @param columns  int64 [C] @return fp32 [N, C]
+/// These columns of int8_rowwise's codes. @param columns  int64 [C] @return fp32 [N, C]
 at::Tensor columns_of_bytes(const Packed& packed, const at::Tensor& columns);
 
 }  // namespace accelerate::codes::kernels

@@ -10,7 +10,7 @@
 namespace accelerate::launcher {
 namespace {
 
-/// Of ranks that failed within moments of each other, the least value is the likeliest cause; the others died of it.
+/// Several ranks may fail within moments of each other: the least value is the likeliest cause; the others died of it.
 ///
 /// The order in which the kernel reports ends is not enough: a dying process drops its connections first, and a peer
 /// that dies of that may be reported before it. The kind of death tells more. Among equals the first to have said its

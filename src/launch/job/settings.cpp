@@ -373,7 +373,7 @@ void Settings::name_strategy() {
   if (std::find(std::begin(kStrategies), std::end(kStrategies), given) == std::end(kStrategies)) return;
   const ValueSource source = this->source("fsdp_reshard_after_forward"), other = this->source("fsdp_sharding_strategy");
   const bool differs = other != ValueSource::fallback && in_small_letters(text("fsdp_sharding_strategy")) != given;
-  // Of two of one source the reference takes the one that it reads.
+  // Where both have one source, the reference takes the one that it reads.
   if (other == ValueSource::fallback || source > other)
     entries_["fsdp_sharding_strategy"] = {(*this)["fsdp_reshard_after_forward"], source, ""};
   if (differs)

@@ -37,7 +37,7 @@ class History {
     std::optional<Range> at(size_t figure) const { return figure < figures.size() ? figures[figure] : std::nullopt; }
   };
   static Point merged(const Point& a, const Point& b);
-  /// Of a name that has been logged; nothing when there is no place for it.
+  /// The figure of a name that has been logged; nothing when there is no place for it.
   std::optional<size_t> figure_of(const std::string& name);
 
   size_t points_, looks_per_point_ = 1;

@@ -24,7 +24,7 @@ class TemporaryFolder {
   const std::filesystem::path path_;
 };
 
-/// Those of this process that are there now.
+/// The folders of this process that are there now.
 std::vector<std::string> temporary_folders();
 
 }  // namespace accelerate::launcher

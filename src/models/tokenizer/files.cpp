@@ -237,7 +237,7 @@ class TokenizerJson {
       unsupported("the post-processor", part);
     }
   }
-  /// Of a template each item is a piece; what one before it has put around the text counts as a text of its own.
+  /// Each item of a template is a piece; a text with what an earlier template has put around it counts as one text.
   Pieces filled_in(const json& part, const Pieces& pieces) const {
     if (pieces.size() > 2)
       unsupported(fmt::format("behind another that makes {} pieces of a text, where a template takes 1 or 2, the "

@@ -46,7 +46,7 @@ namespace {
 constexpr int64_t kMiB = 1 << 20;
 constexpr size_t kBroadcastBytes = 250 * kMiB;
 
-/// As they are now (LibTorch's set_data() may have given them other bytes), those of one dtype beside each other.
+/// The tensors as they are now (LibTorch's set_data() may have given them other bytes), one dtype after the other.
 /// Codes, which never change, are agreed on at the start.
 std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
   std::vector<at::Tensor> tensors;

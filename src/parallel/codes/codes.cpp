@@ -71,7 +71,7 @@ void agree_on_codes(const NamedTensors& parameters) {
 
 namespace {
 
-/// Of one model.
+/// The weights of one model.
 struct AgreedWeights {
   NamedTensors parameters;
   bool agreed = false;

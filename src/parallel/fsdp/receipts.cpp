@@ -38,7 +38,7 @@ using Fsdp = FullyShardedDataParallelPlugin;
 using parallel::effective_strategy;
 
 template <auto Field> Asked fsdp(const ShardedFacts& f) { return asked<&ShardedFacts::given, Field>(f); }
-/// Of a part of the plugin that may be left out.
+/// The answer for a part of the plugin that may be left out.
 template <auto Part, auto Field> Asked part(const ShardedFacts& f) {
   using T = std::decay_t<decltype(*(f.given.*Part))>;
   const auto value = (f.given.*Part).value_or(T()).*Field;
@@ -122,7 +122,7 @@ Deed replicas(const ShardedFacts& f) {
                  counted(read(ShardingCount::replica_gradients), "part", "parts"));
   return acted("{}", shares(f));
 }
-/// Of a ParallelismConfig, which may be about data parallelism alone.
+/// The effect of a ParallelismConfig, which may be about data parallelism alone.
 Deed axis(const ShardedFacts& f) {
   if (f.sharding) return replicas(f);
   if (f.run.ranks == 1) return nothing("one process is not laid out");
@@ -275,7 +275,7 @@ Deed optim_state_dict_config(const ShardedFacts& f) {
                       "get_optimizer_state_dict");
 }
 
-/// Of offload_to_cpu, which is about devices that are not the CPU.
+/// The effect of offload_to_cpu, which is about devices that are not the CPU.
 template <Deed (*Of)(const ShardedFacts&)> Deed on_host(const ShardedFacts& f) {
   if (f.sharding && f.run.device.is_cpu()) return nothing("the device is the CPU, so states are on the host already");
   return Of(f);

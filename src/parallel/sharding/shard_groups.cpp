@@ -25,7 +25,7 @@ ShardGroups make_shard_groups(const std::vector<comm::AxisSize>& axes, int64_t n
                               const std::shared_ptr<comm::Group>& all, bool by_machine) {
   ShardGroups groups;
   if (!all) return groups;
-  // Of its own: a second Accelerator's models may be laid out otherwise than the job's.
+  // A mesh of its own: a second Accelerator's models may be laid out otherwise than the job's.
   const comm::Mesh& mesh = groups.mesh = {all, axes};
   const int64_t size = mesh.size({comm::Axis::dp_shard});
   groups.shard = size > 1 ? mesh.along({comm::Axis::dp_shard}) : all->split("shard", [](int64_t rank) { return rank; });

@@ -351,7 +351,7 @@ struct Sharding::Impl {
     return std::all_of(units->units().begin(), units->units().end(), [](const auto& unit) { return unit->fixed(); });
   }
 
-  /// Of each change once: what is fetched ahead is what came next the last time.
+  /// Tells of each change once. Units are fetched ahead in the order of the last pass.
   void tell_of_orders() {
     if (nothing_goes())
       return logs::warn("accelerate.parallel",
@@ -429,7 +429,7 @@ struct Sharding::Impl {
     const auto found = member_of.find(parameter.unsafeGetTensorImpl());
     return found == member_of.end() ? nullptr : found->second;
   }
-  /// Of a parameter, or of a shard.
+  /// The member of a parameter, or of a shard.
   ShardedMember* find_either(const at::Tensor& tensor) const {
     if (auto* const member = find(tensor)) return member;
     const auto found = member_of_piece.find(tensor.unsafeGetTensorImpl());
@@ -855,7 +855,7 @@ void Sharding::resume_accumulation() {
   impl_->gradients->start_anew();
   impl_->backward_is_due = true;
 }
-// Of forwards that no backward went through, too.
+// Settles gradients of forwards that no backward went through, too.
 void Sharding::settle_gradients() {
   impl_->expect_here({OffloadStateTypeEnum::lp_grads}, "gradients");
   impl_->settle();

@@ -129,7 +129,7 @@ void ShardsOnDisk::before_group(size_t group, const std::vector<at::Tensor>& sta
     coming->wait();
     if (coming->group == group) counts::add(ShardingCount::groups_read_ahead);
   }
-  // Those that are still on their way to the disk may be wanted again, of a model with one group.
+  // With one group, tensors that are still on their way to the disk may be wanted again.
   std::erase_if(going_, [&](UnderWay& going) {
     if (going.group == group) postpone([&] { going.wait(); });
     return going.group == group;

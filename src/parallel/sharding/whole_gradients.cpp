@@ -19,7 +19,7 @@
 namespace accelerate::parallel {
 namespace {
 
-/// Of the widest.
+/// The widest dtype of the part's members.
 at::ScalarType dtype_of(const ShardedPart& part) {
   std::optional<at::ScalarType> dtype;
   for (const auto& member : part.members)
@@ -84,7 +84,7 @@ class GradientHome final : public residency::Home {
   const int64_t& shown_;
 };
 
-/// Of the sizes and strides, and without a byte.
+/// A tensor of the parameter's sizes and strides, without a byte.
 at::Tensor shape_of(const at::Tensor& parameter, const at::TensorOptions& options) {
   at::Tensor shape = at::empty({0}, options);
   shape.unsafeGetTensorImpl()->set_sizes_and_strides(parameter.sizes(), parameter.strides());

@@ -47,7 +47,7 @@ int64_t num_ranks() {
 /// Than on the host, or in a dry run would.
 bool computes_elsewhere() { return PartialState::initialized() && !PartialState().device().is_cpu(); }
 
-/// Of the widest module that says so.
+/// The hidden size of the widest module that has one.
 std::optional<int64_t> hidden_size_of(const std::vector<ModelRef>& models) {
   std::optional<int64_t> widest;
   for (const auto& model : models)
@@ -263,7 +263,7 @@ class ChosenZero final : public ChosenLayer {
   /// Which DeepSpeed would have its own Adam for the host keep.
   bool has_moments_on_host() const { return settings_.has_low_masters() && settings_.offloads_states(); }
 
-  /// Of an optimizer of the program's.
+  /// Checks an optimizer of the program's.
   void check_moments(const torch::optim::Optimizer& optimizer) const {
     if (!has_moments_on_host()) return;
     const bool exact = !settings_.bf16.bf16_optimizer_states;

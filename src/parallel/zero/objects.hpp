@@ -29,7 +29,7 @@ class CheckpointRulesScope;
 /// Objects that a configuration has instead of the program: its optimizer, its schedule, its loss scale.
 namespace accelerate::zero {
 
-/// Of parameters of the models that train.
+/// The names of parameters of the models that train.
 using ParameterNames = std::unordered_map<const at::TensorImpl*, std::string>;
 /// @throws ConfigError where the configuration has none
 std::shared_ptr<torch::optim::Optimizer> make_optimizer(const ZeroSettings& settings, const DummyOptim& dummy,

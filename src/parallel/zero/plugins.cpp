@@ -14,7 +14,7 @@
 namespace accelerate::zero {
 namespace {
 
-/// Of plugins as programs give them: every field but the configuration, and that as it is written.
+/// The fields of a plugin as programs give them; the configuration as it is written.
 auto fields_of(const DeepSpeedPlugin& plugin) {
   const auto& [config, steps, clipping, stage, smallest, optimizer, param, optimizer_path, param_path, init, save, moe,
                msamp, level, version, in_backward] = plugin;

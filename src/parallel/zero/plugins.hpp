@@ -16,7 +16,7 @@ namespace accelerate::zero {
 /// that were not given others share them.
 class Plugins final : public detail::DeepSpeedPlugins {
  public:
-  /// Those of the request: several by name, one, or that of the environment, whose names are empty.
+  /// The plugins of the request: several by name, one, or that of the environment, whose names are empty.
   static std::shared_ptr<Plugins> of(const parallel::EngineRequest& request);
 
   const DeepSpeedPlugin& get(const std::optional<std::string>& name) const override;

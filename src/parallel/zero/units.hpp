@@ -34,7 +34,7 @@ std::vector<ShardedUnit> units_by_module(const ModelRef& model, const ModuleUnit
 /// @throws ConfigError for a class that is neither LibTorch's nor the model's
 std::set<const at::TensorImpl*> parameters_of_classes(const ModelRef& model, const std::vector<std::string>& classes);
 
-/// Of an entry of data_types.keep_in_fp32_modules: an expression in which * stands for any characters.
+/// The expression in an entry of data_types.keep_in_fp32_modules, where * stands for any characters.
 /// It may stand anywhere in the text. @throws ConfigError
 RegularExpression expression_of_buffers(const std::string& pattern);
 /// Full names of the buffers that a pattern matches anywhere. @param unmatched  is told which patterns match none

@@ -97,7 +97,7 @@ struct Bf16 {
        bf16_master_weights_and_grads = false, bf16_optimizer_states = false;
 };
 
-/// Of all types together; a type has those that the table names for it, and those have its defaults.
+/// Parameters of all types together; a type has those that the table names for it, and those have its defaults.
 struct OptimizerParams {
   double lr = 1e-3;
   std::array<double, 2> betas{0.9, 0.999};
@@ -116,7 +116,7 @@ struct Optimizer {
   OptimizerParams params;
 };
 
-/// Of all types together, as for optimizers. A list of learning rates has one for each group, one element for all.
+/// As for optimizers: parameters of all types. A list of learning rates has one for each group, one element for all.
 struct SchedulerParams {
   std::vector<double> warmup_min_lr{0}, warmup_max_lr;  ///< no warmup_max_lr: each group's own
   int64_t warmup_num_steps = 1000;

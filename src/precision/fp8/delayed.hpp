@@ -34,7 +34,7 @@ class Histories {
   /// Rolls histories and works out scales. Collective with a reduction; without effect where no rank has recorded
   /// anything but zeros.
   void update(const AmaxReduction& reduction);
-  /// Those that had an effect.
+  /// The number of updates that had an effect.
   int64_t updates() const;
 
   void to(const at::Device& device);

@@ -38,8 +38,8 @@ struct Operands {
   Operand first, second;
 };
 
-/// Of one tensor, for the product that sums over its columns and the one that sums over its rows; either may not be
-/// needed. Codes that serve both are made once.
+/// Operands made of one tensor: for the product that sums over its columns, and for the one that sums over its rows.
+/// One of them may not be needed. Codes that serve both are made once.
 Operands make_operands(const at::Tensor& matrix, const Cast* over_columns, const Cast* over_rows,
                        const at::Tensor& scale, bool values) {
   Operands made;
@@ -54,7 +54,7 @@ at::Tensor amax_of(const Operands& operands) {
   return operands.first.amax.defined() ? operands.first.amax : operands.second.amax;
 }
 
-/// Of the weight: kept ones, or new ones.
+/// The weight's operands: kept ones, or new ones.
 /// @param backward  which are for the gradient of x
 Operands weight_operands(const ProductJob& job, const at::Tensor& w, bool backward) {
   Core& core = job.core();

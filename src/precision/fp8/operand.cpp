@@ -16,7 +16,7 @@
 namespace accelerate::fp8 {
 namespace {
 
-/// Of a matrix that lies transposed in memory, encoded as it lies there.
+/// Encodes a matrix that lies transposed in memory, as it lies there.
 codes::Float8Result encode_as_it_lies(const at::Tensor& matrix, const at::Tensor& scale, codes::Float8 format,
                                       const codes::Float8Request& request) {
   if (matrix.is_contiguous() || !matrix.t().is_contiguous()) return encode_once(matrix, scale, format, request);

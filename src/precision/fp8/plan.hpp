@@ -43,7 +43,7 @@ struct ProductPlan {
 };
 
 ProductPlan plan_of(const FP8Recipe& recipe);
-/// Of weights and activations, and of gradients.
+/// The format of weights and activations, and that of gradients.
 codes::Float8 forward_format(const FP8Recipe& recipe);
 codes::Float8 backward_format(const FP8Recipe& recipe);
 

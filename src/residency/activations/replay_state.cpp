@@ -74,7 +74,7 @@ void ReplayState::forget_unused_generators() noexcept try {
 
 namespace {
 
-/// Of this thread: whose first run goes on, the innermost last.
+/// This thread's states whose first run goes on, the innermost last.
 thread_local std::vector<std::pair<const ReplayState*, std::vector<GeneratorState>*>> listening;
 thread_local at::CallbackHandle listener = 0;
 

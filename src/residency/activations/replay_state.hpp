@@ -20,7 +20,7 @@ std::optional<c10::Device> current_accelerator();
 /// The position of a generator of random numbers.
 class GeneratorState {
  public:
-  /// As it is now.
+  /// The generator's state as it is now.
   explicit GeneratorState(at::Generator generator);
   void apply() const;
   bool is_present() const;

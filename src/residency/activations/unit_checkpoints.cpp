@@ -16,7 +16,7 @@
 namespace accelerate::residency {
 namespace {
 
-/// Of this thread's, the innermost alone writes down: it runs again as a whole. Null: none is at work.
+/// This thread's innermost one. It alone writes down: it runs again as a whole. Null: none is at work.
 constinit thread_local UnitCheckpoints* innermost_checkpoints = nullptr;
 
 /// A tensor that is saved while no operator runs will not be saved by operators that run again.

@@ -62,7 +62,7 @@ std::vector<at::Tensor> buffers_of(const deferred::RecordScope& scope) {
   return alive;
 }
 
-/// Of the tensor's storage, on the meta device.
+/// A storage of the tensor's size, on the meta device.
 at::Storage sizes_of(const at::Tensor& tensor) {
   deferred::Plain plain;
   return at::empty({static_cast<int64_t>(tensor.storage().nbytes())},

@@ -48,7 +48,7 @@ c10::intrusive_ptr<c10::TensorImpl> make(const at::Tensor& like, const at::Stora
   return impl;
 }
 
-/// Of a plain tensor on `device`; whether it is a conjugate or negative view is a key too.
+/// The keys of a plain tensor on `device`; whether it is a conjugate or negative view is a key too.
 c10::DispatchKeySet keys_for(const at::Tensor& like, const at::Device& device) {
   constexpr c10::DispatchKeySet kBits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
   const c10::DispatchKeySet backend(c10::computeDispatchKey(like.scalar_type(), at::kStrided, device));

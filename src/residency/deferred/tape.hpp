@@ -22,7 +22,7 @@
 
 namespace accelerate::residency::deferred {
 
-/// Of the chain's link *record*, while a scope is open or a deferred tensor exists somewhere in this process.
+/// The handler of the chain's link *record*, while a scope is open or a deferred tensor exists in this process.
 Handler& recorder();
 
 /// The operators on deferred storages, in the order of the program, and how to run them.

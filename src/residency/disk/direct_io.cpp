@@ -161,7 +161,7 @@ void move(bool writes, int file, std::vector<DiskRange> ranges, const DiskReques
     throw std::system_error(error, std::generic_category());
 }
 
-/// Of about equal size.
+/// Shares of about equal size.
 std::vector<std::vector<DiskRange>> shared_out_over_threads(const std::vector<DiskRange>& ranges, int64_t threads,
                                                             int64_t request) {
   int64_t all = 0;

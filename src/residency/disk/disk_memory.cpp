@@ -143,7 +143,7 @@ class DiskMemory::Moving final : public Transfer {
   std::unique_ptr<Transfer> under_way_;
 };
 
-/// Of a place into memory that is no storage's.
+/// Reads a place into memory that is no storage's.
 class DiskMemory::Reading final : public Transfer {
  public:
   Reading(std::shared_ptr<DiskMemory> disk, std::shared_ptr<Place> place, at::Tensor to)
@@ -210,7 +210,7 @@ std::unique_ptr<DiskMemory::Buffer> DiskMemory::take_buffer(int64_t bytes) {
 
 void DiskMemory::give_buffer(std::unique_ptr<Buffer> buffer) {
   in_use_ -= buffer->bytes;
-  // As much as has been needed at a time: the next group's, mostly of the same sizes.
+  // Keeps as much as has been needed at a time: the next group's, mostly of the same sizes.
   int64_t kept = in_use_ + buffer->bytes;
   for (const auto& [bytes, one] : free_) kept += bytes;
   for (auto oldest = free_.begin(); kept > most_in_use_ && oldest != free_.end(); oldest = free_.erase(oldest))

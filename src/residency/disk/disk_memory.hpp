@@ -41,7 +41,7 @@ class DiskMemory : public std::enable_shared_from_this<DiskMemory> {
   /// Writes those that are in memory to their places; waited for, their memory is free. Nobody may write to them
   /// meanwhile. @throws ResourceError (wait()) when the disk fails; they stay in memory then, and lose nothing.
   std::unique_ptr<Transfer> send(const std::vector<at::Tensor>& tensors);
-  /// Those that are in memory and have not been written to lie in the file again, without being written. Those that
+  /// Tensors that are in memory and have not been written to lie in the file again, without being written. Those that
   /// have not reached the file since they were taken or sent stay.
   void drop(const std::vector<at::Tensor>& tensors);
 

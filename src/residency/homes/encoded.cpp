@@ -43,7 +43,7 @@ class EncodedHome final : public Home {
   const std::shared_ptr<EncodedWeight> weight_;
 };
 
-/// Of each tensor that there is, where it begins: a multiple of what vectors want.
+/// Where each tensor that there is begins: a multiple of what vectors want.
 int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 template <class Tensors> std::vector<at::Tensor*> parts_of(Tensors& codes) {

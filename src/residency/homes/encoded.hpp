@@ -29,7 +29,7 @@ struct EncodedWeight {
   int64_t sharers = 1;          ///< processes that keep the bytes together
 
   bool is_here() const { return codes.data.defined(); }
-  /// Of the codes, wherever they are.
+  /// The size of the codes, wherever they are.
   int64_t bytes() const { return is_here() ? codes.bytes() : bytes_elsewhere; }
 };
 

@@ -64,7 +64,7 @@ class FileTensors {
               const FileOptions& options = {});
 
   bool contains(const std::string& name) const;
-  /// Of the named tensors in the files.
+  /// The size of the named tensors in the files.
   int64_t bytes(const NamedTensors& members) const;
 
   /// The ingredients of units. Members are named as in the files, of the same shape, and their values are not looked

@@ -11,7 +11,7 @@
 namespace accelerate::residency {
 namespace {
 
-/// Of a flat storage on a device: the host's memory comes between.
+/// For a flat storage on a device: the host's memory comes between.
 class ThroughHost final : public Transfer {
  public:
   ThroughHost(std::unique_ptr<Transfer> coming, at::Tensor host, at::Tensor flat)

@@ -12,7 +12,7 @@ namespace accelerate::residency {
 
 /// One process's slice of a flat storage, wherever that lies.
 struct KeptSlice {
-  /// Of a flat storage that is the slice. One that is mapped (memory) may be changed by others, step() for example;
+  /// Its flat storage is the slice. One that is mapped (memory) may be changed by others, step() for example;
   /// all others are changed here only, or are made of `masters`.
   std::shared_ptr<Home> home;
   int64_t numel = 0;

@@ -89,7 +89,7 @@ template <class Bits> class BlockWire final : public Wire {
     const at::Tensor numbers = values.view({-1, kWireBlock}).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
     at::Tensor scales = at::amax(at::abs(numbers), 1, /*keepdim=*/true).div_(Bits::kMost);
     scales = scales.masked_fill_(at::isfinite(scales).logical_not_(), kNaN).to(at::kBFloat16);
-    // Of numbers so small that a scale's inverse is none nothing is left.
+    // Nothing is left of numbers so small that their scale has no inverse.
     const at::Tensor exact = scales.to(at::kFloat);
     const at::Tensor inverse = at::where(at::gt(exact, std::numeric_limits<float>::min()), at::reciprocal(exact), 0);
     const at::Tensor rows = message.view({-1, kRow});

@@ -13,7 +13,7 @@ class Wire {
  public:
   virtual ~Wire() = default;
 
-  /// Of the message that holds so many elements.
+  /// The size of the message that holds so many elements.
   virtual int64_t bytes(int64_t numel) const = 0;
   /// @param values  [numel], floating point: the flat storage's elements from `begin` on. May be meta.
   /// @return uint8 [bytes(numel)], on the device of the values

@@ -16,7 +16,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Of the flash kernels: rows of tokens, with the heads of each side by side.
+/// The result of the flash kernels: rows of tokens, with the heads of each side by side.
 Tensor result_of(const Tensor& query, const Tensor& value) {
   auto sizes = query.sizes().vec();
   sizes.back() = value.size(-1);
