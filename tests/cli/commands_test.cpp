@@ -260,7 +260,7 @@ TEST_F(Commands, QuestionsInLines) {
   }
 }
 
-/// Those of examples/config_yaml_templates: each is read without a remark, and does what its comment says.
+/// Each file of examples/config_yaml_templates is read without a remark, and does what its comment says.
 TEST_F(Commands, TemplatesOfConfigFilesAct) {
   const std::map<std::string, std::vector<std::string>> acts = {
       {"cpu.yaml", {"processes  2 of 2", "ACCELERATE_USE_CPU=True"}},
@@ -588,7 +588,7 @@ TEST_F(Commands, SectionsOfConfigFilesMayHoldWhatNobodyReads) {
   EXPECT_THAT(left_over.err, AllOf(HasSubstr("'deepspeed_config' in the config file"), HasSubstr("has no effect"),
                                    Not(HasSubstr("fsdp_config")), Not(HasSubstr("megatron"))));
   EXPECT_THAT(left_over.out, Not(HasSubstr("GRADIENT_ACCUMULATION")));
-  // What is not read on one machine.
+  // Some settings are not read on one machine.
   EXPECT_THAT(plan("distributed_type: MULTI_CPU\nnum_processes: 2\nmachine_rank: one\ntpu_use_sudo: perhaps\n").out,
               HasSubstr("processes  2 of 2"));
   EXPECT_THAT(plan("distributed_type: MULTI_CPU\nnum_processes: 2\nmachine_rank: 1\n").out,
@@ -750,7 +750,7 @@ TEST_F(Commands, MpirunGetsTheWordsOfItsKind) {
   fake("Intel(R) MPI Library for Linux* OS, Version 2021.9");
   EXPECT_EQ(words({"--mpirun_hostfile", hosts}),
             "-f " + hosts + " -ppn 2 -n 2 /bin/echo x at 127.0.0.1:port cpu True rank\n");
-  // What is looked at may be for other machines, where the file is.
+  // Only the other machines may have the file that is looked at.
   const std::string absent = (folder / "absent").string();
   const auto plan = words({"--mpirun_hostfile", absent, "--dry_run"});
   EXPECT_THAT(plan, AllOf(HasSubstr("launcher   mpirun, which starts the processes\nprocesses  2, 2 on each machine\n"),

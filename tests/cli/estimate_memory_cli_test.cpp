@@ -165,7 +165,7 @@ TEST(EstimateTraining, EachStrategyHoldsWhatThePaperSays) {
     std::string strategy;
     double parameters, whole, gradients, moments, volume;  ///< bytes per parameter
   };
-  // What is smaller than DeepSpeed's stage3_param_persistence_threshold stays whole: here, everything.
+  // Parameters below DeepSpeed's stage3_param_persistence_threshold stay whole: here, all of them.
   for (const auto& [strategy, parameters, whole, gradients, moments, volume] :
        {Expected{"ddp", 4, 0, 4, 8, 8}, Expected{"zero1", 1, 4, 1, 2, 8}, Expected{"zero2", 1, 4, 1, 2, 8},
         Expected{"zero3", 1, 4, 1, 2, 8}, Expected{"fsdp", 1, -1, 1, 2, 12}}) {

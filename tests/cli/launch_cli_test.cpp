@@ -750,7 +750,7 @@ TEST_F(Launch, RanksLearnTheWidthOfTheTerminal) {
 
 // ---------------------------------------------------------------- cost
 
-/// What a start takes is 6 MB and some milliseconds; LibTorch alone would be a hundred of either.
+/// A start takes 6 MB and some milliseconds; LibTorch alone would take a hundred of either.
 TEST_F(Launch, ManyRanksAndLittleMemory) {
   const auto result = Program(with_launch({"-q", "--num_processes", "256", "/bin/sh", "-c", "echo $RANK"})).wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;

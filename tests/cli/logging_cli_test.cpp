@@ -1,4 +1,4 @@
-// What ranks log, through the real launcher; and asking it what they do.
+// Lines that ranks log, through the real launcher; and asking it what ranks do.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>

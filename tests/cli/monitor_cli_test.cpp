@@ -318,7 +318,7 @@ TEST(MonitorSteps, PreparedOptimizersReportThem) {
   }
 }
 
-/// What a rank says for each of its steps.
+/// A rank's rate as a number for each of its steps.
 double per_step(const json& rank, const char* rate) {
   return rank[rate].get<double>() / rank["steps_per_second"].get<double>();
 }
@@ -336,14 +336,14 @@ TEST(MonitorFigures, TokensOperationsAndWaitsOfATraining) {
     for (const auto& rank : state["ranks"]) {
       EXPECT_NEAR(per_step(rank, "tokens_per_second"), 32, 1e-6) << way;
       EXPECT_EQ(rank["tokens"].get<int64_t>() % 32, 0) << way;
-      // Of 16 x 24 + 24 parameters each token takes two operations forward, two backward, and two for the weight.
+      // For each of 16 x 24 + 24 parameters a token takes two operations forward, two backward, and two for the weight.
       EXPECT_NEAR(per_step(rank, "flops_per_second"), 32 * (4 * (16 * 24 + 24) + 2 * 16 * 24), 1e-3) << way;
       EXPECT_EQ(rank["utilisation"], rank["flops_per_second"].get<double>() / 1e9) << way;
       // At least 10 ms of a step are those of its batch, and more where the machine is busy.
       EXPECT_GT(per_step(rank, "data_share") * 1000, 9) << way;
       EXPECT_LE(rank["data_share"].get<double>() + rank["comm_share"].get<double>(), 1) << way;
     }
-    // For the 100 ms of what rank 1 does rank 0 waits, or a part of them where the machine is busy. Who is last waits
+    // Rank 0 waits for the 100 ms of rank 1's work, or for a part of them where the machine is busy. The last one waits
     // for nobody, but takes part.
     const auto waited = [&](size_t rank) { return per_step(state["ranks"][rank], "comm_share"); };
     EXPECT_GT(waited(0), 0.01) << way;
@@ -451,7 +451,7 @@ TEST(MonitorLines, HaveNoEscapesOnATerminalThatUnderstandsNone) {
 
 class MonitorTerminal : public testing::Test {
  protected:
-  /// What the terminal shows after everything that came so far.
+  /// Feeds the terminal with everything that came so far.
   void update(Program& program) {
     program.read_for(milliseconds(50));
     screen.feed(std::string_view(program.output()).substr(fed));
@@ -721,7 +721,7 @@ TEST(MonitorBrowser, ShowsFiguresThatAProgramSays) {
   EXPECT_TRUE(browser.wait_until("/^([0-9.]+|[1-6][.][0-9]k)$/.test(" + cell("token/s") + ")"));
   EXPECT_TRUE(browser.wait_until("/^[0-9.]+[MG]$/.test(" + cell("FLOP/s") + ")"));
   EXPECT_TRUE(browser.wait_until("Number(" + cell("MFU %") + ") > 0 && Number(" + cell("MFU %") + ") <= 12.5"));
-  // Of one row, so of one moment, whatever the machine's speed: as many of each as a step has, as far as digits go.
+  // One row is of one moment, whatever the machine's speed: as many of each as a step has, as far as digits go.
   const auto number = [&](const std::string& title) {
     return "(t => parseFloat(t) * ({k: 1e3, M: 1e6, G: 1e9}[t.slice(-1)] ?? 1))(" + cell(title) + ")";
   };

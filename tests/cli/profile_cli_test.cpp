@@ -89,7 +89,7 @@ TEST_F(ProfileCommand, EachOptionHasItsVariable) {
                 "\nACCELERATE_PROFILE_FLOPS=1\nACCELERATE_PROFILE_MEMORY=1\nACCELERATE_PROFILE_MODULES=1\n"
                 "ACCELERATE_PROFILE_RECORD_SHAPES=1\nACCELERATE_PROFILE_REPEAT=5\nACCELERATE_PROFILE_SKIP_FIRST=1\n"
                 "ACCELERATE_PROFILE_STACK=1\nACCELERATE_PROFILE_WAIT=2\nACCELERATE_PROFILE_WARMUP=3\n");
-  // What an earlier command left in the environment is not meant.
+  // Settings that an earlier command left in the environment are not meant.
   EXPECT_EQ(
       run({"--out", "again", rank_program()}, {"ACCELERATE_PROFILE_ACTIVE=9", "ACCELERATE_PROFILE_STACK=1"}).exit_code,
       0);
@@ -254,7 +254,7 @@ TEST_F(ProfileCommand, MergeWritesOneTimelineAndPrintsNumbers) {
   EXPECT_THAT(result.err, HasSubstr("profile_1.json': it is not valid JSON"));
 }
 
-/// What tests/cli/profile_peer.py says.
+/// The output of tests/cli/profile_peer.py.
 std::string peer(const std::vector<std::string>& words) {
   const char* const python = std::getenv("ACCELERATE_TEST_PYTHON");
   std::vector<std::string> command{python, std::string(ACCELERATE_SOURCE_DIR) + "/tests/cli/profile_peer.py"};

@@ -265,7 +265,7 @@ TEST_F(SageMaker, AJobIsMadeAndFollowedToItsEnd) {
                                 HasSubstr("made the bucket sagemaker-us-east-1-123456789012"),
                                 HasSubstr("created the training job accelerate-sagemaker-1-")));
   for (const auto& entry : requests()) EXPECT_EQ(entry["signature"], "right") << entry;
-  // What is sent is what the dry run showed, but for what only the account knows.
+  // The request that is sent is the one that the dry run showed, but for what only the account knows.
   const json sent = normal(request("CreateTrainingJob")["body"]);
   EXPECT_EQ(sent, planned["CreateTrainingJob"]) << json::diff(planned["CreateTrainingJob"], sent).dump(1);
   EXPECT_EQ(json("s3:/" + request("PutObject")["path"].get<std::string>()).dump(),
@@ -580,7 +580,7 @@ TEST_F(SageMaker, LocalModeRunsTheContainerHere) {
   const auto resources = json::parse(std::ifstream(root / "input/config/resourceconfig.json"));
   EXPECT_EQ(resources["hosts"], json::array({resources["current_host"]}));
   EXPECT_TRUE(fs::is_directory(model));
-  // What the container returns is what the launch returns.
+  // The launch returns what the container returns.
   EXPECT_EQ(
       run({"proj/train.py"}, {"PATH=" + (folder_ / "bin").string() + ":/usr/bin:/bin", "DOCKER_EXIT=9"}).exit_code, 9);
 }

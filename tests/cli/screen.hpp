@@ -7,7 +7,7 @@
 namespace cli_test {
 
 /// As much of a terminal (ECMA-48, DEC's scrolling region and saved cursor) as the launcher's view and its ranks use.
-/// What it does not know is counted.
+/// Sequences that it does not know are counted.
 class Screen {
  public:
   Screen(size_t rows, size_t columns)

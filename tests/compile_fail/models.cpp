@@ -1,4 +1,4 @@
-// What is no model, and calls that the model's forward does not take. See check.py for the marks.
+// Types that are no models, and calls that the model's forward does not take. See check.py for the marks.
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 

@@ -1,4 +1,4 @@
-// What prepare can't prepare, and samples and data sets that a loader can't read. See check.py for the marks.
+// Objects that prepare can't prepare, and samples and data sets that a loader can't read. See check.py for the marks.
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/tensor.h>
 #include <torch/data/samplers/sequential.h>

@@ -129,7 +129,7 @@ void run_flags(const json& file, Report& report) {
 
 // ---------------------------------------------------------------- cli_launch_env
 
-/// What torchrun and the store of a launch set; the reference's rows are about what comes before them.
+/// Variables that torchrun and the store of a launch set; the reference's rows are about what comes before them.
 const std::set<std::string> kWorkers{"RANK",
                                      "LOCAL_RANK",
                                      "WORLD_SIZE",
@@ -211,7 +211,7 @@ struct Row {
   int64_t accelerators;
 };
 
-/// What we make of a row, in the row's form.
+/// Our result for a row, in the row's form.
 json found_for(const Row& row, const std::string& config_file) {
   Host host{.physical_cores = 8,
             .environment = row.env_in.get<std::map<std::string, std::string>>(),

@@ -53,7 +53,7 @@ json shuffled(bool seedable) {
   return {seedable, epochs};
 }
 
-/// What load_state() does after states were saved under automatic names.
+/// The outcome of load_state() after states were saved under automatic names.
 json load_newest() {
   fresh_state();
   const auto folder =

@@ -1,4 +1,4 @@
-// What prepare() hands to DeepSpeed: the configuration with every "auto" filled, and whose optimizer trains. The texts
+// The configuration that prepare() hands to DeepSpeed, with every "auto" filled, and whose optimizer trains. The texts
 // of errors are Python's: informative.
 #include <algorithm>
 

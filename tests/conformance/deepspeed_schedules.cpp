@@ -13,7 +13,7 @@ namespace {
 
 using namespace accelerate::optim;
 
-/// What the options' types refuse, as DeepSpeed does when it looks at them.
+/// The options' types refuse such values, as DeepSpeed does when it looks at them.
 struct WrongType : accelerate::ConfigError {
   using ConfigError::ConfigError;
 };
@@ -128,7 +128,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& kind,
   return optimizer_with<torch::optim::SGD>(lrs, torch::optim::SGDOptions(1e-3).momentum(0.9));
 }
 
-/// What the cases say of one schedule, or {"error": …}.
+/// The cases' answer for one schedule, or {"error": …}.
 json trace_of(const json& row) {
   const auto fresh = [&] { return make_optimizer(row[3], row[2].get<std::vector<double>>()); };
   const bool with_betas = row[3] == "adam" && row[0] == "OneCycle";

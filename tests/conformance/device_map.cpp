@@ -71,7 +71,7 @@ void check_maps(const json& rows, const Models& trees, Report& report) {
 
 void infer(const json& file, Report& report) { check_maps(file.at("cases"), models(), report); }
 
-/// What is wrong with a device map; empty when nothing is. Every parameter has a place, tied ones the same, and no
+/// The fault of a device map; empty when there is none. Every parameter has a place, tied ones the same, and no
 /// place holds more than it may.
 std::string fault_of(const ModuleTree& tree, const accelerate::DeviceMapOptions& options, const DeviceMap& map) {
   const auto sizes =

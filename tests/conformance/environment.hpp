@@ -25,7 +25,7 @@ class Environment {
 
 template <class T> json or_null(const std::optional<T>& value) { return value ? json(*value) : json(); }
 
-/// What f gives, or null for one of our errors.
+/// The result of f, or null for one of our errors.
 inline json outcome(const std::function<json()>& f) {
   json found;
   return throws_error([&] { found = f(); }) ? json() : found;

@@ -30,7 +30,7 @@ struct BlockImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return down(torch::sigmoid(torch::tanh(up(x)))).sigmoid().tanh(); }
   torch::nn::Linear up = nullptr, down = nullptr;
 };
-/// What the model itself calls a layer.
+/// A layer by the model's own word.
 struct LayerImpl : BlockImpl, NoSplit {
   using BlockImpl::BlockImpl;
 };
@@ -156,7 +156,7 @@ json effects_of(const FullyShardedDataParallelPlugin& plugin) {
   if (fetches_of(found.forward) != kAllBlocks) return effects;
   if (again) {
     effects["forward fetches two ahead"] = found.forward.peak_resident_bytes > 2 * unit_bytes;
-    // What forward asked for last may be backward's first.
+    // Backward may begin with the units that forward asked for last.
     effects["backward fetches ahead"] = found.backward.prefetch_hits > kAllBlocks / 2;
   }
   // A block saves its input and four results, of which recomputing keeps the first.

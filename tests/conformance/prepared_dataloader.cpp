@@ -1,5 +1,5 @@
-// What each rank of a prepared loader sees. Where the reference is known to be wrong (its own test inventory lists the
-// three defects), we must be right instead.
+// The batches that each rank of a prepared loader sees. Where the reference is known to be wrong (its own test
+// inventory lists the three defects), we must be right instead.
 #include <torch/torch.h>
 
 #include "accelerate/accelerator.hpp"

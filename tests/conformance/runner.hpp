@@ -30,7 +30,7 @@ class Report {
   void check(bool passed, const std::function<std::string()>& detail);
   /// One row of a file of which some differ. It fails, too, if it passes though it is listed as one that differs.
   void check(const json& row, bool passed, const std::function<std::string()>& detail);
-  /// What checks a row: where it throws, the row has failed, and those after it are checked all the same.
+  /// Runs the checks of a row: where they throw, the row has failed, and the rows behind it are checked all the same.
   void guarded(const json& row, const std::function<void()>& checks);
   /// One row where the reference is wrong and we gave the right answer. It fails unless it is listed with this reason,
   /// and where the list is complete.
@@ -39,7 +39,7 @@ class Report {
   int64_t passed() const { return passed_; }
   int64_t failed() const { return failed_; }
   const std::vector<std::string>& details() const { return details_; }
-  /// What differed, whether it was listed or not.
+  /// The rows that differed, whether they were listed or not.
   const Differing& found() const { return found_; }
   /// Listed rows that a file with a complete list does not have.
   std::vector<std::string> not_met() const;
@@ -71,7 +71,7 @@ struct Registration {
   Registration(const std::string& name, Kind kind) { kinds()[name] = std::move(kind); }
 };
 
-/// What the ranks of a kind found, in rank order. @throws std::runtime_error with the ranks' output when one of them
+/// The findings of a kind's ranks, in rank order. @throws std::runtime_error with the ranks' output when one of them
 /// fails.
 std::vector<json> in_ranks(const std::string& kind, const json& file, int64_t world_size);
 

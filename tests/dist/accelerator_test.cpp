@@ -764,7 +764,7 @@ TEST_F(AcceleratorTest, ALoopThatWasLeftWithinAGroupLeavesNothing) {
   EXPECT_TRUE(trains(second));
 }
 
-// Who failed has not written what the others would read.
+// A rank that failed has not written what the others would read.
 RANKS_TEST(AcceleratorRanks, TheOthersAreNotLetInWhereTheMainProcessFails, 2) {
   Accelerator accelerator({.cpu = true});
   if (rank() == 0) {
@@ -793,7 +793,7 @@ RANKS_TEST(AcceleratorRanks, ALaterAcceleratorShardsAsTheFirst, 2) {
   EXPECT_TRUE(model.core()->engine->holds_pieces());
   second.backward(model(torch::ones({1, 4})).sum());  // the optimizer's pieces are known as the model's
   optimizer.step(), optimizer.zero_grad();
-  // What one has sharded is sharded for all: prepared again, and clipped by another.
+  // A model that one has sharded is sharded for all: prepared again, and clipped by another.
   EXPECT_EQ(first.prepare(net).core()->engine, model.core()->engine);
   second.backward(model(torch::ones({1, 4})).sum());
   EXPECT_NEAR(first.clip_grad_norm_(net->parameters(), 0.5).item<double>(), std::sqrt(20.0), 1e-5);

@@ -373,7 +373,7 @@ struct CentredImpl : torch::nn::Module {
 };
 TORCH_MODULE(Centred);
 
-/// What this rank's ten micro-steps show, of which two are a group.
+/// The results of this rank's ten micro-steps, of which two are a group.
 std::vector<at::Tensor> train_centred(const std::string& layout, const fs::path& folder, int64_t from,
                                       int64_t save_at = -1) {
   AcceleratorState::reset(false);
@@ -616,8 +616,8 @@ TEST_F(CheckpointTest, AFolderAppearsWholeOrNotAtAll) {
 
 namespace {
 
-/// Every rank of a run that saves all the time is killed at some moment, and the run is started again. What it finds
-/// must load, and be no older than what was last known to be saved.
+/// Every rank of a run that saves all the time is killed at some moment, and the run is started again. The checkpoint
+/// that it finds must load, and be no older than what was last known to be saved.
 void save_until_killed(const fs::path& folder, bool named) {
   const PartialState state;
   const auto known = folder / "known";  // what save_state() has returned from
@@ -803,7 +803,7 @@ TEST(CheckpointRanks, ARunGoesOnWithAnotherNumberOfRanks) {
                  {.ranks = 2, .batch_size = 2, .num_steps = 4, .shuffle = true}, false);
   expect_goes_on({.ranks = 2, .batch_size = 2, .num_steps = 4, .shuffle = true, .save_at = 3},
                  {.ranks = 3, .batch_size = 2, .num_steps = 4, .shuffle = true}, false);
-  // What can't be the same is refused, on all ranks and with the numbers.
+  // Runs that can't go on the same are refused, on all ranks and with the numbers.
   const auto refused = folder / "refused";
   ASSERT_EQ(run_part_in_ranks({.ranks = 1, .batch_size = 2, .num_steps = 4, .save_at = 3}, refused, name), "");
   const auto text = run_part_in_ranks({.ranks = 2, .batch_size = 2, .num_steps = 2, .resume = true}, refused, name);

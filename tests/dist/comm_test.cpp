@@ -45,7 +45,7 @@ const at::ScalarType kDtypes[] = {at::kBool,  at::kByte,   at::kChar,         at
                                   at::kInt,   at::kLong,   at::kHalf,         at::kBFloat16,
                                   at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble};
 
-/// What rank r holds: small whole numbers, exact in every dtype, different on each rank.
+/// The values of rank r: small whole numbers, exact in every dtype, different on each rank.
 torch::Tensor sample(int64_t r, at::ScalarType dtype) {
   const auto numbers = torch::arange(6, torch::kLong).add(r).view({2, 3});
   return dtype == at::kBool ? numbers.remainder(3).eq(0) : numbers.to(dtype);
@@ -374,7 +374,7 @@ RANKS_TEST(Comm, WhatDiffersBetweenRanksIsListedOnAllOfThem, 2, 3) {
   EXPECT_EQ(gather(both).sum().item<double>(), n == 2 ? 7 : 22);
 }
 
-/// Of groups where somebody never comes. It bounds their meeting, too, for which a busy machine needs some seconds.
+/// For groups where somebody never comes. It bounds their meeting, too, for which a busy machine needs some seconds.
 constexpr std::chrono::seconds kTimeout(6);
 
 RANKS_TEST(Comm, DifferentCollectivesEndInAnErrorThatNamesThem, 2) {
@@ -433,7 +433,7 @@ RANKS_TEST(Comm, WhoIsLateIsWaitedFor, 3) {
   }
 }
 
-/// Who leaves first must not meet the others in the group that they have not left yet.
+/// The first rank that leaves must not meet the others in the group that they have not left yet.
 RANKS_TEST(Comm, ASecondGroupWaitsForThoseWhoAreStillInTheFirst, 3) {
   for (int64_t time = 0; time < 6; ++time) {
     {
@@ -547,7 +547,7 @@ RANKS_TEST(Comm, WhoWaitsInAGroupHearsWhereTheOthersAre, 4) {
     else come_after("given up", 2), rows->barrier();
   });
   support::say("given up");
-  // Who gives up first tells the others.
+  // The first rank that gives up tells the others.
   if (rank() > 1) {
     EXPECT_THAT(text, HasSubstr("not usable any more"));
   } else {
@@ -605,7 +605,7 @@ TEST(Comm, OnSeveralMachinesGlooTakesTheWayToTheMaster) {
   EXPECT_THAT(listening_at(), testing::Contains(outside));
 }
 
-// Whoever may write there can end the job, by a word that a rank has failed. The job is an ordinary user's, who may
+// Anybody who may write there can end the job, by a word that a rank has failed. The job is an ordinary user's, who may
 // give the kernel fewer orders than root.
 RANKS_TEST(Comm, OtherUsersOfTheMachineCannotWriteToTheStore, 2) {
   if (::getuid() != 0) {
@@ -673,7 +673,7 @@ TEST(Comm, AWordInTheStoreThatNoRankWroteIsReported) {
   EXPECT_THAT(text.get(), HasSubstr("under watch/failure can't be read"));
 }
 
-// Who answers questions while it fails hides it by no answer: peers that ask when it has gone learn why.
+// A rank that answers questions while it fails hides that by no answer: peers that ask when it has gone learn why.
 TEST(Comm, WhatARankSaidAsItFailedStays) {
   c10d::TCPStoreOptions options;
   options.isServer = true;

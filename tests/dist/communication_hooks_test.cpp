@@ -132,7 +132,7 @@ TEST(CommunicationHooks, AverageAsPyTorchsDo) {
   }
 }
 
-// Of several buckets, on more ranks than two: all of them get the same.
+// All ranks get the same of several buckets, on more ranks than two.
 RANKS_TEST(CommunicationHooks, RanksAgree, 3) {
   for (const auto& config : configs()) {
     SCOPED_TRACE(config.name);

@@ -33,7 +33,7 @@ template <class Loader> auto prepared(const Loader& loader, DataLoaderConfigurat
   return prepare_data_loader(loader, {.config = config});
 }
 
-/// What gather_for_metrics keeps of a pass, over all ranks.
+/// The samples of a pass that gather_for_metrics keeps, over all ranks.
 template <class Loader> std::vector<int64_t> gathered(Loader& loader) {
   const GradientState gradients;
   std::vector<int64_t> all;
@@ -394,8 +394,8 @@ RANKS_TEST(DataDist, AShortBatchBeforeTheLastIsNamed, 2, 3) {
   }
 }
 
-// Of batches that vary by design whole first ones are repeated; of a fixed size, samples. Neither reaches the metrics,
-// whether or not the sampler says how many samples it has.
+// Where batches vary by design whole first ones are repeated; where the size is fixed, samples. Neither reaches the
+// metrics, whether or not the sampler says how many samples it has.
 RANKS_TEST(DataDist, MetricsGetEachSampleOnceWhateverMakesTheBatches, 2, 3, 5) {
   struct Half : AnySampler {  // of the data set, and it doesn't say how many
     Cursor<int64_t> start() override { return SequentialSampler(23).start(); }
@@ -473,7 +473,7 @@ RANKS_TEST(DataDist, StreamsThatGiveMoreThanIsAskedForLoseNothing, 1, 2, 3) {
     }
 }
 
-// Of shards of 12, 6, 6, … the first one's rest is shared out before the last batch: no sample counts twice.
+// Shards have 12, 6, 6, … samples. The first one's rest is shared out before the last batch: no sample counts twice.
 RANKS_TEST(DataDist, MetricsGetEachSampleOnceOfShardsThatDiffer, 2, 3, 5) {
   struct Unequal : Stream {
     void shard(int64_t rank, int64_t) { first = rank == 0 ? 0 : 12 + 6 * (rank - 1), n = first + (rank == 0 ? 12 : 6); }

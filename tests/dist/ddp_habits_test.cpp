@@ -1,4 +1,4 @@
-// What programs do that were written for LibTorch alone, and loops off the beaten track, under data parallelism: right,
+// Programs that were written for LibTorch alone, and loops off the beaten track, under data parallelism: right,
 // as one plain process has it, or named on all ranks. SGD without clipping: adaptive steps hide wrong averages.
 #include <accelerate/accelerate.hpp>
 
@@ -350,7 +350,7 @@ RANKS_TEST(DdpHabits, DataThatEndsWithinAGroupIsNamedOnAllRanks, 2, 3) {
       continue;
     }
     loop();
-    // What is left over on each rank counts in the next group, which begins on all ranks where the longest one stands.
+    // Batches left over on a rank count in the next group, which begins on all ranks where the longest one stands.
     for (int64_t step = 0; step < 4; ++step) {
       auto scope = accelerator.accumulate(model);
       EXPECT_EQ(accelerator.sync_gradients(), step % 3 == 0) << step;
@@ -543,7 +543,7 @@ RANKS_TEST(DdpHabits, WhatAutogradGradGivesIsAveraged, 3) {
                              HasSubstr("within join_uneven_inputs")));
 }
 
-// What one Accelerator has prepared another one clips, and prepares again without a second layer.
+// Another Accelerator clips a model that the first one prepared, and prepares it again without a second layer.
 RANKS_TEST(DdpHabits, ASecondAcceleratorSeesWhatTheFirstTrains, 2) {
   Accelerator first({.mixed_precision = "fp16", .kwargs_handlers = {GradScalerKwargs{.init_scale = 1024}}}), second;
   Net net;

@@ -228,7 +228,7 @@ RANKS_TEST(Ddp, BuffersAndBucketsAreAsAskedFor, 2) {
   }
 }
 
-// Whoever calls backward, and however often for one forward: what is stepped is the average.
+// The step is on the average, whoever calls backward, and however often for one forward.
 RANKS_TEST(Ddp, EveryBackwardIsAveraged, 2, 3) {
   for (const bool facade : {true, false}) {
     SCOPED_TRACE(facade ? "accelerator.backward" : "loss.backward");

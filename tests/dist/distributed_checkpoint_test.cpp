@@ -153,7 +153,7 @@ RANKS_TEST(DistributedCheckpoint, EveryKindOfValueComesBack, 1, 2, 3) {
 
 // ---- models and optimizers
 
-/// What is cut badly: one element, odd sizes, a tied, a frozen and a transposed parameter, buffers.
+/// Tensors that are cut badly: one element, odd sizes, a tied, a frozen and a transposed parameter, buffers.
 struct NetImpl : nn::Module {
   NetImpl() {
     first = register_module("first", nn::Linear(5, 7));
@@ -413,7 +413,7 @@ RANKS_TEST(DistributedCheckpoint, OptionsOfStateDicts, 1, 2) {
   expected["frozen"] = before.at("model").as<StateDict>().at("frozen");
   expect_equal(expected, third.whole().at("model"), "without the frozen one");
 
-  // What is missing or unexpected is said, or let be.
+  // Missing and unexpected tensors are named, or let be.
   auto partial = here;
   partial.erase("head.bias");
   partial["surplus"] = torch::ones(2);
@@ -577,7 +577,7 @@ RANKS_TEST(DistributedCheckpoint, ARankThatFailsWhileSaving, 1, 2) {
     EXPECT_FALSE(fs::exists(never));
   }
   EXPECT_EQ(saved_value(folder), 1);
-  // What can't be saved at all.
+  // Some states can't be saved at all.
   EXPECT_THAT(refused({{"a.b", 1}, {"a", StateDict{{"b", 2}}}}, folder), HasSubstr("two values have the name 'a.b'"));
   EXPECT_THAT(refused({{"a", List{dcp::Bytes{"x"}}}}, folder), HasSubstr("'a' is a list with bytes in it"));
   EXPECT_THAT(refused({{"a", StateDict{{"device", c10::IValue(at::Device("cpu"))}}}}, folder),

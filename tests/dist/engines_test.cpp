@@ -1,4 +1,4 @@
-// What every engine must do, whatever its layers do inside: the same tests run for those of the library and for layers
+// Duties of every engine, whatever its layers do inside: the same tests run for those of the library and for layers
 // that are made here, one by one and on each other, which shows all that a new layer takes. The answers are computed on
 // each rank by LibTorch alone, from the batches of all ranks.
 #include <gmock/gmock.h>
@@ -152,7 +152,7 @@ class CutLayer final : public parallel::Layer {
     return whole;
   }
 
-  /// Those along its axis have the same batches.
+  /// Ranks along its axis have the same batches.
   void begin_join() override {
     if (cut_.joins_data) Layer::begin_join();
   }
@@ -223,7 +223,7 @@ class RowsLayer final : public parallel::Layer {
   std::vector<parallel::Held> held_;
 };
 
-/// What layers did, in order.
+/// The layers' doings, in order.
 std::vector<std::string> doings;
 
 /// Runs the backwards of a group when its last one comes, as a pipeline does whose stages compute other micro-steps
@@ -329,7 +329,7 @@ class ChosenTiming final : public parallel::ChosenLayer {
   std::string name_;
 };
 
-/// What a program may ask for it with.
+/// A program may ask for it with this.
 struct RowsPlugin {
   int64_t places = 2;
 };
@@ -415,7 +415,7 @@ AcceleratorOptions options_for(const std::string& engine, int64_t accumulation =
       const auto choose = [=](const parallel::EngineRequest&) -> std::unique_ptr<parallel::ChosenLayer> {
         return wanted(name) ? std::make_unique<ChosenTiming>(name) : nullptr;
       };
-      // What it is about is the pieces that sharding leaves.
+      // It is about the pieces that sharding leaves.
       kinds.insert(name == "later" ? kinds.begin() : kinds.end(), {name, choose});
     }
     return true;
@@ -523,7 +523,7 @@ RANKS_TEST(Engines, TrainAsOneProcess, 1, 2, 3) {
     Trained trained(engine);
     for (int64_t step = 0; step < 4; ++step) expected.step(step), trained.step(step);
     expect_close(trained.weights(), expected, engine);
-    // What modules compute with is what optimizers stepped on, on all ranks.
+    // Modules compute with what optimizers stepped on, on all ranks.
     torch::NoGradGuard no_grad;
     const auto rows = all_rows(50);
     EXPECT_TRUE(torch::allclose(trained.model(rows), expected.net->forward(rows), 1e-4, 1e-6)) << engine;
@@ -961,7 +961,7 @@ RANKS_TEST(Engines, JoinOrSayWhyNot, 2) {
   }
 }
 
-/// What rectangles of a file say of a slice is what slice_of() takes: whatever the order of the tensor's memory.
+/// Rectangles of a file are the same slice as that of slice_of(), whatever the order of the tensor's memory.
 TEST(Slices, LieInFilesWhereTheyLieInTensors) {
   std::mt19937 random(7);
   const auto any = [&](int64_t most) { return std::uniform_int_distribution<int64_t>(0, most)(random); };

@@ -343,7 +343,7 @@ RANKS_TEST(Fp8Ranks, HaveOneScale, 2) {
   Job run(with({TERecipeKwargs{.amax_history_len = 3}}));
   run.steps(0, 4);
   expect_equal_scales(run.fp8());
-  // Of the first layer's input the largest value was rank 1's.
+  // The largest value of the first layer's input was rank 1's.
   const double largest = input_of(3, 1).abs().max().item<double>();
   const double scale = run.fp8().state_dict().at("first.weight.scale_fwd")[0].item<double>();
   EXPECT_NEAR(scale, 448 / largest, 448 / largest * 0.01) << "up to bf16's rounding of the input";
@@ -428,7 +428,7 @@ RANKS_TEST(Fp8Ranks, KeepCodesForBackward, 4) {
   EXPECT_EQ(sharded_losses(AORecipeKwargs{}, /*recompute=*/false, int64_t{2}), sharded_losses(AORecipeKwargs{}));
 }
 
-/// What a rank of two receives of parameters in one forward.
+/// The bytes of parameters that a rank of two receives in one forward.
 int64_t gathered_bytes(bool as_fp8) {
   reset_states();
   const auto report = dry_run({.num_processes = 2}, [&](const DryRunMark& mark) {

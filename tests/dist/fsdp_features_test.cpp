@@ -1,4 +1,4 @@
-/// What real training loops do with sharded models. Every case runs on both stores: shards in shared memory, and shards
+/// Real training loops with sharded models. Every case runs on both stores: shards in shared memory, and shards
 /// that are gathered through c10d.
 
 #include <gmock/gmock.h>

@@ -407,7 +407,7 @@ RANKS_TEST(FsdpHybrid, NumbersThatDoNotFitAreRefused, 4) {
               HasSubstr("reshard_after_forward is 3, expected true, false or a divisor of the 4 ranks"));
 }
 
-/// What holds the same is compared from time to time, here after 1, 2 and 4 averages.
+/// Replicas that hold the same are compared from time to time, here after 1, 2 and 4 averages.
 RANKS_TEST(FsdpHybrid, PiecesOfReplicasThatDriftApartAreNamed, 2, 3, 4) {
   on_both_stores([](const std::string& store) {
     for (const int64_t every : {500, 3, 0}) {

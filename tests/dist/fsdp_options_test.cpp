@@ -275,7 +275,7 @@ RANKS_TEST(FsdpOptions, GradientsKeepTheLowPrecisionInWhichTheyTravelled, 1, 2) 
 constexpr int64_t kUnits = 12, kWidth = 64;
 constexpr int64_t kUnitBytes = (kWidth * kWidth + kWidth + 16 * 3) * 4;  ///< at most, with padding
 
-/// Of the third step, when the order is known. Backward is seen from its middle on, when what forward left is gone.
+/// The third step, when the order is known. Backward is seen from its middle on, when what forward left is gone.
 struct Step {
   residency::Stats forward, backward;
 };
@@ -379,7 +379,7 @@ TEST(FsdpOptions, OffloadedShardsLieOnTheHost) {
   }
 }
 
-/// Of one unit rank 0 needs all, the others a part: whatever each has gradients for, all reduce the same in one order.
+/// Rank 0 needs all of one unit, the others a part: whatever each has gradients for, all reduce the same in one order.
 RANKS_TEST(FsdpOptions, RanksThatUsePartsOfAUnitMeetThoseThatUseAll, 2, 3) {
   on_both_stores([](const std::string& store) {
     for (const auto strategy : {ShardingStrategy::full_shard, ShardingStrategy::no_shard}) {

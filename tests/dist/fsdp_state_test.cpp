@@ -63,7 +63,7 @@ FullyShardedDataParallelPlugin plugin_of(StateDictType type, bool hybrid = false
   return plugin;
 }
 
-/// What a test may keep of a run.
+/// The results that a test may keep of a run.
 struct End {
   std::vector<double> losses;
   std::map<std::string, at::Tensor> state;   ///< rank 0

@@ -1,4 +1,4 @@
-/// What programs do to parameters and gradients of a sharded model outside of forward, backward and step: each acts as
+/// Uses of parameters and gradients of a sharded model outside of forward, backward and step: each acts as
 /// on whole parameters, once, on any number of ranks, however they are connected. In C++ the names from before
 /// prepare() stay in scope, so programs use these, too.
 
@@ -749,7 +749,7 @@ RANKS_TEST(FsdpWhole, HalfPrecisionIsAveragedOnAnyNumberOfRanks, 1, 2, 3, 5, 6, 
   }
 }
 
-/// Of what ranks write each keeps its piece, which makes a whole where they write the same.
+/// Each rank keeps its piece of what it writes, which makes a whole where they write the same.
 RANKS_TEST(FsdpWhole, WritesThatDifferBetweenRanksAreNamed, 1, 2, 3, 5) {
   struct WritingImpl : nn::Module {
     WritingImpl() {

@@ -26,7 +26,7 @@ namespace {
 
 constexpr int64_t kNumel = 12 * kWireBlock, kStretch = 40;
 
-/// Of the whole flat storage: no two alike, none exact in fewer bits.
+/// The values of the whole flat storage: no two alike, none exact in fewer bits.
 at::Tensor values() { return torch::linspace(-1.3, 1.7, kNumel).sin(); }
 at::Tensor own(const at::Tensor& flat) {
   const int64_t length = kNumel / world_size();

@@ -276,7 +276,7 @@ RANKS_TEST(LocalSgd, AResumedRunIsTheUninterruptedOneBitByBit, 2) {
   }
 }
 
-// What is left of it in a folder that is used again would be refused there, as a run's that went on apart.
+// Files that are left of it in a folder that is used again would be refused there, as a run's that went on apart.
 RANKS_TEST(LocalSgd, ACheckpointAfterItHasNoneOfItsStates, 2) {
   const std::filesystem::path folder = support::scratch_dir();
   const auto own = folder / ("own_states_" + std::to_string(rank()) + ".bin");

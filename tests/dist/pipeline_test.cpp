@@ -39,7 +39,7 @@ std::vector<int64_t> parts_of(int64_t rows, int64_t parts) {
   return sizes;
 }
 
-/// What one process computes from the same parts: kernels may round otherwise for other numbers of rows, so only equal
+/// One process's results from the same parts: kernels may round otherwise for other numbers of rows, so only equal
 /// parts have equal bits.
 template <class Forward> at::Tensor alone(const at::Tensor& input, int64_t parts, Forward&& forward) {
   const torch::NoGradGuard no_grad;
@@ -423,8 +423,8 @@ RANKS_TEST(Pipeline, ForwardsThatCannotBeSplitNameTheOperator, 2) {
                 false);
 }
 
-/// What has been sent is written to and asked for again: by then the first copy must have left, and the second one must
-/// not be taken for it.
+/// A tensor that has been sent is written to and asked for again: by then the first copy must have left, and the second
+/// one must not be taken for it.
 RANKS_TEST(Pipeline, AWriteAfterASendIsSentAgain, 2) {
   const PartialState state;
   const auto forward = [](AnyNetImpl& net, const at::Tensor& x) {

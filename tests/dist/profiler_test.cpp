@@ -1,4 +1,4 @@
-/// What the trace of a rank says of communication, of where parameters live, of data and of checkpoints.
+/// A rank's trace of communication, of where parameters live, of data and of checkpoints.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -125,7 +125,7 @@ RANKS_TEST(ProfiledRanks, ShardsAreGatheredAndGradientsReduced, 2) {
         EXPECT_EQ(gather.bytes, kBytes) << gather;
         EXPECT_TRUE(trace.lanes.at(gather.tid).starts_with("accelerate communication")) << gather;
       }
-      // Who waits for a unit waits until it has been gathered.
+      // A wait for a unit lasts until it has been gathered.
       for (const auto& wait : trace.of("unit_wait", unit))
         EXPECT_TRUE(std::ranges::any_of(trace.of("unit_gather", unit), [&](const Span& gather) {
           return gather.begin <= wait.begin && gather.end <= wait.end + 5;
@@ -219,7 +219,7 @@ TEST(ProfiledRanks, TheEnvironmentAsksForSomeSteps) {
   const auto has = [&](const std::string& what) { return trace.all.dump().find(what) != std::string::npos; };
   EXPECT_TRUE(has("Input Dims"));
   EXPECT_TRUE(has("[memory]"));
-  // What does not fit is an error, what records nothing a warning.
+  // A setting that does not fit is an error, one that records nothing a warning.
   {
     const Variable wrong("ACCELERATE_PROFILE_REPEAT", "often");
     support::reset_states();

@@ -253,7 +253,7 @@ TEST_P(PythonTrackerTraining, GoesOnAndNothingIsLost) {
     arrived = losses(sdk);
   }
 
-  // What did not arrive lies in a file, which goes to the tracker later.
+  // Records that did not arrive lie in a file, which goes to the tracker later.
   std::vector<std::filesystem::path> unsent;
   if (std::filesystem::exists(folder / "unsent"))
     for (const auto& entry : std::filesystem::directory_iterator(folder / "unsent")) unsent.push_back(entry.path());

@@ -1,5 +1,5 @@
-// Receipts: each setting in a job in which it acts, and in one without it. What the job did differs, and the receipt
-// says so.
+// Receipts: each setting in a job in which it acts, and in one without it. The two jobs differ in what they did, and
+// the receipt says so.
 
 #include <accelerate/accelerate.hpp>
 
@@ -111,7 +111,7 @@ struct Job {
   fs::path save_to = {};  ///< empty: by itself
 };
 
-/// What can be seen of it from outside of the library.
+/// The part of it that can be seen from outside of the library.
 struct Seen {
   std::string order, reads, draws, parameters, buffers, gradients, lr, counted, scale, files, computed, cache, input,
       output, norm_type, buffer_type, shards, middle, states, optimizer_states, error, numbers, evaluated;
@@ -640,8 +640,8 @@ TEST(Receipts, DevicesGetTheirBatches) {
   AcceleratorState::reset(true);
 }
 
-/// What needs an accelerator, without one: the store of shards puts them on the host for a GPU that need not be there,
-/// a sharded job on the CPU counts the inputs and states that would leave a device, and the entries say it of a GPU.
+/// Settings that need an accelerator, without one: the store of shards puts them on the host for a GPU that needn't be
+/// there; a sharded job on the CPU counts inputs and states that would leave a device; entries say it of a GPU.
 TEST(Receipts, WhatNeedsAnAcceleratorSaysWhatItWouldDo) {
   if (support::is_rank()) GTEST_SKIP() << "runs in one process only";
   AcceleratorState::reset(true);
@@ -722,7 +722,7 @@ TEST(Receipts, WhatNeedsAnAcceleratorSaysWhatItWouldDo) {
   AcceleratorState::reset(true);
 }
 
-/// What can't act says why; strict counts it.
+/// A setting that can't act says why; strict counts it.
 TEST(Receipts, WithoutEffectHasAReason) {
   if (support::is_rank()) GTEST_SKIP() << "runs in one process only";
   AcceleratorState::reset(true);
@@ -814,7 +814,7 @@ TEST(Receipts, ThreadsCountWithoutALock) {
 
 // ---- under the launcher
 
-/// What the launcher starts in the next tests.
+/// The launcher starts this in the next tests.
 TEST(ReceiptsJob, Trains) {
   const char* how = std::getenv("RECEIPTS_TEST_JOB");
   if (!how) return;  // other cases start it

@@ -89,7 +89,7 @@ AcceleratorOptions zero(int64_t number, const std::string& more = kUnclipped, co
   return {.mixed_precision = precision, .cpu = true, .deepspeed_plugin = std::move(plugin)};
 }
 
-/// What a program has in hand.
+/// The objects that a program has in hand.
 struct Run {
   Accelerator& accelerator;
   Net& model;
@@ -189,7 +189,7 @@ Program with_each_step(const std::function<void(Run&, int64_t step)>& between) {
 
 }  // namespace
 
-// Of steps that have states from the first one on, all are computed within backward; others but for the first.
+// Steps that have states from the first one on are all computed within backward; others but for the first.
 RANKS_TEST(StepInBackward, TheStepIsTakenOverInEveryLayout, 1, 2, 3) {
   const std::vector<Setup> setups{
       {"FSDP, SGD", fsdp(), kSgd},
@@ -539,7 +539,7 @@ RANKS_TEST(StepInBackward, OptimizersThatCanNotAreRefusedByName, 1, 2) {
   EXPECT_THAT(refusal({"", fsdp()}, /*in_16_bits=*/true), HasSubstr("neither fp32 nor fp64"));
 }
 
-// What a dry run counts is what a run keeps: another copy of a rank's parameters and of both moments.
+// A dry run counts what a run keeps: another copy of a rank's parameters and of both moments.
 TEST(StepInBackward, DryRunsCountWhatIsKept) {
   if (support::is_rank()) GTEST_SKIP() << "runs in one process only";
   const auto bytes_of_optimizer = [](bool ahead) {

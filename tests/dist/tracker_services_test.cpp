@@ -1,4 +1,4 @@
-// What the real Python SDKs make of what is logged, in their offline modes.
+// Logged values in the real Python SDKs, in their offline modes.
 #include <accelerate/accelerate.hpp>
 
 #include <gmock/gmock.h>

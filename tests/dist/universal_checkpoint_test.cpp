@@ -380,7 +380,7 @@ TEST(Universal, OursHasTheFilesOfTheirs) {
       };
       const auto one = tensor_in(ours / file), other = tensor_in(theirs / file);
       EXPECT_EQ(one.scalar_type(), other.scalar_type());
-      // Of stage 3 theirs are flat, and load there only.
+      // Theirs are flat at stage 3, and load there only.
       EXPECT_TRUE(at::equal(name == "z2" ? one : one.reshape(-1), other));
       if (name == "z2") EXPECT_EQ(found, expected);
     }
@@ -430,7 +430,7 @@ TEST(Universal, AConversionIsWholeOrNotThere) {
   EXPECT_EQ(files_in(folder / "by_tag"), files_in(out));
 }
 
-// What a program says of its parameters for tensor parallelism is written beside them, as DeepSpeed's tool does.
+// A program's patterns of parameters for tensor parallelism are written beside them, as DeepSpeed's tool does.
 RANKS_TEST(Universal, PatternsMarkParameters, 2) {
   const auto folder = support::scratch("patterns");
   const auto list = [](std::vector<std::string> items) {

@@ -114,7 +114,7 @@ RANKS_TEST(ZeroCheckpoint, TheirsLoadsOnAnyNumberOfRanks, 1, 3, 5) {
   }
 }
 
-// What save_state() wrote resumes to the bit; also where parameters are frozen, tied, or have no state.
+// A checkpoint of save_state() resumes to the bit; also where parameters are frozen, tied, or have no state.
 RANKS_TEST(ZeroCheckpoint, ResumesToTheBit, 1, 2, 3) {
   support::on_both_stores([](const std::string& store) {
     for (int64_t stage = 0; stage <= 3; ++stage)
@@ -352,7 +352,7 @@ void write_checkpoint_of(int64_t ranks, const fs::path& folder) {
   }
 }
 
-/// Of this process, while it lives.
+/// A limit of this process, while it lives.
 class DescriptorLimit {
  public:
   explicit DescriptorLimit(rlim_t most) {
@@ -407,7 +407,7 @@ RANKS_TEST(ZeroCheckpoint, FilesThatAreReplacedWhileTheyAreReadAreNamed, 1) {
               AllOf(HasSubstr((folder / "0").string()), HasSubstr("another file")));
 }
 
-// What is loaded from a folder asks for its files several times.
+// Loading from a folder asks for its files several times.
 RANKS_TEST(ZeroCheckpoint, LoadingOpensEachFileOnce, 2) {
   const auto folder = support::scratch("once");
   for (const int64_t stage : {2, 3}) {

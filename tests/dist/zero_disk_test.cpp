@@ -179,7 +179,7 @@ DeepSpeedPlugin with_parameters(const std::string& parameters, const std::string
 
 }  // namespace
 
-// Of 147 elements in three units.
+// There are 147 elements in three units.
 RANKS_TEST(ZeroDisk, SoManyElementsStayInMemory, 1, 2) {
   const auto on_disk = [](int64_t elements) {
     counts::reset();
@@ -296,7 +296,7 @@ RANKS_TEST(ZeroDisk, AFullDiskIsNamedOnAllRanksAndLosesNothing, 1, 2) {
   });
 }
 
-// What a program does with what lies on a disk is what it does with what lies in memory.
+// A program does with values on a disk what it does with values in memory.
 RANKS_TEST(ZeroDisk, WritesAndReadsBetweenStepsAreSeen, 1, 2, 3) {
   ::setenv("ACCELERATE_SHARED_MEMORY", "0", 1);
   for (const std::string precision : {"no", "bf16"}) {

@@ -1,4 +1,4 @@
-/// What programs ask of DeepSpeed's engine itself: states that are away for a while, and the handle on it.
+/// Requests to DeepSpeed's engine itself: states that are away for a while, and the handle on it.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

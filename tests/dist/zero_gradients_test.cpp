@@ -80,7 +80,7 @@ RANKS_TEST(ZeroGradients, DividedEarlyOrLateTheyAreAverages, 1, 2, 3) {
   });
 }
 
-// What the early division can't hold is lost; sums are exact here.
+// Values that the early division can't hold are lost; sums are exact here.
 RANKS_TEST(ZeroGradients, EarlyDivisionsRoundInTheDtypeThatTravels, 1, 2, 3) {
   const double smallest = std::ldexp(1.0, -24);  // of fp16
   const bool several = support::world_size() > 1;
@@ -97,7 +97,7 @@ RANKS_TEST(ZeroGradients, EarlyDivisionsRoundInTheDtypeThatTravels, 1, 2, 3) {
       is("", 40000, 40000);
       is(R"(, "gradient_predivide_factor": 0.5)", 40000, std::numeric_limits<double>::infinity());
       is(R"(, "prescale_gradients": true, "gradient_predivide_factor": 0.5)", 39936, 39936);
-      // Of sums nothing is divided.
+      // Sums are not divided.
       if (number < 3)
         is(R"(, "gradient_allreduce_op": "sum", "prescale_gradients": true)", 8,
            8.0 * static_cast<double>(support::world_size()));
@@ -105,7 +105,7 @@ RANKS_TEST(ZeroGradients, EarlyDivisionsRoundInTheDtypeThatTravels, 1, 2, 3) {
   });
 }
 
-// What the sum can't hold beside the first term is lost in 16 bits.
+// Terms that the sum can't hold beside the first one are lost in 16 bits.
 RANKS_TEST(ZeroGradients, SumsOfMicroStepsHaveTheDtypeThatIsAskedFor, 1, 2, 3) {
   const auto sum = [](int64_t number, const std::string& precision, const std::string& data_types, double large) {
     support::reset_states();
@@ -160,7 +160,7 @@ struct OfWholes : torch::optim::SGD {
 
 }  // namespace
 
-// What fp16 holds of them is scaled; the quotient is below its range.
+// fp16 holds scaled gradients; the quotient is below its range.
 RANKS_TEST(ZeroGradients, OfWholeParametersTheyAreUnscaledInFp32, 1, 2, 3) {
   const double tiny = std::ldexp(1.0, -30), rate = std::ldexp(1.0, 28);
   support::on_both_stores([&](const std::string& store) {

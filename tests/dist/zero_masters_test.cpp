@@ -323,7 +323,7 @@ TEST(ZeroMasters, OptimizersThatWouldKeepOtherMomentsAreNamed) {
   EXPECT_THAT(refusal(4, ours(true)), HasSubstr("expected optim::DeepSpeedAdam with fp32_optimizer_states(false)"));
 }
 
-// Of torch's Adam. Gradients shrink, so that the largest second moment is not the latest.
+// The reference is torch's Adam. Gradients shrink, so that the largest second moment is not the latest.
 RANKS_TEST(ZeroMasters, AmsgradIsTorchs, 1, 2) {
   for (const std::string type : {"Adam", "AdamW"}) {
     ThreeLayers alone;

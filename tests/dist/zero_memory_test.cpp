@@ -66,8 +66,8 @@ DryRunReport dry(const Setting& setting, int64_t ranks, int64_t rank = 0) {
                  [&](const DryRunMark& mark) { train(setting, [&](const std::string& name) { mark(name); }); });
 }
 
-/// Of a parameter: bytes that the formula counts, which leaves out the buffers that gradients travel in.
-/// At stage 3 neither those of what is whole for a while.
+/// Bytes of a parameter that the formula counts, which leaves out the buffers that gradients travel in.
+/// At stage 3 it leaves out units that are whole for a while, too.
 double states(const Setting& setting, const MemoryByUse& memory) {
   const int64_t buffers = memory[MemoryUse::staging] + (setting.stage == 3 ? memory[MemoryUse::gathered] : 0);
   return static_cast<double>(memory.total() - buffers) /

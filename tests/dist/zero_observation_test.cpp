@@ -1,4 +1,4 @@
-/// What a DeepSpeed configuration asks to see of a run: lines, records, tables and files; counts and bytes exactly, and
+/// Requests of a DeepSpeed configuration to see a run: lines, records, tables and files; counts and bytes exactly, and
 /// never how long something took.
 
 #include <gmock/gmock.h>
@@ -177,7 +177,7 @@ RANKS_TEST(ZeroObservation, CollectivesAreCountedByOperationAndSize, 2) {
   });
 }
 
-/// What a collective cost is the same on all ranks, and with what a rank waited it is all of that rank's time.
+/// A collective's cost is the same on all ranks, and together with a rank's waiting it is all of that rank's time.
 RANKS_TEST(ZeroObservation, StragglersAreTold, 1, 2, 3) {
   support::on_both_stores([&](const std::string& store) {
     SCOPED_TRACE(store);
@@ -292,7 +292,7 @@ RANKS_TEST(ZeroObservation, AProfileThatCantBeWrittenLaterEndsAllRanks, 1, 2) {
     }
   });
   EXPECT_THAT(error, HasSubstr("flops_profiler: can't write to '" + file.string()));
-  // Who fails stays until the others have heard of it.
+  // A rank that fails stays until the others have heard of it.
   if (support::rank() != 0) support::say("late");
   else EXPECT_TRUE(support::heard("late", support::world_size() - 1, std::chrono::seconds(60)));
 }
@@ -357,7 +357,7 @@ RANKS_TEST(ZeroObservation, KeysOfRecomputationAreNamedWhereNothingIsRecomputed,
                 HasSubstr("activation_checkpointing.cpu_checkpointing, activation_checkpointing.number_checkpoints;"));
 }
 
-/// What they do on a GPU is tested there (gpu.offload).
+/// Their work on a GPU is tested there (gpu.offload).
 TEST(ZeroObservation, RulesOfRecomputedLayersAreTheFiles) {
   const auto rules_of = [](const std::string& members) {
     const auto settings = zero::read_settings(

@@ -155,7 +155,7 @@ json norms_of(const Recorded& row) {
   return norms;
 }
 
-/// What this version refuses by name.
+/// Cases that this version refuses by name.
 const std::vector<std::string> kLater = {};
 /// In fp16 at stage 0 theirs is another scaler, which has found no overflow up to scales where products overflow.
 const std::vector<std::string> kOtherScaler = {"stage0_fp16_overflow"};

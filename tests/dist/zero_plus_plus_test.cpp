@@ -143,7 +143,7 @@ RANKS_TEST(ZeroPlusPlus, WeightsTravelInEightBits, 2, 3, 5) {
       m(x);
       EXPECT_TRUE(m->first->seen.equal(as_codes(master, k8Bits).to(dtype))) << "in evaluation";
     }
-    // Who writes one element changes no other one.
+    // A rank that writes one element changes no other one.
     {
       GatheredParameters whole({m->first->weight}, /*modifier_rank=*/0);
       torch::NoGradGuard no_grad;
@@ -183,7 +183,7 @@ RANKS_TEST(ZeroPlusPlus, WhatStaysTravelsAsItIs, 2) {
   EXPECT_TRUE(m->first->seen.equal(exact));
 }
 
-/// Of four ranks two on a machine.
+/// Two of four ranks are on a machine.
 TEST(ZeroPlusPlus, BetweenMachinesAveragesTravel) {
   constexpr int64_t kRanks = 4, kNear = 2;
   if (!support::is_rank())
@@ -218,7 +218,7 @@ TEST(ZeroPlusPlus, BetweenMachinesAveragesTravel) {
       EXPECT_TRUE(safe_get_full_grad(m->first->weight).to(dtype).equal(average_as_codes(dtype, kRanks, kNear)));
       opt.zero_grad();
     }
-    // What leaves a machine: of 3 M of stage 3 in 16 bits 0.75 M, and the scales.
+    // Bytes that leave a machine: of 3 M of stage 3 in 16 bits 0.75 M, and the scales.
     if (dtype == at::kBFloat16) {
       const double all = 2.0 * kBlocks * kBlock;
       const double leaves = static_cast<double>(bytes8(kBlocks) + 0 + kNear * bytes4(kBlocks / kNear)) / all;
@@ -291,7 +291,7 @@ RANKS_TEST(ZeroPlusPlus, PairsTrainAsOneProcess, 2, 4) {
   support::on_both_stores([&](const std::string& store) {
     SCOPED_TRACE(store);
     const std::string said = support::warnings_of([&] { expect_equal(trained_with(kPairs), expected, 1e-5); });
-    // Of two ranks two are all; in shared memory nothing goes.
+    // Two ranks of two are all; in shared memory nothing goes.
     if (support::world_size() == 4 && store == "shared memory 1" && support::rank() == 0)
       EXPECT_THAT(said, HasSubstr("zero_hpz_partition_size has no effect"));
     else EXPECT_THAT(said, Not(HasSubstr("has no effect")));
@@ -349,13 +349,13 @@ RANKS_TEST(ZeroPlusPlus, FrozenWeightsAreKeptInEightBits, 1, 2, 3) {
     EXPECT_FALSE(m->first->weight.grad().defined());
     opt.step();
     EXPECT_TRUE(torch::allclose(safe_get_full_fp32_param(m->second->weight), trained - 0.25 * input_of(0).to(dtype)));
-    // What is read, and saved, is what is kept.
+    // The values that are read, and saved, are those that are kept.
     EXPECT_TRUE(safe_get_full_fp32_param(m->first->weight).to(dtype).equal(kept.to(dtype)));
     const auto state = accelerator.get_state_dict(m);
     EXPECT_TRUE(support::rank() > 0 || state.at("first.weight").to(dtype).equal(kept.to(dtype)));
     const std::string folder = support::scratch_dir() + "/saved" + at::toString(dtype);
     accelerator.save_state(folder);
-    // What is written is rounded at once; blocks of which nothing is written stay.
+    // Writes are rounded at once; blocks without a write stay.
     at::Tensor other = kept.clone();
     {
       torch::NoGradGuard no_grad;
@@ -377,7 +377,7 @@ RANKS_TEST(ZeroPlusPlus, FrozenWeightsAreKeptInEightBits, 1, 2, 3) {
 
 namespace {
 
-/// Of one rank of four, in a dry run: parameters after prepare(), and what a forward leaves.
+/// The bytes of one rank of four, in a dry run: parameters after prepare(), and what a forward leaves.
 std::pair<int64_t, int64_t> bytes_of_rank(const std::string& more) {
   support::reset_states();
   const auto report = dry_run({.num_processes = 4}, [&](const DryRunMark& mark) {
@@ -454,7 +454,7 @@ RANKS_TEST(FsdpFewBits, ComeFromTheEnvironment, 2) {
   EXPECT_TRUE(m->second->weight.grad().equal(average_as_codes(at::kFloat, 2, 2)));
 }
 
-/// What operators write to a weight changes its exact value.
+/// Operators that write to a weight change its exact value.
 RANKS_TEST(FsdpFewBits, WritesAreOfExactValues, 2) {
   Accelerator accelerator({.cpu = true, .fsdp_plugin = fsdp_with({.quantized_weights = true})});
   TwoMatrices model;

@@ -156,7 +156,7 @@ RANKS_TEST(Zero, StagesOneAndTwoGatherOncePerStep, 2, 3) {
     const auto stats = residency::stats();
     return stats.faults + stats.prefetch_hits;
   };
-  // Of at most 70 elements: the first layer, the second one's weight, and its bias with the third layer.
+  // Units have at most 70 elements: the first layer, the second one's weight, and its bias with the third layer.
   for (const int64_t number : {1, 2}) {
     EXPECT_EQ(fetched(number, R"(, "allgather_bucket_size": 70)"), 3) << "stage " << number;
     EXPECT_EQ(fetched(number, R"(, "reduce_bucket_size": 70)"), 3) << "stage " << number;
@@ -466,7 +466,7 @@ RANKS_TEST(Zero, UnusedParametersAreNamedWhereAskedFor, 1, 2) {
   }
 }
 
-// Of several optimizers each asks for its own parameters' gradients; and what is no step asks for none.
+// Each of several optimizers asks for its own parameters' gradients; a call that is no step asks for none.
 RANKS_TEST(Zero, UnusedParametersAreThoseOfTheOptimizerThatSteps, 1, 2) {
   for (int64_t number = 0; number <= 3; ++number) {
     SCOPED_TRACE(number);
@@ -538,7 +538,7 @@ struct OptimizerOfTheFile {
   const char* section;
   std::function<std::unique_ptr<torch::optim::Optimizer>(ThreeLayers&)> alone;
 };
-/// Those that ask for more than their pieces.
+/// The optimizers that ask for more than their pieces.
 std::vector<OptimizerOfTheFile> muon_and_lamb() {
   return {
       {R"({"type": "Muon", "params": {"lr": 0.05, "momentum": 0.9, "adam_lr": 0.01, "weight_decay": 0.1}})",
@@ -840,7 +840,7 @@ RANKS_TEST(Zero, AutocastOfTheFile, 1, 2) {
       HasSubstr("did you mean Linear?"));
 }
 
-/// What wandb and comet are given; what their own code does with it is the trackers' tests.
+/// The arguments that wandb and comet are given; what their own code does with them is the trackers' tests.
 TEST(Zero, TheFilesTrackersGetTheirArguments) {
   const auto settings = zero::read_settings(DeepSpeedConfig(R"({"train_micro_batch_size_per_gpu": 1,
     "wandb": {"enabled": true, "team": "us", "group": "g", "project": "p"},
@@ -890,7 +890,7 @@ struct WithBuffersImpl : torch::nn::Module {
 };
 TORCH_MODULE(WithBuffers);
 
-/// Of scale, table and router.gate_bias in training. @param of_bias  as the model has it
+/// The dtypes of scale, table and router.gate_bias in training. @param of_bias  as the model has it
 std::array<at::ScalarType, 3> buffer_dtypes(int64_t number, const std::string& more,
                                             at::ScalarType of_bias = at::kFloat,
                                             const std::optional<std::string>& version = std::nullopt) {

@@ -1,6 +1,6 @@
 // clang-format off
 // Statements outside of functions are what this file is made of, hence the line above.
-// What the code of the manual's pages leaves to its reader: parts that begin with `//: NAME` stand before a block in
+// The manual's code leaves these parts to its reader. Those that begin with `//: NAME` stand before a block in
 // its function, those with `file` behind the name outside of it, `after OTHER` those that need another part first.
 // snippets.py puts them there.
 

@@ -1,6 +1,6 @@
 #pragma once
 
-/// What the code of the manual's pages is run by: see snippets.py, which makes a table of it.
+/// Runs the code of the manual's pages: see snippets.py, which makes a table of it.
 
 #include <accelerate/accelerate.hpp>
 #include <accelerate/bigmodel.hpp>

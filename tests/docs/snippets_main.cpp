@@ -23,7 +23,7 @@ bool is_named(const std::exception& error, const std::string& name) {
          (name == "c10::Error" && is<c10::Error>(error));
 }
 
-/// What went wrong; empty: nothing.
+/// The error of a snippet; empty: there is none.
 std::string outcome(const Snippet& snippet) {
   try {
     torch::manual_seed(0);

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-/// What one run of the fuzzer tries: a model, how it is trained, and a program of what real loops do.
+/// One run of the fuzzer: a model, how it is trained, and a program of what real loops do.
 namespace equivalence {
 
 /// One line of a program: a verb and named values, `forward rows=3 data=7`.
@@ -41,7 +41,7 @@ std::string to_text(const Case& what);
 /// Setting by setting what is simpler, the simplest first: what shrinking tries.
 const std::vector<std::pair<std::string, std::vector<std::string>>>& simpler_settings();
 
-/// What to draw. Empty: anything.
+/// The wish for a draw. Empty: anything.
 struct Wish {
   std::map<std::string, std::string> settings = {};  ///< these as they are
   bool plain = false;                                ///< nothing that is done to parameters or gradients by other names

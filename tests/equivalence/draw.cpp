@@ -33,7 +33,7 @@ class Author {
     program_.push_back({verb, std::move(values)});
   }
 
-  /// What is not averaged, where that can be.
+  /// Begins a part that is not averaged, where that can be.
   void begin_local() {
     if (!layout_.always_reduces || random_.chance(0.03)) add("no_sync"), ++local_;
   }
@@ -160,7 +160,7 @@ class Author {
     }
   }
 
-  /// What is done where no gradient and no graph waits.
+  /// Something that is done where no gradient and no graph waits.
   void between() {
     switch (random_.below(6)) {
       case 0:
@@ -175,7 +175,7 @@ class Author {
     }
   }
 
-  /// What a run can begin with, before an engine has seen an ordinary step.
+  /// Something that a run can begin with, before an engine has seen an ordinary step.
   void begin() {
     switch (random_.below(4)) {
       case 0:  // a rank of a sharded model leaves its first backward out
@@ -280,7 +280,7 @@ class Author {
     }
   }
 
-  /// Of what has 16 bits, and of a loss scale.
+  /// Whether a run goes on in it, as far as 16 bits and the loss scale matter.
   bool goes_on_in(const Layout& layout) const {
     return layout.whole_in_16_bits == layout_.whole_in_16_bits && layout.optimizer == layout_.optimizer &&
            (!layout.whole_in_16_bits || layout.converts_buffers == layout_.converts_buffers);
@@ -340,7 +340,7 @@ Case draw(uint64_t seed, const Wish& wish) {
     const auto wished = wish.settings.find(name);
     s[name] = wished == wish.settings.end() ? value : wished->second;
   };
-  // What people use most as often as all the rest of its kind.
+  // The layout that people use most comes as often as all the rest of its kind.
   std::vector<std::string> names;
   const std::string family = random.of({"fsdp", "ddp", "deepspeed"});
   for (const auto& layout : layouts())

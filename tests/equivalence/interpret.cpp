@@ -81,7 +81,7 @@ class Flow {
       // The graph of a forward that goes backward several times does not mind what becomes of gradients in between.
       const bool between = kept_ && forwards_ == 1 && kOfGradientsAlone.contains(verb);
       if ((unsynchronised_ && !own_ones_show) || scaled_ || (forwards_ > 0 && !between)) return false;
-      // What a bare optimizer has cleared still shows on a sharded model's parameters, see docs/fsdp.md.
+      // Gradients that a bare optimizer has cleared still show on a sharded model's parameters, see docs/fsdp.md.
       if (verb == "bare_zero_grad") bare_cleared_ = sharded_;
       else if (bare_cleared_ && verb != "bare_step") return false;
       // Nothing shows a step of LibTorch's SGD on gradients that were stepped on, or of which the program has cleared

@@ -30,7 +30,7 @@ void put(std::ostream& out, const Observation& seen) {
   out.write(static_cast<const char*>(seen.value.const_data_ptr()), static_cast<std::streamsize>(seen.value.nbytes()));
 }
 
-/// What a rank has written; what it had not finished is left out.
+/// The report that a rank has written; a part that it had not finished is left out.
 RankReport get(const std::string& file) {
   RankReport report;
   std::ifstream in(file, std::ios::binary);

@@ -24,7 +24,7 @@ using Report = std::vector<RankReport>;
 /// processes; those behind it come in new ones.
 std::vector<Report> run_cases(const std::vector<Case>& cases);
 
-/// What the processes of such a job do: argument is the folder that run_cases gave them. @return the exit status
+/// The work of such a job's processes: argument is the folder that run_cases gave them. @return the exit status
 int run_rank(const std::string& folder);
 
 }  // namespace equivalence

@@ -14,7 +14,7 @@
 namespace equivalence {
 namespace {
 
-/// Of the dtype that rounds most.
+/// The rounding of the dtype that rounds most.
 struct Rounding {
   double tolerance;  ///< how far values may be from the reference's, as a part of the largest of the tensor
   double unit;       ///< of one number
@@ -35,7 +35,7 @@ Rounding rounding_of(const Case& what) {
   return what["dtype"] == "f64" ? Rounding{1e-8, 0x1p-53} : Rounding{2e-4, 0x1p-24};
 }
 
-/// What models return is a sum whose terms may be larger than what is left of them, and it is they that are rounded.
+/// Models return a sum whose terms may be larger than what is left of them, and it is the terms that are rounded.
 bool is_returned(const std::string& name) {
   return name == "output" || name == "evaluated" || name == "gathered" || name == "sum" || name == "mean";
 }
@@ -48,7 +48,7 @@ double rounding_of_steps(const Case& what) {
   return is_normalised(what) ? 4 * 0.2 * std::stod(what["rate"]) * rounding_of(what).unit : 0;
 }
 
-/// What the reference's ranks see, and how it failed.
+/// The observations of the reference's ranks, and how it failed.
 struct Expected {
   std::vector<std::vector<Observation>> seen;
   std::string failure;
@@ -71,7 +71,7 @@ Expected expect(const Case& what, size_t ranks, double blur = 0, uint64_t seed =
 class Sensitivity {
  public:
   Sensitivity(const Case& what, size_t ranks) : what_(what), ranks_(ranks) {}
-  /// Of one observation, or nothing where the same is not even finite, or not seen.
+  /// The sensitivity of one observation, or nothing where the same is not even finite, or not seen.
   std::optional<double> of(size_t rank, size_t index, const Observation& expected) {
     for (uint64_t seed = runs_.size(); seed < kRuns; ++seed)
       runs_.push_back(expect(what_, ranks_, rounding_of(what_).unit, seed + 1));
@@ -120,7 +120,7 @@ std::string difference(const at::Tensor& found, const at::Tensor& expected, doub
   const double largest = expected.masked_fill(odd, 0).abs().max().item<double>();
   const double off = (found - expected).masked_fill(odd, 0).abs().max().item<double>();
   if (off <= tolerance * (largest + 1e-3) + least) return "";
-  // Of a handful of samples the largest may be a third of what is possible.
+  // With a handful of samples the largest may be a third of what is possible.
   const auto sensitive = sensitivity();
   if (!sensitive || off <= 3 * *sensitive) return "";
   std::ostringstream text;
@@ -128,7 +128,7 @@ std::string difference(const at::Tensor& found, const at::Tensor& expected, doub
   return text.str();
 }
 
-/// What some ranks see alone (a state dict that rank 0 gets) is no parameter.
+/// Observations that some ranks see alone (a state dict that rank 0 gets) are no parameters.
 std::vector<const Observation*> parameters_in(const std::vector<Observation>& seen) {
   std::vector<const Observation*> parameters;
   for (const auto& one : seen)
@@ -167,10 +167,10 @@ bool has_stepped_in_fp32(const Case& what, const Observation& seen) {
                        return operation.verb == "join" || operation.verb.find("step") != std::string::npos;
                      });
 }
-/// Of what is observed under that name: the 16 bits that it has, or lacks; empty where that is not told.
+/// The 16 bits that an observation of that name has, or lacks; empty where that is not told.
 std::string precision_to_tell(const Case& what, const std::string& name) {
   const auto& layout = layout_named(what["layout"]);
-  // What a program reads of masters is their image, and may be written back.
+  // A program that reads masters sees their image, and may write it back.
   const bool writes = std::any_of(what.program.begin(), what.program.end(), [](const Operation& operation) {
     return operation.verb == "write" || operation.verb == "summon" || operation.verb == "ema_swap" ||
            operation.verb == "load_model";
@@ -239,7 +239,7 @@ std::string all_errors(const Report& report) {
   return text;
 }
 
-/// Of the first error that is not about another rank's.
+/// The text of the first error that is not about another rank's.
 std::string gist(const Report& report) {
   std::string chosen;
   for (const auto& own : report) {
@@ -305,7 +305,7 @@ Verdict judge(const Case& what, const Report& report, const std::vector<Refusal>
   if (finished && ended_well && failure.empty()) return {};
   if (finished && !failure.empty()) return {"reference", "the reference has failed: " + failure};
   if (finished) return {"end", all_errors(report)};
-  // Who goes on alone may come to its end before the others find out; the job fails by their errors.
+  // A rank that goes on alone may come to its end before the others find out; the job fails by their errors.
   const bool ended =
       std::all_of(report.begin(), report.end(), [](const auto& own) { return own.finished || !own.error.empty(); });
   if (!failure.empty() && ended) return {"refused", "also by LibTorch alone: " + failure};

@@ -40,10 +40,10 @@ Choose fsdp2(FullyShardedDataParallelPlugin plugin = {}) {
 }
 
 std::string json(bool value) { return value ? "true" : "false"; }
-/// Of a dtype's name.
+/// The JSON of a dtype's name.
 std::string json(const std::string& name) { return '"' + (name == "f32" ? "fp32" : name) + '"'; }
 
-/// What a layout says of 16 bits, in DeepSpeed's words.
+/// A layout's words about 16 bits, as DeepSpeed has them.
 std::string precision_of(const Layout& layout) {
   const WholeIn16Bits& low = *layout.whole_in_16_bits;
   const std::string masters = json(!low.masters), of_sums = R"("grad_accum_dtype": )",
@@ -220,7 +220,7 @@ std::vector<Layout> make_layouts() {
          .precisions = low,
          .optimizer = "host_adam"},
         3, states_on_disk + on_disk("offload_param", R"(, "max_in_cpu": 0)"));
-  // What gradients travel in, and add up in.
+  // The dtype that gradients travel in, and add up in.
   stage({.name = "deepspeed0_sends_f32", .reduce_dtype = "f32"}, 0);
   stage({.name = "deepspeed1_sends_bf16", .reduce_dtype = "bf16"}, 1);
   stage({.name = "deepspeed2_sends_fp16", .reduce_dtype = "fp16"}, 2);
@@ -250,7 +250,7 @@ std::vector<Layout> make_layouts() {
         2);
   stage({.name = "deepspeed0_unchecked", .whole_in_16_bits = WholeIn16Bits{.looks_in_bf16 = false}, .precisions = bf16},
         0);
-  // What is stepped on has 16 bits; so have optimizers' states, unless DeepSpeed's Adam for the host keeps them.
+  // Optimizers step on 16 bits; so have their states, unless DeepSpeed's Adam for the host keeps them.
   const WholeIn16Bits no_masters{.masters = false};
   stage({.name = "deepspeed1_low", .whole_in_16_bits = no_masters, .precisions = bf16}, 1);
   stage({.name = "deepspeed2_low", .own_limit = 0.05, .whole_in_16_bits = no_masters, .precisions = bf16}, 2);
@@ -261,7 +261,7 @@ std::vector<Layout> make_layouts() {
            .precisions = low,
            .optimizer = "host_adam"},
           number, number < 3 ? states_on_host : all_on_host);
-  // What the model reads.
+  // The dtype that the model reads.
   stage({.name = "deepspeed3_casts", .whole_in_16_bits = WholeIn16Bits{.casts_inputs = true}, .precisions = fp16}, 3);
   stage({.name = "deepspeed2_buffers", .converts_buffers = true, .precisions = bf16}, 2);
   return all;

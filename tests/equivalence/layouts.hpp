@@ -15,7 +15,7 @@ namespace equivalence {
 /// DeepSpeed's bf16 and fp16, which differ from PyTorch's: the model has that dtype throughout, buffers aside, and
 /// nothing is cast around it; what optimizers step on begins with the rounded values; and there is no GradScaler.
 struct WholeIn16Bits {
-  // Of the loss scale in fp16, which starts at 1024 here. In bf16 it is 1.
+  // The loss scale in fp16, which starts at 1024 here. In bf16 it is 1.
   int64_t window = 2, hysteresis = 2;
   bool consecutive_hysteresis = false;
   int64_t smallest_scale = 1;
@@ -41,7 +41,7 @@ struct Layout {
   /// Gradients are clipped by their norm before each step, to so much (0: not), whatever the program's clipping says.
   std::optional<double> own_limit = {};
   bool always_reduces = false;  ///< each backward averages: no_sync is refused
-  /// What a sharded model's parameters are computed in, and gradients are averaged in: "bf16", "fp16", or as mixed
+  /// The dtype that a sharded model computes in, and averages gradients in: "bf16", "fp16", or as mixed
   /// precision says, else as they are. `wire_dtype`: the same for whole gradients on their way.
   std::string param_dtype = "", reduce_dtype = "", wire_dtype = "";
   /// ZeRO++, of what as_codes() is about: what is gathered has 8 bits, gradients on their way 4, and what is frozen

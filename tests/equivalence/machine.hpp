@@ -13,7 +13,7 @@
 /// Two machines run programs: the reference, all ranks in one process, and ours, one rank of a job.
 namespace equivalence {
 
-/// What was seen after the operation of that number (the program's size: at the end).
+/// One value that was seen after the operation of that number (the program's size: at the end).
 struct Observation {
   int64_t operation = 0;
   std::string name;
@@ -53,7 +53,7 @@ inline int64_t part_of(const Operation& operation, int64_t rank, int64_t of_repl
          3;
 }
 
-/// Of the batch that a rank reads.
+/// The seed of the batch that a rank reads.
 inline uint64_t batch_seed(int64_t data, int64_t rank) {
   return static_cast<uint64_t>(data) * 1000 + static_cast<uint64_t>(rank);
 }

@@ -165,7 +165,7 @@ class Fuzzer {
     return precise && verdicts_of({*precise})[0].kind.empty() ? Verdict{"right in fp64", verdict.text} : verdict;
   }
 
-  /// Of cases with any numbers of ranks.
+  /// The verdicts of cases with any numbers of ranks.
   std::vector<Verdict> verdicts_of(const std::vector<Case>& cases) const {
     std::map<int64_t, std::vector<size_t>> by_ranks;
     for (size_t i = 0; i < cases.size(); ++i) by_ranks[cases[i].integer("ranks")].push_back(i);

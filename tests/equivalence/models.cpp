@@ -177,7 +177,7 @@ at::Tensor Net::input(int64_t rows, const at::Generator& generator) const {
 }
 
 at::Tensor Net::target(const at::Tensor& output, const at::Tensor& input) const {
-  // Of the input alone, so that there is something to learn; and as large as what the model can give.
+  // Made from the input alone, so that there is something to learn; and as large as what the model can give.
   const at::Tensor sums = input.to(at::kDouble).flatten(1).sum(1);
   at::Tensor target = at::sin(sums);
   for (int64_t dim = 1; dim < output.dim(); ++dim) target = target.unsqueeze(-1);
@@ -197,7 +197,7 @@ std::shared_ptr<Net> make_model(const std::string& name, uint64_t seed, const st
   auto net = found->second();
   // By hand, as Module::to would make tied parameters two, and complex ones real.
   at::NoGradGuard no_grad;
-  // What ranks of other seeds begin with shows whose buffers are taken.
+  // Ranks of other seeds begin with other buffers, which shows whose are taken.
   for (const auto& buffer : net->named_buffers()) {
     if (name != "buffers" && name != "conv") continue;
     if (buffer.value().is_floating_point()) buffer.value().uniform_(0.5, 1.5);

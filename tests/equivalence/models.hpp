@@ -14,11 +14,11 @@ struct Net : torch::nn::Module {
   virtual at::Tensor forward(at::Tensor x) = 0;
   /// A batch of so many rows.
   virtual at::Tensor input(int64_t rows, const at::Generator& generator) const;
-  /// What to come near; of the output's sizes.
+  /// The target to come near; of the output's sizes.
   virtual at::Tensor target(const at::Tensor& output, const at::Tensor& input) const;
   /// Which of its branches a model uses that has some: 0 both, 1 and 2 one of them.
   int64_t part = 0;
-  /// Of its inputs: the parameters' as they were made, whatever it computes in.
+  /// The dtype of its inputs: the parameters' as they were made, whatever it computes in.
   at::ScalarType reads = at::kDouble;
   /// A part of the forward that may run again in backward; by default it just runs.
   using Segment = std::function<at::Tensor(const at::Tensor&)>;
@@ -42,7 +42,7 @@ at::Tensor loss_of(const Net& net, const at::Tensor& output, const at::Tensor& i
 /// Parameters, each once, with its first name (LibTorch lists a tied one under each).
 std::vector<std::pair<std::string, at::Tensor>> parameters_of(const torch::nn::Module& module);
 std::vector<at::Tensor> tensors_of(const torch::nn::Module& module);
-/// What torch::autograd::grad() finds, in the order of the parameters; undefined for those that are frozen or unused.
+/// The finds of torch::autograd::grad(), in the order of the parameters; undefined for frozen and unused ones.
 std::vector<at::Tensor> captured_gradients(const at::Tensor& loss, const std::vector<at::Tensor>& parameters);
 
 }  // namespace equivalence

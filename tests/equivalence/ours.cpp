@@ -20,7 +20,7 @@ using accelerate::AcceleratorOptions;
 AcceleratorOptions options_of(const Case& what, const Layout& layout) {
   AcceleratorOptions options{.gradient_accumulation_steps = what.integer("accumulation"), .cpu = true};
   if (what["precision"] != "no") options.mixed_precision = what["precision"];
-  // Who leaves others waiting shall be told of it soon; a slow machine must not look like that.
+  // A rank that leaves others waiting shall be told of it soon; a slow machine must not look like that.
   const bool waits = std::any_of(what.program.begin(), what.program.end(),
                                  [](const Operation& operation) { return operation.verb == "leave_out"; });
   options.kwargs_handlers.emplace_back(
@@ -35,7 +35,7 @@ AcceleratorOptions options_of(const Case& what, const Layout& layout) {
   return options;
 }
 
-/// What a program makes at its start. Gone as a whole, in the order of a program's end.
+/// The objects that a program makes at its start. Gone as a whole, in the order of a program's end.
 struct Objects {
   Objects(const Case& what, const Layout& layout, uint64_t seed)
       : layout(layout),
@@ -43,7 +43,7 @@ struct Objects {
         of_replica(layout.ranks_of_replica(accelerator.num_processes())) {
     const bool precise = what["dtype"] == "f64" && what["precision"] == "no";
     const auto make = [&] {
-      // What is prepared steps a tied weight once, however often LibTorch lists it.
+      // A prepared optimizer steps a tied weight once, however often LibTorch lists it.
       const bool prepared = what["prepare"] == "together" || what["prepare"] == "late_prepared";
       const bool as_listed =
           prepared && what.integer("withheld") == 0 && what["optimizer"].find('+') == std::string::npos;

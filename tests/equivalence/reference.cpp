@@ -40,7 +40,7 @@ class Autocast {
   bool on_;
 };
 
-/// Of what rank holds. Gradients of `net` are averages (where nothing is sharded: with what this rank has added since);
+/// One rank's tensors. Gradients of `net` are averages (where nothing is sharded: with what this rank has added since);
 /// a sharded one computes with a copy in the dtype for that, whose gradients are this rank's own.
 struct Replica {
   std::shared_ptr<Net> net, computing;
@@ -363,7 +363,7 @@ class Reference final : public Machine {
     }
   }
 
-  /// What a sharded model computes with.
+  /// Makes the copy that a sharded model computes with.
   void share_out(Replica& replica) {
     replica.frozen.clear();
     for (const auto& parameter : replica.parameters)
@@ -505,14 +505,14 @@ class Reference final : public Machine {
     }
   }
 
-  /// What each rank has added up becomes the average. What was averaged before is the same on all, and stays.
+  /// Each rank's sum becomes the average. Gradients that were averaged before are the same on all, and stay.
   void average() {
     const auto all = static_cast<int64_t>(replicas_.size());
     unsettled_ = false;
     for (int64_t first = 0; first<all; first += together_> 0 ? together_ : all)
       average(static_cast<size_t>(first), static_cast<size_t>(together_ > 0 ? first + together_ : all));
   }
-  /// Of the ranks begin … end - 1.
+  /// Averages over the ranks begin … end - 1.
   void average(size_t begin, size_t end) {
     at::NoGradGuard no_grad;
     const bool sent = layout_->sharded || end - begin > 1;  // replicas that train apart send nothing
@@ -555,7 +555,7 @@ class Reference final : public Machine {
   void settle() {
     if (unsettled_) average();
   }
-  /// Of as many ranks, of which some may have nothing.
+  /// The mean over so many ranks, of which some may have nothing.
   static at::Tensor mean_of(const std::vector<at::Tensor>& sent, size_t ranks) {
     at::Tensor sum;
     for (const auto& one : sent) {
@@ -798,7 +798,7 @@ class Reference final : public Machine {
     if (scaled_ && !together) scale_.update();
     copy_buffers(static_cast<size_t>(last));
   }
-  /// What is prepared can be asked for its state.
+  /// Prepared optimizers can be asked for their states.
   void share_optimizers(const Replica& source) {
     if (!prepares_optimizers()) return;
     for (auto& replica : replicas_)

@@ -1,4 +1,4 @@
-// Whoever accepts a damaged file that the other refuses, our readers or the Python packages, is explained in
+// Our readers or the Python packages may accept a damaged file that the other refuses. Each such case is explained in
 // differential.py; the same program compares more files when it is run by hand.
 #include <gtest/gtest.h>
 

@@ -31,7 +31,7 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
-/// Of a job that goes on to its end; one that is killed at any time must last for some.
+/// The steps of a job that goes on to its end; one that is killed at any time must last for some.
 const int64_t kSteps = variable("FAULT_WAY") == "killed at random" ? 150 : 30;
 
 void announce() {
@@ -49,7 +49,7 @@ enum class Place {
   after    ///< its last
 };
 
-/// What happens, and to whom.
+/// The fault of a job, and the rank that has it.
 class Fault {
  public:
   const std::string way = variable("FAULT_WAY");
@@ -94,7 +94,7 @@ void fill_disk() {
   ::setrlimit(RLIMIT_FSIZE, &limit);
 }
 
-/// What several ranks do together in the faulty step, and one does differently.
+/// Several ranks do this together in the faulty step, and one does it differently.
 void before_step(Accelerator& accelerator) {
   fault().at(Place::before);
   if (fault().is("different shapes") && fault().due(Place::before)) {

@@ -10,7 +10,7 @@ namespace failing {
 ///   FAULT_FOLDER    where checkpoints go
 ///   FAULT_TIMEOUT   of the process group, in seconds
 ///   FAULT_AFTER_US  "killed at random": microseconds from the start of the process
-/// What happens is preceded by a line "[fault at <steady clock's nanoseconds>]". @return the exit status
+/// The fault is preceded by a line "[fault at <steady clock's nanoseconds>]". @return the exit status
 int run();
 
 }  // namespace failing

@@ -149,7 +149,7 @@ std::vector<Case> ddp() { return usual("ddp"); }
 std::vector<Case> ddp_through_sockets() {
   auto cases = usual("ddp", true);
   cases.push_back({"ddp", "models swapped", 1, {69}, 69, kAsked, {"on rank ", "rank 1 "}, true});
-  // What the transport still waits for does not hold up the others' end.
+  // Work that the transport still waits for does not hold up the others' end.
   cases.push_back({"ddp", "throws and stays", 1, kKilled, 69, kBySelf, {"rank 1 failed: " + kText}, true});
   return cases;
 }
@@ -218,7 +218,7 @@ std::map<std::string, std::vector<Outcome>> run_tables() {
     for (const Case& one : table->second())
       if (can_happen(one.way)) cases.emplace_back(table->first, one);
   }
-  // What waits longest begins first.
+  // The cases that wait longest begin first.
   std::stable_partition(cases.begin(), cases.end(), [](const auto& entry) { return entry.second.timeout == kAsked; });
   std::vector<support::RankOptions> jobs;
   for (size_t i = 0; i < cases.size(); ++i) {

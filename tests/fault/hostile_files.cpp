@@ -35,7 +35,7 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 
 constexpr size_t kDeep = 200'000;
 
-/// What can stand in the place of a number in JSON or YAML.
+/// Texts that can stand in the place of a number in JSON or YAML.
 const Texts kNumbers = {
     "-1", "9223372036854775807", "9223372036854775808", "18446744073709551615", "1e30", "1.5", "\"x\"", "null", "[]",
     "{}"};

@@ -45,7 +45,7 @@ struct Case {
 std::vector<Case> cases();
 /// Makes the files in `folder`, which is made. @return the path of the target
 std::filesystem::path write(const Case& a_case, const std::filesystem::path& folder);
-/// Of the regular files, without the holes of sparse ones.
+/// The size of the regular files, without the holes of sparse ones.
 int64_t bytes_of(const Case& a_case);
 
 }  // namespace hostile

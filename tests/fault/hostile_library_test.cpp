@@ -1,4 +1,4 @@
-// What hostile files do to the library: they are read, or refused with an error of ours. No signal, no other exception,
+// The library reads hostile files, or refuses them with an error of ours. No signal, no other exception,
 // no waiting, no more memory than 64 MB and 20 times the file.
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -39,7 +39,7 @@ void read_dcp(const fs::path& folder) {
   }
 }
 
-/// What `accelerate merge-weights` does with a folder.
+/// Does with a folder what `accelerate merge-weights` does.
 void merge(const fs::path& folder) {
   for (const bool safe : {true, false}) {
     try {
@@ -49,7 +49,7 @@ void merge(const fs::path& folder) {
   }
 }
 
-/// What `accelerate generate` does with one.
+/// Does with one what `accelerate generate` does.
 void speak(const fs::path& folder) {
   namespace models = accelerate::models;
   const torch::NoGradGuard no_grad;
@@ -121,7 +121,7 @@ void read(Reader reader, const fs::path& path) {
 
 enum class End { none, read, refused, other };
 
-/// What a process says of a case, in memory that its parent sees, too.
+/// A process's report of a case, in memory that its parent sees, too.
 struct Report {
   End end = End::none;
   size_t message_bytes = 0;

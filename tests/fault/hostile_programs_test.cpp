@@ -1,4 +1,4 @@
-// What hostile files do to the program: an exit status that says whose fault it is, at once and in little memory.
+// The program answers hostile files by an exit status that says whose fault it is, at once and in little memory.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -56,7 +56,7 @@ int run_program(const std::vector<std::string>& words) {
 
 TEST(HostileFiles, EndProgramsWithAMessage) {
   ::setenv("OMP_NUM_THREADS", "1", 1);  // each thread has 72 MB of addresses
-  // What a program and its libraries take before they read anything.
+  // Limits for a program and its libraries before they read anything.
   constexpr uint64_t kProgram = uint64_t{64} << 20, kProgramWithLibTorch = uint64_t{3} << 30;
   // Loading LibTorch takes longer than reading, and the library has had the same files in the other test.
   constexpr int kEachWithLibTorch = 24;

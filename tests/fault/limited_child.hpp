@@ -69,7 +69,7 @@ template <class Work> Outcome run_limited(uint64_t bytes, Work&& work) {
   return outcome;
 }
 
-/// What reading a file may take.
+/// The bytes that reading a file may take.
 inline uint64_t allowed_bytes(int64_t file_bytes) {
   return (uint64_t{64} << 20) + 20 * static_cast<uint64_t>(file_bytes);
 }

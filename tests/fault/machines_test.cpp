@@ -535,7 +535,7 @@ TEST_F(Machines, StrangersNeitherEndNorDelayAJobWithAToken) {
   EXPECT_EQ(second.exit_code, 0) << second.err;
 }
 
-// Whoever may write to the agents' store or to the ranks' can end the job.
+// Anybody who may write to the agents' store or to the ranks' can end the job.
 TEST_F(Machines, OtherUsersOfTheMachineGetToNoStore) {
   if (::getuid() != 0) GTEST_SKIP() << "only root can be somebody else";
   const std::string script = "echo $MASTER_ADDR $MASTER_PORT >> " + file("stores") + "; exec sleep 100";
@@ -627,7 +627,7 @@ TEST_F(Machines, MistakesInRendezvousSettings) {
     EXPECT_EQ(result.exit_code, 64) << result.err;
     return result.err;
   };
-  // What nobody reads is a remark: torchrun's users have more keys than we.
+  // A key that nobody reads is a remark: torchrun's users have more keys than we.
   const auto remarked =
       launch(kElastic + std::vector<std::string>{"--main_process_ip", "127.0.0.1", "--main_process_port", port,
                                                  "--rdzv_conf", "last_cal_timeout=3", "/bin/true"});

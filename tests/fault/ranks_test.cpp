@@ -1,4 +1,4 @@
-// What the other ranks learn, and how soon, when one dies, throws, leaves, stops or never comes.
+// The other ranks learn, and soon enough, that one dies, throws, leaves, stops or never comes.
 #include <accelerate/accelerate.hpp>
 
 #include <arpa/inet.h>
@@ -85,7 +85,7 @@ TEST(RankFault, RankZeroKilledInTheMiddleOfAStep) {
       SIGKILL);
 }
 
-// What ends the scope of an Accelerator inside record() is announced with its text.
+// An exception that ends the scope of an Accelerator inside record() is announced with its text.
 RANKS_TEST(RankFault, RecordTellsTheOthersWhy, 2) {
   std::string error;
   const int code = record([&] {

@@ -30,7 +30,7 @@ std::string bytes_of(const Damage& damage) {
   return bytes + damage.header + std::string(static_cast<size_t>(damage.data_bytes), 'x');
 }
 
-/// What loading a file with these bytes says; every tensor is touched.
+/// The message of loading a file with these bytes; every tensor is touched.
 std::string outcome(const std::string& bytes) {
   const auto path = fs::path(support::scratch_dir()) / "damaged.safetensors";
   std::ofstream(path, std::ios::binary) << bytes;

@@ -1,4 +1,4 @@
-// What our readers say to many files: differential.py compares it with what the Python packages say to the same.
+// Our readers' verdicts on many files: differential.py compares them with what the Python packages say to the same.
 //
 // usage: verdicts FORMAT, with a file a line on the standard input, in base64. Prints a line each: "yes", or "no" and
 // why.

@@ -1,5 +1,5 @@
 // Stands in for a machine whose time is set while a job runs: the wall clock goes back and forth by an hour, fifty
-// times a second. What is to last a time must not notice; the steady clock is as it was.
+// times a second. A wait that is to last a time must not notice; the steady clock is as it was.
 #include <dlfcn.h>
 #include <sys/time.h>
 

@@ -42,7 +42,7 @@ class GpuCodes : public GpuTest {
   static inline cuda::Launcher before = nullptr;
 };
 
-/// What products on GPUs are without being asked.
+/// Asks for products as GPUs compute them without being asked.
 codes::LinearOptions exact() { return {.exact = !on_cuda()}; }
 
 std::vector<codes::Codes> codes_of_each_kind() {

@@ -112,7 +112,7 @@ TEST_F(GpuCudaGraph, RandomNumbersGoOnFromCallToCall) {
   EXPECT_TRUE(same_bits(noise(x), second));
 }
 
-/// What it is for: many small kernels. How much sooner is for whoever reads the log of a real GPU.
+/// Its purpose: many small kernels. How much sooner they start is for readers of the log of a real GPU.
 TEST_F(GpuCudaGraph, TellHowSoonSmallKernelsAreLaunched) {
   NEEDS_CUDA("times of a GPU");
   const at::NoGradGuard no_grad;

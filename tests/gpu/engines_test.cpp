@@ -190,7 +190,7 @@ TEST_F(GpuSharding, OneRankOffloadsParametersAndOptimizer) {
 
 class GpuTwoRanks : public GpuTest {};
 
-/// What both ranks have, and each one's half.
+/// The batch that both ranks have, and each one's half.
 at::Tensor batch_of(uint64_t step) { return numbers({16, 64}, step); }
 at::Tensor half_of(uint64_t step) { return batch_of(step).slice(0, 8 * rank(), 8 * (rank() + 1)); }
 
@@ -274,7 +274,7 @@ TEST_F(GpuTwoRanks, CollectivesOfDeviceTensors) {
   }
 }
 
-/// Who waits for a rank that does not come is told what for, and for whom.
+/// A rank that waits for one that does not come is told what for, and for whom.
 TEST_F(GpuTwoRanks, HangReportNamesTheCollective) {
   if (!support::is_rank()) return in_two_ranks();
   const PartialState state({.process_group = {.backend = "gloo", .timeout = std::chrono::seconds(10)}});

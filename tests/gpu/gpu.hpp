@@ -39,11 +39,11 @@ class GpuTest : public testing::Test {
   }
 };
 
-/// What only a device beside the host has, be it a fake one, ends here in a rehearsal on the CPU.
+/// Parts that need a device beside the host, be it a fake one, end here in a rehearsal on the CPU.
 #define NEEDS_DEVICE(why) \
   if (!gpu_test::on_cuda()) GTEST_SKIP() << "a rehearsal on the CPU: " << (why)
 
-/// What only a real GPU has ends here in a rehearsal.
+/// Parts that need a real GPU end here in a rehearsal.
 #define NEEDS_CUDA(why) \
   if (gpu_test::rehearsal()) GTEST_SKIP() << "a rehearsal without a GPU: " << (why)
 

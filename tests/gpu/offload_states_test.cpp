@@ -90,7 +90,7 @@ void leaves_and_comes_back() {
           }
           const bool has_gradients = m.core()->engine->gradient(run.net->layers[0]->weight)->value.defined();
           frees({lp_grads}, has_gradients);
-          // Of several ranks nothing is whole before the first forward.
+          // With several ranks nothing is whole before the first forward.
           frees({lp_params, contiguous_grad_buffer}, step > 0 || !support::is_rank());
           EXPECT_THAT(support::message_of<ConfigError>([&] { m(numbers({2, 64}, 1)); }), HasSubstr("'lp_params'"));
           if (on_cuda())

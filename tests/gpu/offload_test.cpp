@@ -147,7 +147,7 @@ struct RecomputingImpl : MlpImpl {
 };
 TORCH_MODULE(Recomputing);
 
-/// What a DeepSpeed configuration's activation_checkpointing does to layers that a model recomputes.
+/// The effect of a DeepSpeed configuration's activation_checkpointing on layers that a model recomputes.
 struct Recomputed {
   std::vector<at::Tensor> weights;
   int64_t inputs_moved = 0, waits = 0;

@@ -1,4 +1,4 @@
-/// What prepare puts on the device, and that training there is training.
+/// The tensors that prepare puts on the device; and training there is training.
 #include <accelerate/accelerate.hpp>
 
 #include <gmock/gmock.h>

@@ -65,7 +65,7 @@ TEST_F(GpuPrograms, TheMonitorShowsTheGpuOfARank) {
   EXPECT_EQ(std::regex_search(result.err, std::regex("[0-9]: .*[KMG]iB of [0-9.]+ GiB")), on_gpu()) << result.err;
 }
 
-/// What the launcher's monitor knows of a rank's GPU, without LibTorch: bytes that this process takes are seen there.
+/// The launcher's monitor knows a rank's GPU without LibTorch: bytes that this process takes are seen there.
 TEST_F(GpuPrograms, TheMonitorSeesTheMemoryInUse) {
   NEEDS_CUDA("no driver to ask");
   accelerate::launcher::Gpus gpus;

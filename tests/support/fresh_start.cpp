@@ -1,4 +1,4 @@
-// What a case finds is what it would find as the only one of its process: ctest runs the cases of a source in one.
+// Each case finds what it would find as the only one of its process: ctest runs the cases of a source in one.
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 

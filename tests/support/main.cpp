@@ -35,7 +35,7 @@ int run(int argc, char** argv) {
   if (!suites) return RUN_ALL_TESTS();
   if (!ctest_has_all(suites)) return 1;
   const int failed = RUN_ALL_TESTS();
-  // Whoever reads ctest's summary shall see that not all of a source has run.
+  // Readers of ctest's summary shall see that not all of a source has run.
   return failed == 0 && testing::UnitTest::GetInstance()->skipped_test_count() > 0 ? kSkipped : failed;
 }
 

@@ -6,7 +6,7 @@
 
 namespace support {
 
-/// What f() throws as an Exception says; a failure of the test when it throws nothing.
+/// The message of the Exception that f() throws; a failure of the test when it throws nothing.
 template <class Exception, class F> std::string message_of(F&& f) {
   try {
     f();

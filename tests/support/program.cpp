@@ -173,8 +173,8 @@ Result Program::wait(milliseconds deadline) {
     }
   }
   pid_ = -1;
-  // What it wrote just before its end; a process that it left behind would keep the pipes open, which is for the test
-  // to find.
+  // Reads what it wrote just before its end; a process that it left behind would keep the pipes open, which is for the
+  // test to find.
   for (const auto grace = Clock::now() + milliseconds(300); Clock::now() < grace && read_once(milliseconds(20));) {
   }
   if (WIFEXITED(status)) result_.exit_code = WEXITSTATUS(status);

@@ -46,7 +46,7 @@ class Program {
   bool wait_for(const std::string& text, milliseconds deadline = milliseconds(60000));
   /// Reads what comes in that time.
   void read_for(milliseconds time);
-  /// What it has written to the terminal, or to stdout, so far.
+  /// All that it has written to the terminal, or to stdout, so far.
   const std::string& output() const { return result_.out; }
   const std::string& errors() const { return result_.err; }
   /// Reads until the end; kills it and adds a failure to the test when the deadline passes.

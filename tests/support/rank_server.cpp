@@ -37,7 +37,7 @@ char** as_pointers(std::vector<std::string>& strings) {
   return pointers->data();
 }
 
-/// What programs read while they are loaded, in front of main(): a fork can't change that any more.
+/// Variables that programs read while they are loaded, in front of main(): a fork can't change that any more.
 std::vector<std::string> read_while_loading(const std::vector<std::string>& environment) {
   std::vector<std::string> found;
   for (const std::string_view prefix : {"OMP_", "GOMP_", "GTEST_", "LD_", "MALLOC_", "GLIBC_", "TORCH_", "MKL_"})

@@ -13,11 +13,11 @@
 /// arguments and environment, as fresh as one that was started in the usual way.
 namespace support {
 
-/// What main() of a test program does: returns run(argc, argv), or serves ranks where this process was started for
+/// The main() of a test program: returns run(argc, argv), or serves ranks where this process was started for
 /// that.
 int main_or_rank_server(int argc, char** argv, int (*run)(int argc, char** argv));
 
-/// What a rank is started with.
+/// The arguments and the environment of a rank that starts.
 struct RankStart {
   std::vector<std::string> arguments;    ///< without the program's name
   std::vector<std::string> environment;  ///< all of it, NAME=value each

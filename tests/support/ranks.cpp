@@ -105,7 +105,7 @@ Child start(const std::vector<std::string>& arguments, const std::vector<std::pa
   return child;
 }
 
-/// Of the case that runs, fit for a file name; empty between cases.
+/// The name of the case that runs, fit for a file name; empty between cases.
 std::string name_of_case() {
   const auto* test = testing::UnitTest::GetInstance()->current_test_info();
   if (!test) return {};

@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <string>
 
-/// What the real packages of trackers find in what was logged. They are in a virtual environment of their own, since
+/// Logged values as the real packages of trackers find them. Those are in a virtual environment of their own, since
 /// they don't go together with the packages of the other tests.
 namespace support {
 

@@ -26,7 +26,7 @@ class Warnings {
   accelerate::LogSink before_;
 };
 
-/// What they say while f() runs.
+/// The warnings while f() runs.
 template <class F> std::string warnings_of(F&& f) {
   const Warnings warnings;
   f();

@@ -39,7 +39,7 @@ inline accelerate::DeepSpeedPlugin plugin_of(json config) {
   return {.hf_ds_config = config.dump()};
 }
 
-/// What trains: the model, the optimizer and the schedule that a configuration asks for.
+/// The training that a configuration asks for: the model, the optimizer and the schedule.
 struct Training {
   explicit Training(const json& config, const json& arguments = json::array())
       : accelerator(accelerate::AcceleratorOptions{.cpu = true, .deepspeed_plugin = plugin_of(config)}),
@@ -121,7 +121,7 @@ inline void expect_same(const std::map<std::string, at::Tensor>& ours,
   }
 }
 
-/// What load_checkpoint() says of a copy of a tag in which something was changed; `name` is the copy's. Collective.
+/// The error of load_checkpoint() for a copy of a tag in which something was changed; `name` is the copy's. Collective.
 inline std::string refusal_of_changed(Training& training, const std::filesystem::path& folder, const std::string& tag,
                                       const std::string& name,
                                       const std::function<void(const std::filesystem::path&)>& change) {

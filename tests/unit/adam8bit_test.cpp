@@ -392,7 +392,7 @@ TEST(Adam8bitTest, PagedStatesAreEqualToTheBitAndOutOfMemory) {
     }
     const int64_t kilobytes = (min_8bit_size == 4096 ? 1 : 4) * 150;
     for (const char* name : {"state1", "state2"}) {
-      // Of the first and the last parameter: the others are too small.
+      // The first and the last parameter are looked at: the others are too small.
       EXPECT_EQ(resident_kilobytes(values_of_state(paged, 0, name).const_data_ptr()), 0);
       EXPECT_EQ(resident_kilobytes(values_of_state(paged, 3, name).const_data_ptr()), 0);
       EXPECT_GE(resident_kilobytes(values_of_state(plain, 0, name).const_data_ptr()), kilobytes * 1000 / 1024);
@@ -400,7 +400,7 @@ TEST(Adam8bitTest, PagedStatesAreEqualToTheBitAndOutOfMemory) {
     }
     for (size_t p = 0; p < params.size(); ++p) EXPECT_TRUE(same(params[p], twins[p])) << p;
     EXPECT_EQ(difference(plain.state_dict(), paged.state_dict()), "");
-    // What is loaded is paged, too, and goes on as it was.
+    // Loaded states are paged, too, and go on as they were.
     PagedAdamW8bit again(twins, AdamW8bitOptions(0.5).min_8bit_size(min_8bit_size));
     again.load_state_dict(plain.state_dict());
     EXPECT_EQ(resident_kilobytes(values_of_state(again, 0, "state1").const_data_ptr()), 0);

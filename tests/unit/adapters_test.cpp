@@ -557,7 +557,7 @@ TEST_P(AdaptersOfPeft, FreshOnesAreLoadedByPeft) {
   EXPECT_LT(largest_difference(forward(result.at("input_ids")), theirs.at("logits")), 2e-5);
 }
 
-/// What files have beside A and B.
+/// Things that files have beside A and B.
 TEST(AdaptersOfPeftsFiles, HaveWhatTheySayAndGoBack) {
   SKIP_WITHOUT_PYTHON();
   const auto folder = scratch("files");
@@ -693,7 +693,7 @@ class AdapterFiles : public testing::Test {
     auto net = make_net(at::kFloat);
     add_adapter(net, config_of({"first", "conv"})).save(folder);
   }
-  /// What loading says with a field of the config changed.
+  /// The message of loading with a field of the config changed.
   std::string with(const std::string& field, const std::string& value) const {
     const auto file = folder / "adapter_config.json";
     std::stringstream text;

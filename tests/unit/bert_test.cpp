@@ -179,7 +179,7 @@ TEST(BertConfig, DamagedFilesAreRefused) {
       HasSubstr("can't open"));
 }
 
-// Of a sharded model the weights come from elsewhere.
+// The weights of a sharded model come from elsewhere.
 TEST(Bert, OtherWeightsAreSavedInPlaceOfItsOwn) {
   const auto folder = scratch("given");
   const auto refusal = [](auto&& save) { return support::message_of<accelerate::CheckpointError>(save); };

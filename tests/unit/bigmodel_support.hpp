@@ -5,5 +5,5 @@
 #include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 
-/// What f() throws as an error of the library.
+/// The message of the library's error that f() throws.
 template <class F> std::string message_of(F&& f) { return support::message_of<accelerate::Error>(f); }

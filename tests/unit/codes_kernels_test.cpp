@@ -348,7 +348,7 @@ TEST(CodesKernels, GradientsAreThoseOfDecodedWeights) {
     const auto found = torch::autograd::grad({(z * z).sum()}, {x, bias});
     EXPECT_LT(relative_error(found[0], expected[0]), 1e-5) << codes::name(encoding);
     EXPECT_LT(relative_error(found[1], expected[1]), 1e-5) << codes::name(encoding);
-    // Of gradients, too: that of one is a product with the weight again.
+    // Gradients of gradients, too: that of one is a product with the weight again.
     const auto twice = [&](const Tensor& result) {
       const auto g = torch::autograd::grad({result.pow(3).sum()}, {x}, {}, true, /*create_graph=*/true)[0];
       return torch::autograd::grad({g.square().sum()}, {x, bias});
@@ -405,7 +405,7 @@ TEST(CodesKernels, ThePackedFormIsACacheOfTheCodes) {
   EXPECT_LT(relative_error(codes::linear(x, copy), changed), 1e-4);
 }
 
-/// Of every kind that can be packed, with their scales in every form.
+/// Codes of every kind that can be packed, with their scales in every form.
 std::vector<Codes> packable(int64_t rows) {
   std::vector<Codes> all;
   for (const auto encoding : with_products()) all.push_back(random_codes(encoding, rows, 256));

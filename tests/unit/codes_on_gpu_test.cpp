@@ -84,7 +84,7 @@ TEST_F(CodesOnGpu, AreDecodedToTheBit) {
     }
 }
 
-/// What no encoder makes: each pattern of codes, scales that are infinite, subnormal or NaN.
+/// Bytes that no encoder makes: each pattern of codes, scales that are infinite, subnormal or NaN.
 TEST_F(CodesOnGpu, OfAnyBytesAreDecodedToTheBit) {
   for (const Encoding encoding : kGguf) {
     SCOPED_TRACE(std::string(codes::name(encoding)));
@@ -140,7 +140,7 @@ TEST_F(CodesOnGpu, MayBeginAnywhere) {
   EXPECT_TRUE(same(values, codes::decode(nf4)));
 }
 
-/// x w^T + bias in fp64. What sums of fp32 may differ by: some roundings of 2^-24 of the numbers that are added.
+/// x w^T + bias in fp64. Sums of fp32 may differ from it by some roundings of 2^-24 of the numbers that are added.
 void expect_product(const Codes& w, int64_t rows, at::ScalarType dtype, bool with_bias) {
   SCOPED_TRACE(std::string(codes::name(w.encoding)) + " " + c10::toString(dtype) + " " + std::to_string(rows));
   const at::Tensor x = numbers({rows, w.columns()}, 3).to(dtype),

@@ -133,7 +133,7 @@ TEST(Codes, OfPartsAndOtherDtypesAreDecodedAsTheWhole) {
                    codes::decode(codes::encode(values.transpose(0, 2).contiguous(), {}))));
 }
 
-/// What other devices do: any codes, those with infinite scales too.
+/// The way of other devices: any codes, those with infinite scales too.
 TEST(Codes, AreDecodedByOperatorsAsByLoopsToTheBit) {
   torch::manual_seed(3);
   std::vector<Codes> all;
@@ -294,7 +294,7 @@ TEST(Codes, OfHardlyAnythingAreZero) {
   }
 }
 
-/// Of the processor time that it takes, another thread has a part; which no other program changes.
+/// Another thread has a part of the processor time that this takes, which no other program changes.
 TEST(Codes, AreMadeAndDecodedByAllThreads) {
   torch::manual_seed(16);
   const int before = at::get_num_threads();

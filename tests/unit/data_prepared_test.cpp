@@ -1,4 +1,4 @@
-// Prepared loaders without a process group: ranks are arguments. What needs real ranks is in tests/dist/data_test.cpp.
+// Prepared loaders without a process group: ranks are arguments. Tests with real ranks are in tests/dist/data_test.cpp.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -304,8 +304,8 @@ class ResumeOnOtherRanks : public testing::TestWithParam<OtherRanksCase> {
     return all;
   }
 
-  /// What all ranks together get in up to `steps` steps, without what is repeated to fill the last one, and rank 0's
-  /// state then.
+  /// The samples that all ranks together get in up to `steps` steps, without those that are repeated to fill the last
+  /// one, and rank 0's state then.
   static std::pair<std::vector<int64_t>, DataLoaderState> read(std::vector<Loader>& ranks, size_t steps) {
     std::vector<std::vector<std::vector<int64_t>>> by_step;
     DataLoaderState state;

@@ -229,7 +229,7 @@ TEST_F(DcpDamage, PicklesThatAreNoMetadata) {
 }
 
 TEST_F(DcpDamage, CodeIsNeverExecuted) {
-  // What an attacker would write: os.system("..."), by both ways of naming a function.
+  // An attacker would write os.system("..."), by both ways of naming a function.
   EXPECT_THAT(PICKLE_MESSAGE("\x80\x02"
                              "cos\nsystem\nX\x02\x00\x00\x00id\x85R."),
               AllOf(HasSubstr("byte 2: names 'os.system'"), HasSubstr("never executed")));

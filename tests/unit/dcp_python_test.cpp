@@ -32,7 +32,7 @@ void run_peer(const std::vector<std::string>& arguments) {
   ASSERT_EQ(result.exit_code, 0) << result.output;
 }
 
-/// What two ranks of Python saved; once for all tests of this program, because it takes a while.
+/// The checkpoint that two ranks of Python saved; once for all tests of this program, because it takes a while.
 const fs::path& python_folder() {
   static const Scratch scratch;
   static const bool done = [] {
@@ -217,7 +217,7 @@ TEST(MergeFsdpWeights, FindsTheModelAndSaysWhatIsThere) {
               HasSubstr("pytorch_model_fsdp_1"));
 }
 
-/// Of a base in few bits, which checkpoints leave out.
+/// The base is in few bits, and checkpoints leave it out.
 TEST(MergeFsdpWeights, SaysThatAdaptersAloneAreNoModel) {
   const Scratch scratch;
   std::vector<Shared> weights{{"model.norm.weight", torch::ones(2)},

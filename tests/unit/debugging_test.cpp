@@ -1,4 +1,4 @@
-// What helps to find out what a process does: memory, environment, what is available, and the hang report.
+// Ways to find out what a process does: memory, environment, what is available, and the hang report.
 #include <c10/core/thread_pool.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

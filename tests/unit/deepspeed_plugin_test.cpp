@@ -1,4 +1,4 @@
-// What conformance's deepspeed_plugin.json has no rows for: where a configuration comes from, damaged ones, precedence,
+// Cases that conformance's deepspeed_plugin.json lacks: where a configuration comes from, damaged ones, precedence,
 // must_match, warnings, MS-AMP. Also Megatron-LM's and the compiler's settings.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-/// What the scope promises beyond values: identity, errors, threads, memory, and the interface for sharded engines.
+/// The scope's promises beyond values: identity, errors, threads, memory, and the interface for sharded engines.
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 

@@ -22,7 +22,7 @@ template <class Holder, class... Arguments> Build holder(Arguments... arguments)
   return [=] { return Holder(arguments...).ptr(); };
 }
 
-/// What a GPT of LibTorch users looks like: a second pass over all weights, residual projections scaled, tied head,
+/// A GPT as LibTorch's users write it: a second pass over all weights, residual projections scaled, tied head,
 /// padding row, causal mask and positions as buffers.
 struct HeadImpl : nn::Module {
   HeadImpl() : weight(register_parameter("weight", torch::empty({50, 16}))) { init::xavier_uniform_(weight); }

@@ -63,7 +63,7 @@ Tower without_memory() {
   return Tower();
 }
 
-/// What the process may have more than now.
+/// Limits the memory that the process may have more than now.
 void limit_memory() {
   std::ifstream status("/proc/self/status");
   int64_t used = 0;

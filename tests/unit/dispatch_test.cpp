@@ -212,7 +212,7 @@ TEST_F(Dispatch, AFolderWithOtherValuesThanTheModelIsRefusedByName) {
   EXPECT_THAT(error<accelerate::CheckpointError>([&] { (void)accelerate::disk_offload(whole, place); }),
               AllOf(HasSubstr("'block1.linear.weight'"), HasSubstr(place.string())));
   EXPECT_FALSE(torch::equal(whole(input), expected)) << "the model stays as it is";
-  // Who names the index wants its values.
+  // A caller that names the index wants its values.
   const auto model = accelerate::dispatch_model(
       whole, DeviceMap{{"", "disk"}}, {.offload_dir = place, .offload_index = accelerate::load_offload_index(place)});
   expect_equal(model);
@@ -333,7 +333,7 @@ TEST_F(Dispatch, ValuesMayComeFromAStateDict) {
 }
 
 TEST_F(Dispatch, OnTheMetaDeviceOffloadingIsADryRun) {
-  // As on a GPU: weights in host memory or files, inputs sent to where they compute. What comes out has shapes only, so
+  // As on a GPU: weights in host memory or files, inputs sent to where they compute. The result has shapes only, so
   // it isn't sent back.
   const auto model = accelerate::cpu_offload(whole, {.execution_device = at::kMeta});
   EXPECT_GE(model.streamed_bytes(), kLayers * kLayerBytes);

@@ -322,7 +322,7 @@ TEST(FindModel, SaysWhatIsWrongWithAFile) {
   write(dir / "long.safetensors", std::string("\xff\0\0\0\0\0\0\0{}", 10));
   write(dir / "noise.safetensors", header_file("text"));
   write(dir / "negative.safetensors", header_file({{"a", {{"dtype", "F32"}, {"shape", {-1}}, {"data_offsets", 4}}}}));
-  // What the loader refuses is not counted either.
+  // Files that the loader refuses are not counted either.
   const auto good = header_file({{"a", entry("F32", {2})}, {"b", entry("F32", {3})}});
   write(dir / "good.safetensors", good);
   write(dir / "cut.safetensors", good.substr(0, good.size() - 1));

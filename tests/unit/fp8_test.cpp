@@ -209,7 +209,7 @@ TEST(DelayedScaling, FollowsTransformerEnginesRule) {
             EXPECT_TRUE(same_numbers(histories.history_of(0).select(1, 1), expected.tensor(name + "/history")[i]))
                 << name << " step " << i;
           }
-          // Of the others nothing was seen.
+          // The others have seen nothing.
           EXPECT_EQ(histories.scale_of(0)[0].item<float>(), 1);
           ++cases;
         }
@@ -586,7 +586,7 @@ TEST(FP8, WeightsWhoseBytesComeAndGoGiveTheSame) {
           results.back().square().mean().backward();
           training->after_backward();
         }
-        // What runs again is counted again.
+        // Layers that run again are counted again.
         EXPECT_EQ(first.counts().fp8_products, 4 * (step + 1));
         EXPECT_EQ(second.counts().fp8_products > 4 * (step + 1), recomputed);
         EXPECT_TRUE(results[0].equal(results[1]));

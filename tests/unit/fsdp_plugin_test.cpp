@@ -1,4 +1,4 @@
-// What conformance's fsdp_plugin.json has no rows for: our own errors' texts, warnings, mixed precision as a struct,
+// Cases that conformance's fsdp_plugin.json lacks: our own errors' texts, warnings, mixed precision as a struct,
 // which strategy results.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

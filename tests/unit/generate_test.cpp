@@ -209,7 +209,7 @@ TEST(Generate, WrongSettingsAreNamed) {
   EXPECT_THROW(generate(model, torch::zeros({1, 0}, at::kLong), {.max_new_tokens = 1}), accelerate::ShapeError);
 }
 
-// What does not fit is refused before the model runs; the last token is never read, so it needs no position.
+// Lengths that do not fit are refused before the model runs; the last token is never read, so it needs no position.
 TEST(Generate, TheEndOfTheContextIsAnError) {
   Counter model;
   const auto generated = [&](int64_t prompt, int64_t new_tokens) {

@@ -229,7 +229,7 @@ TEST(Gguf, TheBigEndianVariantIsNamed) {
               AllOf(HasSubstr("big-endian"), HasSubstr("Convert it to little-endian")));
 }
 
-/// What config_json() says to a file of LLaMA with this and nothing else in its metadata.
+/// The error of config_json() for a file of LLaMA with this and nothing else in its metadata.
 std::string config_error_of(const std::string& key, const auto& put, const std::string& architecture = "llama") {
   Writer file;
   file.head(0, 2).text("general.architecture").number(kText).text(architecture).text(architecture + "." + key);

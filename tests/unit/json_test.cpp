@@ -1,4 +1,4 @@
-// What comes in from outside: JSON texts and files, as all readers of the library and its programs open and parse them.
+// JSON texts and files from outside, as all readers of the library and its programs open and parse them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>

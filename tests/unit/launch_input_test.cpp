@@ -1,4 +1,4 @@
-// What the launcher reads of others: hostfiles, what agents say and write into the store, mistyped names.
+// Texts of others that the launcher reads: hostfiles, what agents say and write into the store, mistyped names.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -92,7 +92,7 @@ TEST(AgentMessages, AreRefusedByName) {
         R"({"event":"recall"})", R"({"event":"round","number":1})"})
     EXPECT_THAT(event(line), HasSubstr("what accelerate-agent says is ")) << line;
   EXPECT_THAT(event(R"({"event":"party"})"), HasSubstr("there is no such event"));
-  // What the JSON library would convert, whatever comes out.
+  // The JSON library would convert these, whatever comes out.
   for (const char* number : {"1e300", "0.5", "18446744073709551615"})
     EXPECT_THAT(event(R"({"event":"closed","why":"x","code":)" + std::string(number) + "}"),
                 HasSubstr("a number in it is not whole, or too large"));

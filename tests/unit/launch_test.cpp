@@ -87,7 +87,7 @@ TEST(LaunchEnvironment, RanksOfTwoMachines) {
   for (const auto& [name, value] : expected) EXPECT_EQ(env.at(name), value) << name;
 }
 
-/// What srun set on two machines of Slurm 22.05: `srun -N 2 -n 4`, the second machine's only task.
+/// The variables that srun set on two machines of Slurm 22.05: `srun -N 2 -n 4`, the second machine's only task.
 std::map<std::string, std::string> slurm_task() {
   return {{"SLURM_GTIDS", "3"},          {"SLURM_JOB_ID", "2"},         {"SLURM_LOCALID", "0"},
           {"SLURM_NNODES", "2"},         {"SLURM_NODEID", "1"},         {"SLURM_NTASKS", "4"},

@@ -30,7 +30,7 @@ using testing::IsEmpty;
 using testing::MatchesRegex;
 using testing::StartsWith;
 
-/// What is said from now on, as "LEVEL logger: message".
+/// The lines that are logged from now on, as "LEVEL logger: message".
 class Heard {
  public:
   Heard()

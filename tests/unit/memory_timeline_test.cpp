@@ -38,7 +38,7 @@ struct Training {
     const torch::NoGradGuard no_grad;
     for (auto& p : model->parameters()) p.fill_(0.01);
   }
-  /// What memory_timeline_peer.py does.
+  /// The step of memory_timeline_peer.py.
   template <class M> static void step(M& model) {
     const auto x = torch::full({50, 64}, 0.5);
     const auto y = model(x);

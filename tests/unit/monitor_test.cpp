@@ -173,7 +173,7 @@ TEST(Table, FiguresHaveColumnsWhereThereIsRoom) {
   EXPECT_THAT(wide[0], HasSubstr("2 running; 42.8k tokens/s"));
   EXPECT_THAT(wide[1], testing::ContainsRegex("memory  token/s  comm %  data %  MFU %  FLOP/s  last line"));
   EXPECT_THAT(wide[2], testing::ContainsRegex("1.5 GiB    21.4k     3.1      42     25   75.0G  loss"));
-  // What is there without them stays first; nothing is halved, and the last line keeps its room.
+  // The columns that are there without them stay first; nothing is halved, and the last line keeps its room.
   for (size_t width = 60; width < 160; ++width) {
     const auto heads = to_lines(s, width, 10, false)[1];
     if (width >= 100) {
@@ -185,7 +185,7 @@ TEST(Table, FiguresHaveColumnsWhereThereIsRoom) {
       }
   }
   EXPECT_THAT(to_lines(s, 100, 10, false)[1], Not(HasSubstr("FLOP/s")));
-  // What nobody says has none.
+  // Figures that nobody gives have no column.
   for (auto& rank : s.ranks) rank.data_share.reset(), rank.peak_flops.reset();
   EXPECT_THAT(to_lines(s, 160, 10, false)[1], testing::ContainsRegex("token/s  comm %  FLOP/s  last line"));
 }
@@ -320,7 +320,7 @@ TEST(Steps, RateComesFromTheTimesOfTheSteps) {
   EXPECT_FALSE(counter.per_second(140 * kSecond));
 }
 
-/// What the fake rank writes; names may be anything.
+/// The fake rank writes these; names may be anything.
 TEST(Steps, LoggedNumbersAreReadByName) {
   const std::string path = support::scratch_dir() + "/counted";
   StepCounter counter(path);
@@ -379,7 +379,7 @@ TEST(Steps, WhatNobodySaysIsUnknown) {
   counter.add({2, 101 * kSecond});
   EXPECT_FALSE(counter.tokens() || counter.tokens_per_second(101 * kSecond) ||
                counter.flops_per_second(101 * kSecond) || counter.comm_share() || counter.data_share());
-  // What counts backwards, or is no number, is neither.
+  // A figure that counts backwards, or is no number, is neither.
   counter.add({.steps = 3, .at_ns = 102 * kSecond, .tokens = 100, .flops = 10, .comm_wait_ns = 9, .data_wait_ns = 9});
   StepCounter odd(support::scratch_dir() + "/odd_figures");
   odd.add({.steps = 1, .at_ns = 100 * kSecond, .tokens = 100, .flops = 10, .comm_wait_ns = 9, .data_wait_ns = 9});
@@ -438,8 +438,8 @@ TEST(Processes, AWholeTreeIsMeasured) {
   ::setpgid(root, root);
   ProcessTrees trees;
   std::optional<ProcessUse> use;
-  // Seconds of CPU, from the eighth look on: all processes are known by then. What the process itself says before and
-  // after a look is less and more than what the look finds.
+  // Seconds of CPU, from the eighth look on: all processes are known by then. The process's own figures before and
+  // after a look are less and more than what the look finds.
   double measured = 0, begin_at_least = 0, begin_at_most = 0, end_at_least = 0;
   auto before = ProcessTrees::Clock::now();
   for (int i = 0; i < 40; ++i) {
@@ -535,7 +535,7 @@ struct Client {
   Fd fd;
 };
 
-// Whoever holds all places and says nothing, or little, does not keep others out: no waiting until it is shown the
+// Clients that hold all places and say nothing, or little, do not keep others out: no waiting until they are shown the
 // door.
 TEST(Http, SlowConnectionsGiveWay) {
   WebPage page("127.0.0.1", 0);

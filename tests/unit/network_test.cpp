@@ -1,4 +1,4 @@
-// What stands before servers that believe whoever connects: strangers, neighbours, thousands of them.
+// Guards before servers that believe whoever connects: strangers, neighbours, thousands of them.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -358,13 +358,13 @@ TEST(GuardedPort, LetsThisUserThroughAndNobodyReachesTheServerOtherwise) {
   EXPECT_EQ(asked(inside, "past it"), "PAST IT");
 }
 
-/// Whose the guarded server is: root may give kernels orders that others may not.
+/// The guarded server's owner: root may give kernels orders that others may not.
 class GuardedPortOf : public testing::TestWithParam<uid_t> {};
 
 TEST_P(GuardedPortOf, OtherUsersGetNoWordToTheServer) {
   if (::getuid() != 0) GTEST_SKIP() << "only root can be somebody else";
   constexpr uid_t kStranger = 65534;
-  // Whoever was root once must not be able to go back.
+  // A process that was root once must not be able to go back.
   const auto becomes = [](uid_t user) {
     return ::setresgid(user, user, user) == 0 && ::setresuid(user, user, user) == 0;
   };

@@ -32,7 +32,7 @@ fs::path folder_of(const std::string& name) {
 
 void write(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
-/// Those of offload_peer.py.
+/// The tensors of offload_peer.py.
 accelerate::NamedTensors tensors() {
   const std::pair<const char*, at::ScalarType> dtypes[] = {{"float32", at::kFloat},
                                                            {"float16", at::kHalf},

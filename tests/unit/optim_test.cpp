@@ -97,7 +97,7 @@ class OptimTest : public ::testing::Test {
 // Both round, at other places: at most 4 times in each of 50 steps by up to half a unit, which adds up like a random
 // walk (0.29 units of standard deviation each, so 4.1 in all; where one element is the whole tensor nothing evens that
 // out). Three times that is allowed; measured were at most 5.1 units in fp32 and 2.2 in fp64, of the last place of a
-// tensor's largest value. What is wrong by a rate or a sign is off by thousands.
+// tensor's largest value. A wrong rate or sign is off by thousands.
 TEST_F(OptimTest, FusedStepEqualsPlainStepWithinRounding) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     double worst = 0;

@@ -47,7 +47,7 @@ BertConfig small_bert() {
   return config;
 }
 
-/// Of the same random numbers each time.
+/// The output for the same random numbers each time.
 template <class Model, class Config> at::Tensor output_of(const Config& config, bool training) {
   torch::manual_seed(3);
   Model model(config);

@@ -1,4 +1,4 @@
-// What conformance's parallelism_config.json has no rows for: precedence, handlers, our own errors' texts, warnings,
+// Cases that conformance's parallelism_config.json lacks: precedence, handlers, our own errors' texts, warnings,
 // ranks outside of the mesh.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -56,7 +56,7 @@ const ProfileAverage& row(const ProfileAverages& rows, const std::string& key) {
   throw std::runtime_error("no row " + key);
 }
 
-/// What was recorded of `work`.
+/// The events that were recorded of `work`.
 template <class F> ProfileEvents recorded(ProfileKwargs kwargs, const F& work) {
   kwargs.activities = kCpu;
   Profile profile(std::move(kwargs));

@@ -193,7 +193,7 @@ TEST(QuantizeFiles, BitsandbytesTransformersAndGgufReadThem) {
   }
   const torch::NoGradGuard no_grad;
   const auto input = torch::tensor(ids(), at::kLong).unsqueeze(0);
-  /// What transformers makes of a folder, and we.
+  /// The difference between transformers' results from a folder and ours.
   const auto difference = [&](const std::string& name, bool exact) {
     const auto theirs = accelerate::load_safetensors(root / (name + "_logits.safetensors")).at("logits");
     auto config = accelerate::BnbQuantizationConfig::from_json(text_of(root / name / "config.json"));
@@ -325,7 +325,7 @@ TEST(QuantizeFiles, SaysWhatBecameOfEachTensor) {
   for (const auto& entry : fs::directory_iterator(root))
     EXPECT_FALSE(entry.path().filename().string().starts_with(".")) << entry.path();
 
-  // What lies in the files, layer by layer.
+  // The contents of the files, layer by layer.
   const auto model = accelerate::find_model((root / "fp4").string());
   ASSERT_TRUE(model.stored);
   EXPECT_EQ(model.stored->encoding, "int8");
@@ -955,7 +955,7 @@ TEST(QuantizeFiles, NothingOfTheUsersIsReplaced) {
   for (int round = 0; round < 2; ++round) quantize_files(model, model / "nf4", {.to = "nf4", .overwrite = true});
   EXPECT_TRUE(fs::exists(model / "nf4/1_Pooling/config.json"));
   EXPECT_FALSE(fs::exists(model / "nf4/nf4"));
-  // What has come meanwhile is not replaced either, and the work is not lost.
+  // A folder that has come meanwhile is not replaced either, and the work is not lost.
   const auto message = message_of([&] {
     quantize_files(model, root / "late",
                    {.on_progress = [&](int64_t, int64_t) { fs::create_directories(root / "late/of/another"); }});
@@ -1003,7 +1003,7 @@ TEST(QuantizeFiles, TensorsAreThoseOfConfigJson) {
               }),
               AllOf(HasSubstr(up), HasSubstr("blk.1.ffn_xp.weight")));
 
-  // What transformers ignores may be there, and a head that is the embeddings is left out.
+  // Tensors that transformers ignores may be there, and a head that is the embeddings is left out.
   with_changes([](auto& all) {
     all["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch::ones(8);
     all["lm_head.weight"] = all.at("model.embed_tokens.weight").clone();

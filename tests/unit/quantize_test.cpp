@@ -267,7 +267,7 @@ TEST(QuantizeOperators, ComputeOnCodesWhereTheyCanAndDecodeWhereNot) {
 }
 
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-/// Of this process, without pages of files.
+/// The memory of this process, without pages of files.
 int64_t memory_in_use() {
   std::ifstream file("/proc/self/status");
   for (std::string line; std::getline(file, line);)

@@ -274,7 +274,7 @@ TEST(QuantizedModels, ArePreparedAsTheirModels) {
   accelerator.free_memory();
 }
 
-// What is left of them is norms and biases, which nobody means by "the model".
+// Norms and biases are left, which nobody means by "the model".
 TEST(QuantizedModels, AreTrainedWithAnAdapterOrInAPart) {
   torch::manual_seed(12);
   accelerate::Accelerator accelerator;

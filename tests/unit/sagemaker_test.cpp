@@ -114,7 +114,7 @@ TEST(SageMakerArguments, AreReadAsPythonReadsNumbers) {
   EXPECT_EQ(arguments_as_hyperparameters({"--a-b=c=d", "-x", "-3"}).dump(), R"({"a_b":"c=d","x":-3})");
 }
 
-/// What a gzip file holds.
+/// The contents of a gzip file.
 std::string unpacked(const fs::path& file) {
   gzFile in = gzopen(file.c_str(), "rb");
   std::string all;

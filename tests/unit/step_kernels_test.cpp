@@ -218,7 +218,7 @@ TEST(StepKernels, GiveTheSameBitsOnAllProcessors) {
     }
 }
 
-/// Of all numbers of 16 bits, and of fp32 numbers on and between them.
+/// All numbers of 16 bits, and fp32 numbers on and between them.
 TEST(StepKernels, ConvertAsLibTorchDoes) {
   std::vector<uint16_t> low(1 << 16);
   for (size_t i = 0; i < low.size(); ++i) low[i] = static_cast<uint16_t>(i);

@@ -116,7 +116,7 @@ TEST(TimelineReport, RanksOfTwoRunsAreNotMixed) {
               }),
               HasSubstr("it is of rank 1, and so is another trace"));
   EXPECT_THAT(support::message_of<CheckpointError>([&] { report_on({Trace()}); }), HasSubstr("no event that lasts"));
-  // Of foreign ones that don't say it, the order of names does.
+  // Foreign files that don't say it go by the order of names.
   const auto in = folder("foreign");
   write(in / "b.1.pt.trace.json", waiting("comm_wait", 1).text()),
       write(in / "a.1.pt.trace.json", waiting("comm_wait", 2).text());
@@ -261,7 +261,7 @@ TEST(TimelineMerge, PutsRanksOnOneClock) {
   EXPECT_NE(ids[0], ids[1]);
   EXPECT_EQ(report.ranks[0].steps[0].begin, 50'500);
   EXPECT_EQ(report.ranks[1].steps[0].begin, 0);
-  // What was merged is a trace, too.
+  // The merged file is a trace, too.
   int64_t events = 0;
   read_trace(file, [&](const json&) { ++events; });
   EXPECT_EQ(events, 2 * (1 + 1 + 1 + 2));
@@ -317,7 +317,7 @@ TEST(TimelineReport, AsJsonAndText) {
   EXPECT_THAT(text, HasSubstr("step 9 of rank 1"));
   EXPECT_THAT(text, testing::Not(HasSubstr("step 10 of rank")));
   EXPECT_THAT(text, HasSubstr("and 20 steps more"));
-  // What to do comes before them.
+  // The advice comes before them.
   EXPECT_LT(text.find("What to do:"), text.find("step 0 of rank 0"));
   EXPECT_THAT(text,
               HasSubstr("The slowest rank is 1: 0.020 ms per step more than the others, the slowest in 30 of 30"));

@@ -433,7 +433,7 @@ TEST(TokenizerParity, PartsOfTokenizerJsonAreThoseOfThePackage) {
   EXPECT_EQ(expect_cases("parts"), 57U);
 }
 
-/// Of every way in which the files around a vocabulary say it.
+/// Every way in which the files around a vocabulary say it.
 TEST(TokenizerParity, FilesAroundAVocabularySayWhatTheyDoInTransformers) {
   SKIP_WITHOUT_PYTHON();
   EXPECT_EQ(expect_cases("layouts"), 57U);

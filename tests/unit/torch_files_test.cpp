@@ -205,7 +205,7 @@ TEST_F(TorchFiles, WhatTheyDoNotHoldIsNamed) {
       EXPECT_THAT(text, HasSubstr("a negated or conjugated view")) << name;
 }
 
-/// What `git clone` leaves where Git LFS is not installed.
+/// `git clone` leaves these where Git LFS is not installed.
 TEST(GitLfs, PointersInThePlaceOfFilesAreNamed) {
   const auto folder = fs::path(support::scratch_dir());
   const auto pointer = [&](const char* name) {
@@ -310,7 +310,7 @@ TEST(TorchArchives, TensorsShareTheirStorageAsInPython) {
   EXPECT_EQ(same.at("a").data_ptr(), same.at("b").data_ptr());
 }
 
-/// What was torch's own reader, which recursed as deep as the file said.
+/// torch's own reader recursed as deep as the file said.
 TEST(TorchArchives, ObjectsAreReadByTheSameReader) {
   const auto error = [](const std::vector<std::pair<std::string, std::string>>& records) {
     const auto path = fs::path(support::scratch_dir()) / "object.pkl";

@@ -1,4 +1,4 @@
-// What stands between a training and its trackers: queues that never hold it, and files for what trackers don't take.
+// Queues between a training and its trackers, which never hold it, and files for what trackers don't take.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

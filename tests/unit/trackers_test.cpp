@@ -29,7 +29,7 @@ using testing::Not;
 
 namespace {
 
-/// What reading a file with these lines says.
+/// The message of reading a file with these lines.
 std::string damage(const std::string& lines) {
   const auto path = support::scratch("damaged.jsonl");
   std::ofstream(path) << lines;

@@ -298,7 +298,7 @@ TEST(State, EnvironmentAndPrecisionNames) {
   EXPECT_FALSE(PartialState::initialized());
   ::setenv("ACCELERATE_TORCH_DEVICE", "gpu7", 1);
   EXPECT_THAT(message_of<ConfigError>([] { PartialState(); }), HasSubstr("'gpu7'"));
-  // What this LibTorch can't use, and devices that can't communicate, are errors before anything is trained.
+  // Devices that this LibTorch can't use, or that can't communicate, are errors before anything is trained.
   ::setenv("ACCELERATE_TORCH_DEVICE", "mps", 1);
   EXPECT_THAT(message_of<accelerate::NotBuiltError>([] { PartialState(); }), HasSubstr("can't use mps here"));
   ::setenv("ACCELERATE_TORCH_DEVICE", "npu:1", 1);

@@ -122,7 +122,7 @@ TEST(Hjson, ANameTwiceInAnObjectIsAnErrorAtEveryLevel) {
 
 // ---- The examples of the documentation.
 
-/// What a file's settings that this version does not do yet are, as the error names them: none for most.
+/// Settings of a file that this version does not do yet, as the error names them: none for most.
 const std::map<std::string, std::vector<std::string>>& expected_later() {
   static const std::map<std::string, std::vector<std::string>> later{};
   return later;
@@ -146,7 +146,7 @@ class Examples {
   }
   const std::vector<Json>& rows() const { return rows_; }
 
-  /// What a program on two ranks reads of it.
+  /// The settings that a program on two ranks reads of it.
   ZeroSettings read(const Json& row) const {
     const ReadOptions options{.ranks = 2};
     if (row.contains("yaml")) return read_settings(filled(of_yaml(row["yaml"])).deepspeed_config(), options);

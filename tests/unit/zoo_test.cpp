@@ -307,7 +307,7 @@ TEST(Zoo, ErrorsNameWhatIsWrong) {
               HasSubstr("activation_function is \"softplus\", expected one of gelu, "));
   EXPECT_THAT(error(R"({"model_type":"mixtral","num_experts_per_tok":9})"),
               HasSubstr("num_experts_per_tok is 9, expected 1 to num_local_experts, which is 8"));
-  // What transformers computes otherwise, or not at all.
+  // transformers computes these otherwise, or not at all.
   EXPECT_THAT(error(R"({"model_type":"gpt2","is_causal":false})"), HasSubstr("is_causal is false, expected true"));
   EXPECT_THAT(error(R"({"model_type":"opt","per_layer_config":{"0":{"ffn_dim":8}}})"),
               HasSubstr("per_layer_config is {"));

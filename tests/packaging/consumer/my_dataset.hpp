@@ -1,4 +1,4 @@
-// What the README's program leaves to its reader.
+// The README's program leaves this to its reader.
 #include <torch/data.h>
 
 struct MyDataset : torch::data::Dataset<MyDataset> {

@@ -106,7 +106,7 @@ class Columns final : public Layer {
  private:
   int64_t places() const { return group_ ? group_->world_size() : 1; }
   int64_t place() const { return group_ ? group_->rank() : 0; }
-  /// Of a tensor of the sizes that were given.
+  /// This place's columns of a tensor of the sizes that were given.
   at::Tensor columns_of(const at::Tensor& tensor, const Held& held) const {
     const int64_t columns = tensor.size(-1), width = (columns + places() - 1) / places();
     return tensor.narrow(-1, std::min(width * place(), columns), held.slice.sizes.back());
@@ -118,7 +118,7 @@ class Columns final : public Layer {
   bool sync_ = true;
 };
 
-/// What the receipts of its settings are made from.
+/// The facts that the receipts of its settings are made from.
 struct ColumnsFacts {
   ColumnsPlugin given;
   int64_t size = 1, steps = 0;
