@@ -1,4 +1,4 @@
-"""What the launcher itself costs, next to Hugging Face Accelerate's and torchrun, in turns on the same machine: prints a table for benchmarks/results.
+"""The cost of the launcher itself, next to Hugging Face Accelerate's and torchrun, in turns on the same machine: prints a table for benchmarks/results.
 
     python3 benchmarks/launcher.py --bin build/release/bin --python PYTHON      (PYTHON has torch and accelerate)
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What our own checks and counts cost: each with and without, in turns within one process, and how neighbours differ.
+"""The cost of our own checks and counts: each with and without, in turns within one process, and how neighbours differ.
 
   counts   the counts behind receipts, in DDP and FSDP steps. objdump finds their instructions, and the program takes
            them out of itself and puts them back between steps (benchmarks/counts_switch.hpp); it ends where a step

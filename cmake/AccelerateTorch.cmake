@@ -28,7 +28,7 @@ macro(accelerate_find_torch)
       add_library(${_torch_name} SHARED IMPORTED GLOBAL)
       set_target_properties(${_torch_name} PROPERTIES IMPORTED_LOCATION ${TORCH_INSTALL_PREFIX}/lib/lib${_torch_name}.so)
     endforeach()
-    # What the libraries themselves need, the loader finds by their own paths, and linkers need not look at it.
+    # The loader finds by their own paths what the libraries themselves need, and linkers need not look at it.
     add_library(torch INTERFACE IMPORTED GLOBAL)
     set_target_properties(torch PROPERTIES
       INTERFACE_INCLUDE_DIRECTORIES "${TORCH_INSTALL_PREFIX}/include;${TORCH_INSTALL_PREFIX}/include/torch/csrc/api/include"

@@ -1,6 +1,6 @@
 #pragma once
 
-/// What the complete examples have in common: their flags, and when they save what.
+/// The common part of the complete examples: their flags, and when they save what.
 
 #include <accelerate/accelerate.hpp>
 
@@ -23,7 +23,7 @@ struct CompleteOptions {
         cpu(args.flag("--cpu")),
         with_tracking(args.flag("--with_tracking")) {}
 
-  /// What is left empty, `accelerate launch` decides.
+  /// `accelerate launch` decides what is left empty.
   accelerate::AcceleratorOptions accelerator() const {
     accelerate::AcceleratorOptions options{
         .split_batches = true,  // a batch size is the global one: each process works on its share of every batch

@@ -158,7 +158,7 @@ models::AutoModelForCausalLM build(const Settings& settings) {
   return model;
 }
 
-/// What has no values yet gets them in prepare(): fresh ones, or those that rank 0 has read.
+/// Weights without values get them in prepare(): fresh ones, or those that rank 0 has read.
 models::AutoModelForCausalLM load(const Settings& settings, const accelerate::Accelerator& accelerator) {
   if (settings.load_in_4bit) {
     const auto dtype = accelerator.mixed_precision() == "bf16" ? torch::kBFloat16 : torch::kFloat;
@@ -177,7 +177,7 @@ models::AutoModelForCausalLM load(const Settings& settings, const accelerate::Ac
   return model;
 }
 
-/// What a token costs: 2 operations for each parameter that is multiplied with, in the forward, for the gradient of its
+/// The operations of a token: 2 for each parameter that is multiplied with, in the forward, for the gradient of its
 /// input and, where it is trained, for its own; and attention's scores over the context (arXiv:2204.02311, appendix B).
 struct Costs {
   int64_t parameters = 0, trained = 0, vocabulary = 0;
@@ -235,7 +235,7 @@ struct MemoryLook {
   }
 };
 
-/// What `accelerate generate` and transformers want beside the weights.
+/// Copies the files that `accelerate generate` and transformers want beside the weights.
 void copy_settings(const fs::path& from, const fs::path& to) {
   if (!fs::is_directory(from)) return;
   for (const auto& file : fs::directory_iterator(from)) {

@@ -20,7 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       }
       if (covered > *checked_numel(info->sizes)) std::abort();  // parts don't overlap
     }
-    // What was read can be written, and reads the same.
+    // A parsed text can be written, and reads the same.
     const auto again = format_dcp_metadata(metadata);
     if (format_dcp_metadata(parse_dcp_metadata(again, "again")) != again) std::abort();
   } catch (const CheckpointError&) {

@@ -21,7 +21,7 @@ const ScratchFolder& folder() {
   return scratch;
 }
 
-/// What is read can be written, and reads the same.
+/// A config that is read can be written, and reads the same.
 template <class Config> void read(const char* architecture) {
   try {
     const auto config = Config::from_pretrained(folder().path());

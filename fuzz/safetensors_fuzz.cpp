@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       tensors.emplace_back(name, info);
     }
     if (header.data_begin + covered != static_cast<int64_t>(size)) std::abort();
-    // What was read can be written, and reads the same.
+    // A parsed header can be written, and reads the same.
     const auto again = formats::format_safetensors_header(tensors, header.metadata, "fuzz");
     const auto second = formats::parse_safetensors_header(again, static_cast<int64_t>(again.size()) + covered, "fuzz");
     if (second.names != header.names || second.metadata != header.metadata) std::abort();

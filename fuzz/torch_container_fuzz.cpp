@@ -18,7 +18,7 @@ namespace {
 using namespace accelerate;
 using namespace accelerate::formats;
 
-/// What a loader would read: within the file, as much as the tensor has elements.
+/// The values that a loader would read: within the file, as much as the tensor has elements.
 at::Tensor read_within(const InputFile& file, const SavedTensor& saved) {
   const auto width = static_cast<int64_t>(c10::elementSize(saved.dtype));
   int64_t numel = 1, last = 0;

@@ -1,4 +1,4 @@
-// What `accelerate test` runs on every process: each part of the library that a training needs, on this machine, under
+// `accelerate test` runs this on every process: each part of the library that a training needs, on this machine, under
 // the chosen config. One line per check, from the main process; all processes must agree that it passed.
 #include <accelerate/accelerate.hpp>
 

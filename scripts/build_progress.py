@@ -21,7 +21,7 @@ def weight(description):
 
 
 def outputs(command):
-    """What a compiler's or linker's command makes, in the words of ninja's description of the step."""
+    """The product of a compiler's or linker's command, in the words of ninja's description of the step."""
     made = re.search(r" -o (\S+)", command)
     return ("Building CXX object " if " -c " in command or ".gch" in command else "Linking ") + (made.group(1) if made else "")
 
@@ -58,7 +58,7 @@ def main():
                 print(("\r\033[K" if terminal else "") + line, end="", flush=True)
             continue
         done += weight(step.group(3))
-        # What is up to date already is not among ninja's steps: they get their part of the weight of everything.
+        # Targets that are up to date already are not among ninja's steps: those get their part of the weight of everything.
         total = max(done, everything * int(step.group(2)) / max(1, len(commands)))
         passed, share = time.monotonic() - began, done / total if step.group(1) != step.group(2) else 1.0
         left = f", about {in_words(passed * (1 - share) / share)} left" if share < 1 and passed > 20 else ""

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whoever waits, or measures how long something takes, asks a clock that nobody sets: a jump of the wall clock (NTP, a
+"""Code that waits, or measures how long something takes, asks a clock that nobody sets: a jump of the wall clock (NTP, a
 suspended machine, an administrator) must neither end a wait nor make it endless. tests/fault/wild_clock.cpp tries that;
 this check finds readers of the wall clock that are not in the list of those who write down what time it is."""
 import pathlib

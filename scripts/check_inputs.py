@@ -2,7 +2,7 @@
 """There is one way in for what others may have written: src/input/json and src/input/read_file (and, on it,
 src/formats/input_file and mapped_file). This check finds readers that go another way.
 
-What may open files by itself is listed here, with the reason."""
+Files that may open files by themselves are listed here, with the reason."""
 import pathlib
 import re
 import sys

@@ -60,7 +60,7 @@ def add_layer(copy):
 
 
 def compiler_of(build, copy):
-    """What compiles a unit of the build's tests, with the same precompiled header; what it has not there, it finds in the copy."""
+    """The command that compiles a unit of the build's tests, with the same precompiled header; what it has not there, it finds in the copy."""
     entries = json.loads((build / "compile_commands.json").read_text())
     words = shlex.split(next(entry["command"] for entry in entries if "/together_dist_" in entry["file"]))
     kept = words[:words.index("-o")]
@@ -75,7 +75,7 @@ def without_libtorch(command):
 
 
 def linker_of(build, objects, program):
-    """What links a program of tests, with other objects."""
+    """The command that links a program of tests, with other objects."""
     lines = subprocess.run(["ninja", "-C", build, "-t", "commands", "bin/together_dist"], capture_output=True, text=True, check=True).stdout
     words = shlex.split(lines.strip().splitlines()[-1])
     words = words[words.index("&&") + 1:] if words[0] == ":" else words

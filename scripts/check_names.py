@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that a name says one thing: a type of the sources has a name of its own, and none is named by a retired word.
 
-What counts are the definitions of classes, structs, unions and enums at the scope of a namespace, also of an anonymous
+Definitions of classes, structs, unions and enums count where they are at the scope of a namespace, also of an anonymous
 one, in src/, include/, cli/ and programs/. Nested types are read together with the class around them, and aliases are
 abbreviations of one file: both may repeat. The glossary of ARCHITECTURE.md says what the words mean.
 

@@ -24,7 +24,7 @@ def code(text):
 
 
 def outer_level(text, begin):
-    """What follows the brace at `begin`, up to its partner; further braces and parentheses are left empty."""
+    """The text behind the brace at `begin`, up to its partner; further braces and parentheses are left empty."""
     kept, depth = [], 0
     for letter in text[begin:]:
         depth -= letter in ")}"

@@ -33,7 +33,7 @@ def public_structs(folder="include"):
     return structs
 
 
-# What a table says at its beginning.
+# The lines at the beginning of a table.
 SETTINGS = re.compile(r"^// settings: (\w+)(?: as ([\w., ]+)|( by field))?$", re.M)  # of this struct; how entries of its fields begin: so, not at all, with its name
 WITHOUT = re.compile(r"^// without: ([\w.]+): (.+)$", re.M)  # a field that has no entry, and why
 

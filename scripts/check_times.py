@@ -68,7 +68,7 @@ def main() -> int:
         if name.startswith("tests/mutations/"):
             continue
         for number, line in statements(path.read_text(errors="replace")):
-            # What a message or a name says does not count.
+            # Messages and names do not count.
             code = re.sub(r'<< *"[^"]*"', "", line)
             if not COMPARISON.search(code) or not TIME.search(code):
                 continue

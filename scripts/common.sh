@@ -26,10 +26,10 @@ step() { printf '\n[%s] %s\n' "$1" "$2"; }
 
 # --- system packages ---------------------------------------------------------------------------------------------------------------
 
-# What the build needs, and what only makes it faster or lets more tests run.
+# Packages that the build needs, and packages that only make it faster or let more tests run.
 required=(g++ make cmake ninja-build libgloo-dev libyaml-cpp-dev nlohmann-json3-dev libicu-dev libpcre2-dev liburing-dev libssl-dev libcurl4-openssl-dev zlib1g-dev libgtest-dev libgmock-dev libfmt-dev libspdlog-dev)
 faster=(ccache mold openmpi-bin libjemalloc-dev)
-# What only tests need: a browser for the page of `accelerate launch --monitor_port` (without it those tests fail and say why), other ways to start processes, other shells, what builds the manual.
+# Packages that only tests need: a browser for the page of `accelerate launch --monitor_port` (without it those tests fail and say why), other ways to start processes, other shells, what builds the manual.
 testing=(patch chromium openssh-server openssh-client pdsh slurmctld slurmd slurm-client munge zsh fish mkdocs doxygen graphviz)
 
 # cost_without PACKAGE: what is lost without one that the build can do without.
@@ -136,7 +136,7 @@ install_torch_wheel() {
   [ ! -e "$(wheel_torch_dir)/../../../lib/libtorch_cuda.so" ] || install_cuda_headers
 }
 
-# What NVIDIA's headers beside a LibTorch for its GPUs lack, of the same version.
+# Adds what NVIDIA's headers beside a LibTorch for its GPUs lack, of the same version.
 install_cuda_headers() {
   local runtime
   runtime=$("$venv/bin/python" -c 'import importlib.metadata as m; print(".".join(m.version("nvidia-cuda-runtime").split(".")[:2]))') ||

@@ -28,7 +28,7 @@ for wheel in glob.glob(sys.argv[1] + "/wheels/*.whl"):
         archive.extractall(sys.argv[1], [name for name in archive.namelist() if "/include/" in name or ("/libnvrtc" in name and ".alt." not in name)])
 EOF
   rm -r "$headers/wheels"
-  # What LibTorch's build for CUDA writes and its build for CPUs leaves out.
+  # LibTorch's build for CUDA writes this header, and its build for CPUs leaves it out.
   mkdir -p "$headers/torch/c10/cuda/impl"
   echo '#define C10_CUDA_BUILD_SHARED_LIBS' >"$headers/torch/c10/cuda/impl/cuda_cmake_macros.h"
   touch "$headers/complete"

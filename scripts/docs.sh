@@ -24,7 +24,7 @@ echo 'made below' >"$out/pages/api/index.html"
 for picture in "$root"/docs/pictures/*.dot; do
   svg=pictures/$(basename "$picture" .dot).svg
   dot -Tsvg "$picture" -o "$out/pages/docs/$svg"
-  # What lies in the repository is for those who read the pages there. Other versions of graphviz draw a little differently.
+  # The picture in the repository is for those who read the pages there. Other versions of graphviz draw a little differently.
   if [ "$(grep -c "$(dot -V 2>&1 | grep -o '[0-9][0-9.]* (.*')" "$root/docs/$svg")" != 0 ] && ! cmp -s "$root/docs/$svg" "$out/pages/docs/$svg"; then
     echo "docs.sh: docs/$svg is not what its .dot file gives; copy $out/pages/docs/$svg there" >&2
     exit 1

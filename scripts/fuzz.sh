@@ -3,7 +3,7 @@
 #
 #   scripts/fuzz.sh [--seconds N] [--jobs N] [--no-build] [TARGET ...]     (no target: all of them; 60 seconds each, one after the other)
 #
-# A target is gguf, tokenizer, ... as fuzz/CMakeLists.txt names them. What takes more than 1 GB or 10 seconds is a finding as a crash is; inputs that fail are left in
+# A target is gguf, tokenizer, ... as fuzz/CMakeLists.txt names them. An input that takes more than 1 GB or 10 seconds is a finding as a crash is; inputs that fail are left in
 # build/fuzz/found/TARGET. The corpora are fuzz/corpus/TARGET.base64, an input a line, at most 100 KB each; ctest replays them (fuzz_corpus.*).
 # The exit status is 1 where something was found.
 #

@@ -4,7 +4,7 @@
 #   scripts/gpu_bundle.sh [FILE]     writes FILE (default: build/gpu_kit.tar.gz), at most 50 MiB. There: tar xf gpu_kit.tar.gz && accelerate/scripts/gpu_check.sh
 #   scripts/gpu_bundle.sh --libraries [FILE]   the headers and libraries alone (default: .gpu_kit/libraries.tar.gz), for a machine that gets the sources otherwise
 #
-# What is packed is the commit and what has been changed since, as git knows the files. The libraries are this Debian's or Ubuntu's own, without those that LibTorch's
+# The bundle has the commit and all changes since, as git knows the files. The libraries are this Debian's or Ubuntu's own, without those that LibTorch's
 # wheel or CUDA bring; another release with an older g++ or C library may be unable to link them.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

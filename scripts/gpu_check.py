@@ -1,4 +1,4 @@
-"""What scripts/gpu_check.sh says that it does."""
+"""The steps of scripts/gpu_check.sh, which says what they do."""
 import argparse
 import json
 import os
@@ -100,7 +100,7 @@ class Check:
         env = {"CUDA_HOME": os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))} if nvcc and "CUDA_HOME" not in os.environ else None
         if self.run("configure", command, "configure", env)[0] != 0:
             return
-        # What can be built is, whatever else can't.
+        # All that can be built is, whatever else can't.
         self.run("build", ["ninja", "-C", BUILD, "-k", "0", "gpu_tests", "bench_gpu", "accelerate_cli", "accelerate_self_test"], "build")
 
     def environment(self):
@@ -193,7 +193,7 @@ def main():
     check = Check(args)
     check.write()
     for step in STEPS:
-        # What the others ask of the machine, they ask in any case.
+        # The machine is asked in any case: other steps need the answers.
         if not args.only or step in args.only or step == "machine":
             try:
                 getattr(check, step)()

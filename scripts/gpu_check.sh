@@ -10,5 +10,5 @@
 #   --seconds N   when all must have ended (default: 530)
 #   --rehearse    on the CPU where there is no GPU: the tests as far as they have a meaning there, the benchmarks with tiny models
 #
-# What fails or takes too long does not stop the rest. The exit status is 0 when nothing failed.
+# A step that fails or takes too long does not stop the rest. The exit status is 0 when nothing failed.
 exec python3 "$(dirname "${BASH_SOURCE[0]}")/gpu_check.py" "$@"

@@ -44,7 +44,7 @@ import faults as listed  # noqa: E402
 for path in sorted((ROOT / "tests/mutations").glob("*.py")):  # a layer may bring its own
     importlib.import_module(path.stem)
 
-# What hangs has noticed: with a fault a test may take so many times what it took without, and at least so many seconds,
+# A test that hangs has noticed: with a fault it may take so many times what it took without, and at least so many seconds,
 # since machines have other things to do. Without a fault, it may take the seconds of a whole run of ctest.
 TIMES, LEAST_SECONDS, SECONDS_WITHOUT = 5, 120, 720
 
@@ -191,7 +191,7 @@ def build(copy, binaries, jobs):
 
 
 class Fuzzer:
-    """What is asked of `equivalence`; without a fault one minute shows that it is clean."""
+    """The request to `equivalence`; without a fault one minute shows that it is clean."""
     minutes, first, kept = 10.0, "1", "build/equivalence-failures"
 
 

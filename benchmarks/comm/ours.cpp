@@ -1,4 +1,4 @@
-// What the checks of collectives cost, in pairs that take turns within one process.
+// The cost of the checks of collectives, in pairs that take turns within one process.
 //
 //   facade BYTES ROUNDS   gather, broadcast, reduce with the question whether all ranks do the same, and without; what
 //                         the question takes alone; and pad_across_processes, which has no form without
@@ -29,7 +29,7 @@ double now(clockid_t clock) {
   return 1e6 * static_cast<double>(time.tv_sec) + 1e-3 * static_cast<double>(time.tv_nsec);
 }
 
-/// What the two are compared by, and what comes before each call, untimed.
+/// How the two are compared, and what comes before each call, untimed.
 struct How {
   clockid_t clock = CLOCK_MONOTONIC;
   std::function<void(bool with)> prepare = [](bool) {};

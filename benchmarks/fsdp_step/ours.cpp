@@ -158,7 +158,7 @@ void run(std::shared_ptr<Model> model, const std::string& unit, int64_t steps, c
     times += (i ? "," : "") + std::to_string(ms);
   }
   const auto stats = accelerate::residency::stats();
-  // What a rank holds of the parameters: its shards always, whole units for a while.
+  // A rank's part of the parameters: its shards always, whole units for a while.
   const double shard = static_cast<double>(parameters * 4 / accelerator.num_processes()) / 1e6,
                bound = shard + static_cast<double>((2 * largest + root) * 4) / 1e6;
   // Without a fault everything is where the shards are, in memory that the ranks share; then they are among what is

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a contestant prints: one JSON line for each thing that it measures, at once, so that a failure costs what comes
+// A contestant prints one JSON line for each thing that it measures, at once, so that a failure costs what comes
 // after it and nothing before. peer.py prints the same.
 
 #include <torch/torch.h>

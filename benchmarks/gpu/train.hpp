@@ -121,7 +121,7 @@ inline void train_all(const std::string& size_name) {
   measure("ddp", [&] { return train(size, {.mixed_precision = "bf16"}, true); });
 }
 
-/// What a collective costs where nothing has to move.
+/// The cost of a collective where nothing has to move.
 inline void all_reduces() {
   std::shared_ptr<accelerate::comm::Group> group;
   for (const int64_t bytes : {4, 65536, 4194304})

@@ -1,4 +1,4 @@
-// What an operator costs on its way through the residency's chain of handlers: view, t and add on a tensor of four by
+// The cost of an operator on its way through the residency's chain of handlers: view, t and add on a tensor of four by
 // four, where the arithmetic is nothing.
 //
 //   plain      nobody watches: the operator never comes by

@@ -1,4 +1,4 @@
-"""What transformers with bitsandbytes makes of SmolLM2: perplexity in fp32, and in nf4 as it quantizes by itself.
+"""SmolLM2 by transformers with bitsandbytes: perplexity in fp32, and in nf4 as it quantizes by itself.
 
 usage: perplexity_peer.py FILE.gguf TEXT TOKENS FOLDER
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What one logged number in each step of 5 ms costs, here and in Python's Accelerate. Both must have written the same curve.
+"""The cost of one logged number in each step of 5 ms, here and in Python's Accelerate. Both must have written the same curve.
 
 usage: compare.py --bin build/release/bin --python PYTHON [--steps 1000]     PYTHON needs accelerate and tensorboard
 """

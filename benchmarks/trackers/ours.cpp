@@ -1,4 +1,4 @@
-// What a training pays for logging one number in each step of 5 ms. Steps sleep, so that all processor time is the
+// The cost of logging one number in each step of 5 ms of a training. Steps sleep, so that all processor time is the
 // logging's: that of the calls, and that of the threads behind them.
 //   bench_trackers STEPS FOLDER
 #include <accelerate/accelerate.hpp>

@@ -7,7 +7,7 @@
 
 #include "../arguments.hpp"
 
-// What this process has allocated and not freed, in MiB.
+// The memory that this process has allocated and not freed, in MiB.
 int64_t memory() {
   const auto info = ::mallinfo2();
   return static_cast<int64_t>((info.uordblks + info.hblkhd) >> 20);

@@ -11,7 +11,7 @@
 
 namespace models = accelerate::models;
 
-// What this process has in memory at most so far, in MiB.
+// The memory that this process has had at most so far, in MiB.
 int64_t peak_memory() {
   std::ifstream in("/proc/self/status");
   for (std::string line; std::getline(in, line);)

@@ -37,7 +37,7 @@ std::vector<Row> read_rows(const std::string& path, int64_t count) {
   return rows;
 }
 
-// What this process keeps in memory, in MiB: VmRSS now, VmHWM at most so far.
+// The memory of this process, in MiB: VmRSS now, VmHWM at most so far.
 int64_t memory(const std::string& field) {
   std::ifstream in("/proc/self/status");
   for (std::string line; std::getline(in, line);)

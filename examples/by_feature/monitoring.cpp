@@ -1,4 +1,4 @@
-// What a run looks like while it goes: a table of the model, and what `accelerate launch` shows live.
+// A run while it goes: a table of the model, and what `accelerate launch` shows live.
 //   accelerate launch --num_processes 2 --monitor build/release/bin/monitoring
 //   accelerate launch --num_processes 2 --monitor_port 0 build/release/bin/monitoring --sharded --epochs 20
 #include <accelerate/accelerate.hpp>

@@ -1,4 +1,4 @@
-// What a step costs: a schedule records two steps, and prints and writes what they were.
+// The cost of a step: a schedule records two steps, and prints and writes what they were.
 //   accelerate launch --num_processes 2 build/release/bin/profiler --trace_dir traces
 #include <accelerate/accelerate.hpp>
 

@@ -6,7 +6,7 @@
 
 #include "../arguments.hpp"
 
-// What a batch is. ACCELERATE_FIELDS lists the members that everything walks through: collating, moving to the device,
+// A batch. ACCELERATE_FIELDS lists the members that everything walks through: collating, moving to the device,
 // splitting over processes, gathering.
 struct Batch {
   torch::Tensor signal;              // [B, 64]
@@ -15,7 +15,7 @@ struct Batch {
   ACCELERATE_FIELDS(signal, is_square, station)
 };
 
-// What a sample is: the same fields, one of each. Collated names the struct that a list of them becomes, member by
+// A sample: the same fields, one of each. Collated names the struct that a list of them becomes, member by
 // member in the order of the fields; without it a batch would be a std::tuple. A struct whose members are all tensors
 // needs none: its batches are of its own type.
 struct Reading {

@@ -45,7 +45,7 @@ void train(examples::Arguments args) {
                           accelerate::data::DataLoader(examples::moons(512), {.batch_size = 16, .shuffle = true}));
   for (int64_t epoch = 0; epoch < epochs; ++epoch)
     for (auto& batch : loader) {
-      // What a script returns is a c10::IValue: toTensor(), toTuple(), ... say what it is.
+      // A script returns a c10::IValue: toTensor(), toTuple(), ... say what it is.
       accelerator.backward(torch::cross_entropy_loss(model(batch.data).toTensor(), batch.target));
       optimizer.step();
       optimizer.zero_grad();

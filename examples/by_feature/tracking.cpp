@@ -33,7 +33,7 @@ class BestLoss : public accelerate::GeneralTracker {
   int64_t at = 0;
 };
 
-// What the network says of each point of the plane, as an image [H, W, 1].
+// The network's answer for each point of the plane, as an image [H, W, 1].
 torch::Tensor decision(torch::nn::Sequential network) {
   const torch::NoGradGuard no_grad;
   const auto axes = torch::meshgrid({torch::linspace(1.5, -1, 100), torch::linspace(-1.5, 2.5, 160)}, "ij");

@@ -34,7 +34,7 @@ std::pair<std::string, std::string> complaint(const HttpResponse& response);
 /// The credentials in the answer of a metadata service or a credential process: JSON with a few names. @param token_key
 ///  of the session's token. @param what  who answered. @throws ConfigError without the keys.
 Credentials credentials_in_json(const std::string& text, const std::string& token_key, const std::string& what);
-/// What STS answers. @throws ConfigError without the keys and a token.
+/// The credentials in STS's answer. @throws ConfigError without the keys and a token.
 Credentials credentials_in_xml(const std::string& xml, const std::string& what);
 
 }  // namespace sagemaker

@@ -11,7 +11,7 @@
 /// A training job, before anything is sent.
 namespace sagemaker {
 
-/// What `accelerate launch` says, as JSON on the standard input (see launch/sagemaker.cpp).
+/// The job that `accelerate launch` gives as JSON on the standard input (see launch/sagemaker.cpp).
 struct JobPlan {
   Json config;                       ///< the config file's keys, null where it has no value
   std::vector<std::string> command;  ///< program and arguments

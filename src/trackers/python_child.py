@@ -17,7 +17,7 @@ import time
 
 
 class Refused(Exception):
-    """What this service has no place for: left out, and said once."""
+    """Something that this service has no place for: left out, and said once."""
 
 
 def array(value):

@@ -46,7 +46,7 @@ class Commands : public testing::Test {
     std::ofstream(folder / name) << text;
     return folder / name;
   }
-  /// What Python's Accelerate makes of config files, a line of JSON with sorted keys for each; "" when there is no
+  /// Config files as Python's Accelerate reads them, a line of JSON with sorted keys for each; "" when there is no
   /// Python to ask.
   std::string python_reads(const std::vector<std::string>& files) const {
     const char* python = std::getenv("ACCELERATE_TEST_PYTHON");

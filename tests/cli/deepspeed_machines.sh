@@ -16,7 +16,7 @@ END
 }
 export HOME="$folder" OMP_NUM_THREADS=1
 printf '127.0.0.1 slots=1\n127.0.0.2 slots=1\n' > hosts
-# What the self-test compares with, a plain process, clips nothing.
+# The self-test compares with a plain process, which clips nothing.
 echo '{"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.0, "zero_optimization": {"stage": 1}}' > ds.json
 port=$((20000 + $$ % 9000))
 train() { "$@" "$accelerate" launch --use_deepspeed --deepspeed_config_file ds.json --num_machines 2 --deepspeed_multinode_launcher "$launcher" --deepspeed_hostfile hosts --main_process_port $port $more "$program"; }

@@ -72,7 +72,7 @@ def shares_of(path):
     moment = {time: i for i, time in enumerate(begins)}
     under_way = [False] * len(begins)
     doing = {tid: [None] * len(begins) for tid in training}
-    # Later beginnings overwrite: what stays is the innermost. What holds everything within is written at the end.
+    # Later beginnings overwrite: the innermost stays. Events that hold everything within are written at the end.
     inside = sorted(events, key=lambda e: (e["ts"], -e["dur"]))
     for event in inside:
         what, exchange, in_thread = meaning(event, gathered)

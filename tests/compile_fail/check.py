@@ -15,7 +15,7 @@ import tempfile
 
 
 def problems(sources, output):
-    """What is wrong with the compiler's output, a line each."""
+    """The faults of the compiler's output, a line each."""
     expected = {}
     for source in sources:
         lines = pathlib.Path(source).read_text(encoding="utf-8").splitlines()

@@ -204,7 +204,7 @@ RANKS_TEST(Comm, NestedBatches, 2) {
   EXPECT_EQ(sums.at("y").item<float>(), 4);
   EXPECT_EQ(sums.at("z").item<float>(), 6);
 
-  // What TorchScript models return.
+  // TorchScript models return such values.
   c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
   dict.insert("pair", c10::ivalue::Tuple::create(torch::tensor({rank()}), std::string("text")));
   dict.insert("list", std::vector<torch::Tensor>{torch::tensor({rank() * 2})});

@@ -74,7 +74,7 @@ def save(base):
 
 
 def own_dict(net, optimizer, step):
-    """What a user saves: model and optimizer with everything else that a run needs."""
+    """A user's checkpoint: model and optimizer with everything else that a run needs."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
     weights, state = get_state_dict(net, optimizer)
     rank = dist.get_rank()

@@ -234,7 +234,7 @@ TEST(ProfiledRanks, TheEnvironmentAsksForSomeSteps) {
 
 TEST(ProfiledRanks, TheEnvironmentSaysWhatIsRecorded) {
   if (support::is_rank()) return;
-  // What LibTorch knows of stacks and modules is TorchScript's.
+  // LibTorch knows stacks and modules of TorchScript only.
   torch::jit::Module module("Doubler");
   module.define("def forward(self, x):\n  return torch.matmul(x, x)\n");
   const auto input = torch::ones({200, 200});

@@ -49,7 +49,7 @@ json universal_config(int64_t stage, const std::string& precision = "") {
 
 void run_shell(const std::string& command) { ASSERT_EQ(std::system(command.c_str()), 0) << command; }
 
-/// What DeepSpeed's tool made of one of its checkpoints, with `latest_universal`.
+/// The result of DeepSpeed's tool for one of its checkpoints, with `latest_universal`.
 fs::path theirs_converted(const std::string& name) {
   const auto folder = support::scratch("theirs_" + name);
   if (support::is_rank() && support::rank() > 0) return folder;
@@ -202,7 +202,7 @@ TEST(Universal, TrainingGoesOnOnAnyNumberOfRanksAtAnyStage) {
   ranks(2, "3");
 }
 
-// What DeepSpeed's tool has made, of stages 2 and 3, gives what its source gives, and training goes on as theirs did.
+// A result of DeepSpeed's tool, of stages 2 and 3, gives what its source gives, and training goes on as theirs did.
 RANKS_TEST(Universal, TheirsLoadsHere, 1, 2, 3) {
   for (const std::string name : {"z2", "z3", "z3fp16"})
     for (const int64_t stage : {0, 2, 3}) {

@@ -1,4 +1,4 @@
-/// What ZeRO's stages take: by dry runs against the paper's formulas, and on real ranks against the dry run.
+/// Memory of ZeRO's stages: by dry runs against the paper's formulas, and on real ranks against the dry run.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -21,7 +21,7 @@ endif()
 add_test(NAME docs.snippets COMMAND Python3::Interpreter ${TEST_DIR}/snippets.py run --bin ${CMAKE_RUNTIME_OUTPUT_DIRECTORY} --program $<TARGET_FILE:docs_snippets>)
 set_tests_properties(docs.snippets PROPERTIES LABELS docs TIMEOUT 1800)
 
-# What two pages say of messages and names is so.
+# Checks what two pages say of messages and names.
 add_test(NAME docs.claims COMMAND Python3::Interpreter ${TEST_DIR}/claims.py)
 set_tests_properties(docs.claims PROPERTIES LABELS docs TIMEOUT 60)
 

@@ -1,4 +1,4 @@
-# What the shell blocks of the manual's pages leave to their reader: functions that snippets.py calls before a block, in the folder
+# The shell blocks of the manual's pages leave this to their reader: functions that snippets.py calls before a block, in the folder
 # of its page. $BIN holds the programs of this build, $SOURCE the repository, $DATA the data of the tests.
 
 # A training program.
@@ -20,7 +20,7 @@ smollm() {
   ln -sf "$DATA/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf" model.gguf
 }
 
-# What two ranks wrote of a sharded model.
+# The checkpoint that two ranks wrote of a sharded model.
 sharded_checkpoint() {
   accelerate launch --cpu --num_processes 2 "$BIN/docs_snippets" --save_sharded "$PWD/checkpoint"
 }

@@ -205,7 +205,7 @@ def cpp_text(snippets, names):
         file_scope = "".join(parts[name][0] for name in before)
         function = "".join(parts[name][1] for name in before)
         if snippet.is_program:
-            # What main may leave out at its end, another function may not.
+            # A return value at the end, which main may leave out and another function may not.
             head, end, tail = code.rpartition("\n}")
             code = re.sub(r"^int main\(\)", "inline int program()", f"{head}\n  return 0;{end}{tail}", flags=re.M)
             bodies.append(f"namespace {snippet.symbol} {{\n{file_scope}{code}inline void run() {{\n  if (const int status = program()) "

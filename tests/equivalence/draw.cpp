@@ -224,7 +224,7 @@ class Author {
     loops();
   }
 
-  /// What LibTorch itself offers, which stays in scope when a model is prepared.
+  /// Calls that LibTorch itself offers, which stay in scope when a model is prepared.
   void names_from_before() {
     const std::string verb = random_.of({"module_zero_grad", "grad_none", "bare_step", "bare_zero_grad", "torch_clip",
                                          "read_grad", "hand_step", "scale_grad"});

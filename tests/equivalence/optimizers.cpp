@@ -37,7 +37,7 @@ class Normalised : public optim::Optimizer {
   }
 };
 
-/// What DeepSpeed's Adam for the host does, written out: each step in fp32, whatever parameters have, which are rounded
+/// DeepSpeed's Adam for the host, written out: each step in fp32, whatever parameters have, which are rounded
 /// once; moments stay fp32.
 class HostAdam : public optim::AdamW {
  public:

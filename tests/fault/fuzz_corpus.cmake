@@ -1,4 +1,4 @@
-# What the fuzzers have found interesting, again with each compiler and sanitizer: fuzz/corpus holds the shortest inputs that reach what they have reached.
+# Inputs that the fuzzers have found interesting, again with each compiler and sanitizer: fuzz/corpus holds the shortest that reach what they have reached.
 function(accelerate_fuzz_corpus name)
   cmake_parse_arguments(PARSE_ARGV 1 corpus "" "" "LIBS")
   add_executable(${name}_replay ${PROJECT_SOURCE_DIR}/fuzz/${name}_fuzz.cpp ${PROJECT_SOURCE_DIR}/fuzz/replay.cpp)

@@ -183,7 +183,7 @@ file = "src/accelerator/local_sgd.cpp"
 F("replicas that trained apart remember alike", file, "«impl_->share_optimizers();»", "")
 F("replicas that train apart average gradients, too", file, "«model->engine->set_apart(true);»", "")
 
-# What is no number of training, or what the fuzzer's cases have not: why it need not notice the fault.
+# Options that are no number of training, or that the fuzzer's cases have not: why it need not notice the fault.
 NOT_DRAWN = {name: why for why, names in {
     "a back end or a device that is not here": [
         "*offload_params*", "*cpu_offload*", "*offload_to_cpu", "*activation_checkpointing_offload"],

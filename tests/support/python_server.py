@@ -18,7 +18,7 @@ import types
 
 
 def load_imports(script):
-    """What fails here, or exists only later, the script will find out itself."""
+    """The script itself will find out what fails here, or exists only later."""
     with open(script) as file:
         statements = ast.parse(file.read()).body
     for statement in statements:

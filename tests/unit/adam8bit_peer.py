@@ -1,4 +1,4 @@
-"""What bitsandbytes' 8-bit optimizers do.
+"""Runs bitsandbytes' 8-bit optimizers.
 
 usage: adam8bit_peer.py codes IN OUT         codes of IN's tensors, by each map and way to search
        adam8bit_peer.py train IN OUT [IN OUT …] SEARCH  as many steps as IN has gradients; SEARCH: nearest or native

@@ -1,4 +1,4 @@
-"""What PEFT makes of adapters.
+"""Adapters by PEFT.
 
 usage: adapters_peer.py make KIND FOLDER       FOLDER/base: a small model; FOLDER/adapter: one that changes it;
                                                FOLDER/result.safetensors: inputs, logits, gradients and merged logits
@@ -49,7 +49,7 @@ def says(**fields):
     return change
 
 
-# What adapters' files have beside A and B of linear layers: settings, and what is done to the folder.
+# More in adapters' files than A and B of linear layers: settings, and what is done to the folder.
 FILES = {
     "eva": ({}, says(init_lora_weights="eva", eva_config={"rho": 2.0, "tau": 0.99, "use_label_mask": True, "label_mask_value": -100, "whiten": False, "adjust_scaling_factors": True})),
     "orthogonal": ({"init_lora_weights": "orthogonal"}, None),

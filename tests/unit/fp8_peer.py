@@ -1,4 +1,4 @@
-"""What fp8 training has to be equal to, written down a second time.
+"""The results that fp8 training has to be equal to, written down a second time.
 
   fp8_peer.py delayed FILE   recorded amax sequences by Transformer Engine's rule of delayed scaling
   fp8_peer.py torchao FILE   casts of torchao's recipes; by torchao itself where it is installed

@@ -885,7 +885,7 @@ TEST(FP8, TrainsASmallGptAsBf16Does) {
   EXPECT_NEAR(train(FP8Recipe{.use_mxfp8_block_scaling = true}), bf16, 0.01 * bf16);
 }
 
-// What GPUs compute with, on this processor: sums in another order.
+// The sums that GPUs compute with, on this processor: in another order.
 TEST(FP8, ScaledMmComputesTheSameProducts) {
   torch::manual_seed(19);
   const auto a = torch::randn({16, 40}), b = torch::randn({32, 40});

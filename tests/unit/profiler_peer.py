@@ -1,4 +1,4 @@
-"""What PyTorch's own profiler says. usage: profiler_peer.py tables EVENTS OUT | operators OUT | schedules CASES OUT"""
+"""The output of PyTorch's own profiler. usage: profiler_peer.py tables EVENTS OUT | operators OUT | schedules CASES OUT"""
 import json
 import sys
 

@@ -917,7 +917,7 @@ TEST(QuantizeFiles, LinksLeadNowhereElse) {
   EXPECT_FALSE(fs::exists(root / "other"));
 }
 
-/// What Git LFS leaves where a file was not fetched.
+/// Git LFS leaves these where a file was not fetched.
 TEST(QuantizeFiles, PointersAreNoFiles) {
   const fs::path root = scratch("pointers"), model = root / "model";
   make_model(model);

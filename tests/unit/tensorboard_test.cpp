@@ -1,4 +1,4 @@
-// What TensorBoard gets, read by itself and compared with what torch.utils.tensorboard writes.
+// Files for TensorBoard, read by TensorBoard itself and compared with what torch.utils.tensorboard writes.
 #include <accelerate/accelerator.hpp>
 
 #include <gmock/gmock.h>

@@ -143,7 +143,7 @@ LAYOUTS = {
     "json_with_prefix_space": ("gpt2", dict(GPT2, add_prefix_space=True), {}, END, lambda made: None),
     "json_without_prefix_space": ("gpt2", GPT2, {}, END, lambda made: setattr(made, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True))),
 }
-# What wins where files contradict each other, and flags of objects.
+# Files that contradict each other, where one wins, and flags of objects.
 CONTRADICTING = {
     "roberta": ("roberta", None, {}, OPT + ["<mask>"], None),
     "bart_of_its_class": (None, {"tokenizer_class": "BartTokenizerFast", "add_bos_token": True}, {"special_tokens_map": {"mask_token": added("<mask>", lstrip=True)}}, OPT, None),
@@ -243,7 +243,7 @@ def random_token(draw, content, tagged):
 
 
 def random_folder(draw):
-    """What write_folder() is given."""
+    """The arguments of write_folder()."""
     pick = lambda: draw.choice(WORDS_OF_FOLDERS)
     first = draw.choice([END, OPT, OPT + ["<mask>", "<|endoftext|>"]])
     settings, files = {}, {}

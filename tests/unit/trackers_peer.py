@@ -100,7 +100,7 @@ def same_events(ours, theirs, where):
 
 
 def session_of(folder):
-    """What the HParams plugin shows of it."""
+    """The part of it that the HParams plugin shows."""
     from tensorboard.context import RequestContext
     from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
     from tensorboard.plugins import base_plugin

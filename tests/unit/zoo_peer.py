@@ -151,7 +151,7 @@ def written(out):
         config.write_text(text)
 
 
-# What other files call the weights: without the name of the body, as openai-community's GPT-2 does, beside what old versions saved; and a head by the name that transformers 5 has for it in memory.
+# Other files' names of the weights: without the name of the body, as openai-community's GPT-2 does, beside what old versions saved; and a head by transformers 5's name.
 NAMES = {
     "gpt2": ("transformer.", {"h.{}.attn.bias": torch.ones(1, 1, 4, 4).tril(), "h.{}.attn.masked_bias": torch.tensor(-1e4)}),
     "gptj": ("transformer.", {"h.{}.attn.bias": torch.ones(1, 1, 4, 4).tril()}),

@@ -344,7 +344,7 @@ void Settings::take_torchrun_variables(const Host& host) {
   if (here && source("num_processes") == ValueSource::fallback) set("num_processes", *here, ValueSource::environment);
   const auto machines = host.variable("PET_NNODES");
   if (!machines || *machines == "1" || num_machines() > 1 || source("num_machines") > ValueSource::file) return;
-  // Whoever has set these has started all machines.
+  // The user who has set these has started all machines.
   take("PET_NNODES", "num_machines", ValueSource::file);
   take("PET_NODE_RANK", "machine_rank", ValueSource::file);  // which each file has
   take("PET_RDZV_BACKEND", "rdzv_backend", ValueSource::file);

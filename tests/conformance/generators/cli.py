@@ -238,7 +238,7 @@ TORCHRUN = ("nproc_per_node nnodes node_rank master_addr master_port rdzv_endpoi
 
 
 def run(argv, config, gpus, variables, base):
-    """What the reference would start: its own functions prepare it, and nothing is started."""
+    """The processes that the reference would start: its own functions prepare it, and nothing is started."""
     os.environ.clear()
     os.environ.update(base)
     os.environ.update(variables)

@@ -3,7 +3,7 @@ include(${HERE}/steps/run.cmake)
 set(work ${BUILD_DIR}/packaging)
 file(REMOVE_RECURSE ${work})
 
-# What is installed and what the two packages hold are the same files.
+# The two packages hold the same files that are installed.
 run("install" ${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${work}/prefix)
 run("cpack" ${CMAKE_COMMAND} -E chdir ${BUILD_DIR} ${CMAKE_CPACK_COMMAND} --config CPackConfig.cmake)
 file(GLOB deb ${BUILD_DIR}/packages/accelerate-cpp-*.deb)

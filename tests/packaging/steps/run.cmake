@@ -1,4 +1,4 @@
-# What the packaging tests share: they are scripts, run by cmake -P with the variables of packaging.cmake.
+# The common part of the packaging tests: they are scripts, run by cmake -P with the variables of packaging.cmake.
 cmake_minimum_required(VERSION 3.25)
 
 # run(what command...): the command's output in `output`; fails with it.
