@@ -44,7 +44,7 @@ class CountsSwitch {
     if (sites_.empty()) fail("the file has no instructions");
   }
 
-  /// Before each step. Of two that follow each other one counts; which comes first changes without a period
+  /// Before each step. One counts of two that follow each other; which comes first changes without a period
   /// (Thue-Morse). Both kinds write all instructions, which costs the same.
   void next() {
     if (sites_.empty()) return;

@@ -20,7 +20,7 @@ void infer(examples::Arguments args) {
   const std::vector<std::string> questions = {"What is the capital of France?", "What is the capital of Japan?",
                                               "Name a colour.", "What is 2 + 2?", "Who wrote Hamlet?"};
 
-  // A folder or a .gguf file. Every process has the whole model: prompts are what is split.
+  // A folder or a .gguf file. Every process has the whole model: the prompts are split.
   auto model = models::LlamaForCausalLM::from_pretrained(path);
   model->to(accelerator.device());
   model->eval();

@@ -73,7 +73,7 @@ class Packing {
       if (const auto end = tokenizer_.eos_token_id()) put({*end}, true);
       return;
     }
-    std::string done;  // each turn is what it adds to the text of those before
+    std::string done;  // each turn adds this to the text of those before
     for (size_t i = 0; i < document.messages.size(); ++i) {
       const std::vector<accelerate::models::ChatMessage> before(document.messages.begin(),
                                                                 document.messages.begin() + static_cast<int64_t>(i));

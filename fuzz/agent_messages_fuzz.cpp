@@ -26,7 +26,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     try_to([&] { parse_event(line); });
     try_to([&] { parse_decision(line); });
     try_to([&] { parse_place(line); });
-    // A line is what the machine of its number says now, or a new one.
+    // A line is the latest word of the machine of its number, or of a new one.
     for (int64_t id = 1; id <= static_cast<int64_t>(nodes.size()) + 1 && id <= 4; ++id)
       try_to([&] {
         const auto node = parse_node(line, id);

@@ -6,7 +6,7 @@
 #include "scratch_folder.hpp"
 
 // Any bytes are a vocabulary that cuts text into its own tokens, or a CheckpointError. vocab.txt, and behind an 0xFF
-// tokenizer_config.json; what is behind another one is a text.
+// tokenizer_config.json; a text comes behind another one.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace accelerate;
   static const ScratchFolder folder;

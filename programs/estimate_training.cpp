@@ -134,7 +134,7 @@ class TrainedModel {
     try {
       if (accelerate::is_there(settings_.model))
         if (const auto model = accelerate::find_model(settings_.model); model.stored) encoding = model.stored->encoding;
-    } catch (const accelerate::Error&) {  // what is wrong with the model is said where it is built
+    } catch (const accelerate::Error&) {  // the place that builds the model says what is wrong with it
     }
     const bool configured = config_.contains("quantization_config") && !config_["quantization_config"].is_null();
     if (encoding.empty() && !configured) return;

@@ -1,5 +1,5 @@
 // FSDP steps of a model of 20 M parameters over a slow wire, in turns with the same steps whose collectives return at
-// once. What a step saves without communication is what its trace must say was exposed. judge.py runs it.
+// once. A trace must call exposed what a step saves without communication. judge.py runs it.
 // usage: bench_exposed_communication FOLDER PAIRS MB_PER_SECOND
 #include <accelerate/accelerate.hpp>
 

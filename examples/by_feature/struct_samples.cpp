@@ -11,7 +11,7 @@
 struct Batch {
   torch::Tensor signal;              // [B, 64]
   torch::Tensor is_square;           // [B] int64
-  std::vector<std::string> station;  // B names; what is no number stays a list
+  std::vector<std::string> station;  // B names; values that are no numbers stay a list
   ACCELERATE_FIELDS(signal, is_square, station)
 };
 

@@ -113,7 +113,7 @@ class Deadline {
         }) {}
 
  private:
-  std::mutex mutex_;  // guards nothing: who waits must hold one
+  std::mutex mutex_;  // guards nothing: a waiting thread must hold one
   std::condition_variable_any wake_;
   std::jthread thread_;
 };

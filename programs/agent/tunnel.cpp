@@ -200,7 +200,7 @@ Gate::Gate(int listening, const std::string& token) {
                    },
                    .exhausted = nullptr};
   if (!token.empty()) {
-    ends.admit = nullptr;  // who knows the token may be anybody
+    ends.admit = nullptr;  // anybody with the token may come
     ends.near = [context = std::make_shared<Context>(true, token)](Fd fd) {
       return std::make_unique<TlsStream>(context, true, std::move(fd));
     };

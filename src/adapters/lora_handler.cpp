@@ -139,7 +139,7 @@ struct AdaptedProducts final : Handler {
     double factor = 1;
     if (const auto alpha = call.schema.argumentIndexWithName("alpha"))
       factor = call.arguments()[static_cast<size_t>(*alpha)].toScalar().toDouble();
-    // Members have to be there again in backward. Of others autograd gets an alias, on which operators don't come by.
+    // Members have to be there again in backward. For others autograd gets an alias, on which operators don't come by.
     if (!operand.requires_grad() && !Member::of(operand))
       call.set_argument(product->weight, alias_with(operand, operand.key_set().remove(kKey)));
     next();

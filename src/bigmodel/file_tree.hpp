@@ -14,7 +14,7 @@ class FileTree {
  public:
   static constexpr int kDeepest = 100;  ///< modules within modules; whoever walks through the tree does so recursively
   static constexpr int64_t kMostEntries = 1'000'000;  ///< the largest models have some hundred thousand
-  /// The bytes of all dotted names together: names within names are what makes much of little.
+  /// The bytes of all dotted names together: a file can make much of little by names within names.
   static constexpr size_t kMostNameBytes = size_t{64} << 20;
 
   /// @param source  begins the messages

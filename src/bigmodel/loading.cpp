@@ -109,7 +109,7 @@ void join_bitsandbytes(OpenCheckpoint& checkpoint) {
     };
     auto whole = [read] { return codes::decode(read(at::kHalf)); };
     auto& tensor = stored->second;
-    const auto form = read(at::kHalf);  // what is damaged shows before anything is loaded
+    const auto form = read(at::kHalf);  // damage shows before anything is loaded
     tensor.sizes = form.shape;
     tensor.dtype = form.dtype;
     tensor.bytes =

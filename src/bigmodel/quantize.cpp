@@ -196,7 +196,7 @@ std::map<std::string, at::Tensor> quantized_state_dict(const ModelRef& model, at
 
 namespace {
 
-/// @throws ConfigError unless the model's codes are what the configuration says
+/// @throws ConfigError unless the model has the codes that the configuration says
 void check_description(const ModelRef& model, const BnbQuantizationConfig& config) {
   const auto wanted = how_of(config);
   bool some = false;

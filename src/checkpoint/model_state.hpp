@@ -19,7 +19,7 @@ std::map<std::string, at::Tensor> every_name(const ModelRef& model,
 /// Without names of memory that an earlier name has: what a file of safetensors may hold.
 std::map<std::string, at::Tensor> each_memory_once(std::map<std::string, at::Tensor> tensors);
 
-/// On the CPU. Of a weight in few bits, a copy of its values; of others their memory, if it is there already.
+/// On the CPU. A copy of the values of a weight in few bits; otherwise the tensor's memory, if it is there already.
 at::Tensor value_of(const at::Tensor& tensor);
 
 }  // namespace accelerate::checkpointing

@@ -45,7 +45,7 @@ class ZeroCheckpoint {
 
   bool is_universal() const { return universal_ != nullptr; }
   int64_t stage() const { return stage_; }
-  /// Over which it is cut.
+  /// The number of ranks over which it is cut.
   int64_t ranks() const { return ranks_; }
   /// Optimizer steps, skipped ones with them; skipped ones.
   int64_t global_steps() const;

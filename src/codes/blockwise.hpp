@@ -10,7 +10,7 @@ namespace accelerate::codes {
 /// whose 256 values lie closer together the nearer they are to zero.
 enum class Map : uint8_t {
   dynamic,  ///< [-0.993, 1]; code 127 is zero
-  /// [0, 1], twice as fine; code 0 is zero, and of zeros alone: who divides by the root of a second moment must not
+  /// [0, 1], twice as fine; code 0 is zero, and of zeros alone: a division by the root of a second moment must not
   /// find a zero where there was a gradient.
   dynamic_unsigned,
 };

@@ -8,7 +8,7 @@
 #include "codes/half_scale.hpp"
 
 // The K family: 256 elements share a scale in fp16, and perhaps one for least values; each group of 16 or 32 has small
-// whole numbers that these are multiplied by. How a block lies in bytes is what formats/gguf_encodings.cpp decodes
+// whole numbers that these are multiplied by. The bytes of a block are as formats/gguf_encodings.cpp decodes them
 // (source of the format: ggml's block_q2_K to block_q6_K). Which codes to choose is left to the encoder; this one makes
 // the sum of squared errors small:
 //

@@ -33,7 +33,7 @@ at::Tensor out_of_blocks(const at::Tensor& blocks, at::IntArrayRef sizes) {
   return blocks.view(padded).narrow(-1, 0, sizes.back()).contiguous();
 }
 
-/// The exponent of amax / largest, rounded up. The quotient is what Transformer Engine rounds: a product with the
+/// The exponent of amax / largest, rounded up. As in Transformer Engine the quotient is a product with the
 /// reciprocal in fp32.
 at::Tensor exponents_of(const at::Tensor& amax, Float8 format) {
   const at::Tensor quotient = amax.mul(1.0f / largest(format)).contiguous();

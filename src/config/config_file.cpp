@@ -70,7 +70,7 @@ std::string list(const std::vector<std::string>& words) {
       file, list(unknown), hints);
 }
 
-/// A section as it is, unknown keys too: what is read of it is for who reads it.
+/// A section as it is, unknown keys too: its readers decide what is read of it.
 Value complete_section(const std::string& section, const Value& given, const std::string& file) {
   if (given.is_null()) return Value::object();
   if (!given.is_object())

@@ -144,7 +144,7 @@ std::string scalar(const Value& value) {
   if (value.is_number_float() && std::isinf(value.get<double>())) return value.get<double>() < 0 ? "-.inf" : ".inf";
   if (value.is_number_float() && std::isnan(value.get<double>())) return ".nan";
   if (value.is_number_float()) {
-    std::string text = python_text(value);  // PyYAML writes 1e-05 as 1.0e-05, which is what makes it a number
+    std::string text = python_text(value);  // PyYAML writes 1e-05 as 1.0e-05, else it would be text
     if (const size_t e = text.find('e'); e != std::string::npos && text.find('.') == std::string::npos)
       text.insert(e, ".0");
     return text;

@@ -15,7 +15,7 @@
 
 /// Folders as torch.distributed.checkpoint (DCP) reads and writes them: each rank's items in a file of its own, and
 /// `.metadata`, which says what lies where. docs/formats/dcp.md is the specification. No communication and no policy
-/// here: who saves what is decided by the caller, who also carries the records of all ranks to the one that writes the
+/// here: the caller decides who saves what, and also carries the records of all ranks to the one that writes the
 /// metadata.
 namespace accelerate::formats {
 

@@ -89,7 +89,7 @@ struct Q4_1 {
 
 /// The fifth bits of 32 codes lie together, little-endian.
 std::array<Byte, 32> fifth_bits(const Byte* b) {
-  std::array<Byte, 32> repeated, fifth;  // shifts by another distance each are what small vector units lack
+  std::array<Byte, 32> repeated, fifth;  // small vector units can't shift each by another distance
   for (size_t j = 0; j < 4; ++j) std::memset(repeated.data() + 8 * j, b[j], 8);
   constexpr Byte kMasks[] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128,
                              1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};

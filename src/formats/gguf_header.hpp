@@ -22,7 +22,7 @@ struct GgufTensor {
   int64_t row_bytes() const { return row() / encoding->block * encoding->block_bytes; }
 };
 
-/// A key of the metadata with its value, as they lie in the file: who writes them again keeps the widths of numbers.
+/// A key of the metadata with its value, as they lie in the file: numbers keep their widths if they are written again.
 struct GgufEntry {
   std::string key;
   int64_t begin = 0;  ///< byte of the file

@@ -48,7 +48,7 @@ struct PickleNode {
 
 /// A parsed pickle (protocols 2 to 5, and of the opcodes those that plain data, named functions and objects need).
 ///
-/// Values refer to each other by index and may form circles, as pickles can; who walks through them limits the depth.
+/// Values refer to each other by index and may form circles, as pickles can: a walk through them must limit its depth.
 class Pickle {
  public:
   using Kind = PickleNode::Kind;

@@ -10,7 +10,7 @@
 namespace accelerate::formats {
 
 /// Ends a message about a tensor that is not there: " Did you mean 'a' or 'b'?", or nothing. A common slip is a missing
-/// or extra prefix, so names with the same tail are what to show, three at most.
+/// or extra prefix, so it shows names with the same tail, three at most.
 template <class Names> std::string similar_names(std::string_view name, const Names& names) {
   const auto tail = name.substr(name.find('.') + 1);
   std::vector<std::string> near;

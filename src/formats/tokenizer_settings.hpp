@@ -65,7 +65,7 @@ struct PlacedToken {
 };
 
 /// Tokens with their ids, each once, those of tokenizer.json first: the vocabulary's id where it has the text, else the
-/// next one. Of a token that is added again the flags are those of the last time, and once special it stays so.
+/// next one. A token that is added again has the flags of the last time, and once special it stays so.
 /// @param of_json  that tokenizer.json adds, with the ids that it gives them @param id_of  in the vocabulary @param
 /// size  of the vocabulary
 /// @throws CheckpointError, where a file says another id: models were trained with that one, and transformers gives

@@ -14,7 +14,7 @@
 namespace accelerate {
 
 struct JsonRules {
-  size_t deepest = 64;       ///< lists and objects in each other: who reads, copies or writes them is recursive
+  size_t deepest = 64;       ///< lists and objects in each other: readers, copies and writers are recursive
   bool unique_keys = false;  ///< else the last one counts, as in Python
 };
 

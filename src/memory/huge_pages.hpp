@@ -15,12 +15,12 @@ void prefer_huge_pages(const void* begin, int64_t bytes);
 void prefer_huge_pages(const at::Tensor& tensor);
 
 /// Memory on the CPU for what is read whole, or stays among much that comes and goes: side by side in huge pages. What
-/// a tensor had is given back when it ends; what is small comes from LibTorch's allocator.
+/// a tensor had is given back when it ends; small tensors come from LibTorch's allocator.
 /// @throws ResourceError where there is no memory
 at::Tensor empty_in_huge_pages(at::IntArrayRef sizes, at::ScalarType dtype);
 
-/// Gives the whole pages of a range back to the system, which keeps the addresses; what is read there later is 0, or in
-/// a mapped file what that has.
+/// Gives the whole pages of a range back to the system, which keeps the addresses; later reads give 0 there, or in
+/// a mapped file the file's values.
 void give_pages_back(void* begin, int64_t bytes);
 
 /// Gives back what the allocator keeps of memory that has been freed: places of large tensors, between which small

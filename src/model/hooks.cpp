@@ -13,7 +13,7 @@
 namespace accelerate {
 namespace {
 
-/// Hooks by module. LibTorch's modules have no room for anything; what is kept for one that is gone is thrown out when
+/// Hooks by module. LibTorch's modules have no room for anything; hooks of a module that is gone are thrown out when
 /// another is added.
 class HookRegistry {
  public:

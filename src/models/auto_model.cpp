@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The first row of a model type is what a config.json without `architectures` means.
+/// The first row of a model type holds for a config.json without `architectures`.
 struct ArchitectureRow {
   const char* model_type;
   const char* class_name;

@@ -10,8 +10,8 @@
 
 namespace accelerate::models {
 
-/// A model's blocks: the members of lists of modules, the outermost ones, that have modules of their own. They are what
-/// is placed and sharded as a whole.
+/// A model's blocks: the members of lists of modules, the outermost ones, that have modules of their own. They are
+/// placed and sharded as a whole.
 inline std::vector<std::shared_ptr<torch::nn::Module>> blocks_of(const torch::nn::Module& model) {
   std::vector<std::shared_ptr<torch::nn::Module>> blocks;
   const auto walk = [&](const auto& self, const torch::nn::Module& module) -> void {

@@ -31,7 +31,7 @@ inline nlohmann::ordered_json parse_fields(const std::string& text) {
   return fields;
 }
 
-/// Writes a field as JsonFile::read() reads it: null is what is not given.
+/// Writes a field as JsonFile::read() reads it: null stands for a value that is not given.
 template <class T> void write_field(nlohmann::ordered_json& json, const char* key, const T& value) {
   json[key] = value;
 }
@@ -62,7 +62,7 @@ inline std::filesystem::path config_file(const std::filesystem::path& path) {
   return is_folder(path) ? path / "config.json" : path;
 }
 
-/// A JSON object in a file, whose fields are read with their types checked. Of a .gguf file it is the config.json that
+/// A JSON object in a file, whose fields are read with their types checked. For a .gguf file it is the config.json that
 /// its metadata amounts to.
 class JsonFile {
  public:

@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-/// Operators on one row of fp32 on a CPU, which is what decoding does all the time: there nothing counts but how fast
+/// Operators on one row of fp32 on a CPU, of which decoding consists: there nothing counts but how fast
 /// weights come from memory, and how many operators it takes. In all other cases (more rows, gradients, autocast, other
 /// types or devices) they are LibTorch's. Those that read weights are operators to LibTorch too, so that weights that
 /// live elsewhere are fetched for them.

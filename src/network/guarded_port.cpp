@@ -99,7 +99,7 @@ struct GuardedPort::Way {
   /// of whoever connects before it goes on, which takes seconds where a name server is asked and does not answer.
   static constexpr int64_t kPorts = 64;
   std::vector<Fd> holders;  ///< of the source ports, at all addresses
-  Fd strangers;  ///< at the server's address: who comes from another port gets here, where nobody ever answers
+  Fd strangers;  ///< at the server's address: connections from other ports get here, where nobody ever answers
   std::vector<int64_t> source_ports;
   sockaddr_in server{};
   std::atomic<uint32_t> connections = 0;

@@ -178,7 +178,7 @@ class Loop {
     bool lives = false;
     try {
       lives = connection.advance(ends_) && connection.watch(epoll_, id);
-    } catch (const std::exception&) {  // memory or descriptors are exhausted; who comes back finds more
+    } catch (const std::exception&) {  // memory or descriptors are exhausted; a second try finds more
     }
     if (!was_opened && (connection.opened || !lives)) std::erase(unopened_, id);
     if (!lives) connections_.erase(found);

@@ -136,7 +136,7 @@ void serve() {
   for (;;) {
     while (::sem_wait(&asked) != 0) {
     }
-    while (::sem_trywait(&asked) == 0) {  // who asks several times gets one answer
+    while (::sem_trywait(&asked) == 0) {  // several requests get one answer
     }
     try {
       report();

@@ -6,8 +6,8 @@
 namespace accelerate {
 
 /// How a rank tells the launcher's monitor where it is: a file of these bytes that both have mapped. docs/monitor.md
-/// describes it for programs in other languages. All count from the process's start to the last step; zero is what
-/// nobody has said.
+/// describes it for programs in other languages. All count from the process's start to the last step; zero stands for
+/// what nobody has said.
 struct StepRecord {
   uint64_t steps = 0;  ///< written last
   uint64_t at_ns = 0;  ///< CLOCK_MONOTONIC when the last of them was done

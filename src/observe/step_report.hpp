@@ -5,13 +5,13 @@
 
 namespace accelerate {
 
-/// An optimizer's `steps`-th step is done. Of several optimizers the one that steps most counts. Not a word once the
+/// An optimizer's `steps`-th step is done. The one that steps most counts if there are several. Not a word once the
 /// program calls report_step() itself.
 void report_optimizer_step(int64_t steps, const void* optimizer);
 
 /// Whether somebody watches.
 bool is_monitored();
-/// The program has logged a number. Of more than kMostLogged names the first ones count. Nothing when nobody watches.
+/// The program has logged a number. The first kMostLogged names count. Nothing when nobody watches.
 void report_logged(std::string_view name, double value);
 /// A model is used from now on: floating-point operations that each token takes in the forward, and in the backward.
 /// The operations of several models add up.

@@ -22,8 +22,8 @@ class Symbols {
   ~Symbols();
   /// @param returns_to  the instruction behind a call: the call is meant. @return nothing: no file has it in memory
   std::optional<Function> find(const void* address, bool returns_to);
-  /// "accelerate::comm::Group::barrier()+0x45 in libaccelerate.so (0x1234)", for people: the number in brackets is what
-  /// addr2line wants. Without a name only where it is. @param returns_to  as above
+  /// "accelerate::comm::Group::barrier()+0x45 in libaccelerate.so (0x1234)", for people: addr2line wants the number in
+  /// brackets. Without a name only where it is. @param returns_to  as above
   std::string describe(const void* address, bool returns_to);
 
  private:

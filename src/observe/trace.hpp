@@ -135,7 +135,7 @@ class StepCount {
   size_t most_ = 0;
 };
 
-/// The `number`-th step of an optimizer is done: the next one begins. Of several StepCount decides.
+/// The `number`-th step of an optimizer is done: the next one begins. StepCount decides between several optimizers.
 /// @param optimizer  which; null: the program's own count
 void step_done(int64_t number, const void* optimizer);
 /// Called in step_done(), on its thread, whether anybody records or not. One at a time; null: none. Not while steps are

@@ -33,11 +33,11 @@ using torch::optim::OptimizerParamGroup;
 
 constexpr int64_t kBlock = 256;
 /// Elements that are decoded at a time on the CPU: a whole number of blocks, and of the parts that LibTorch gives to
-/// its threads; what is computed in between stays in the cache.
+/// its threads; values in between stay in the cache.
 constexpr int64_t kStretch = 131072;
 /// The number of elements from which a parameter's states are paged: bitsandbytes' number.
 constexpr int64_t kLeastPaged = 100000;
-/// Under which bitsandbytes hides its tensors from PyTorch.
+/// The name under which bitsandbytes hides its tensors from PyTorch.
 constexpr const char* kWrapped = "__bnb_optimizer_quant_state__";
 
 int64_t blocks_of(int64_t numel) { return (numel + kBlock - 1) / kBlock; }

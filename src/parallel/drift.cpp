@@ -55,7 +55,7 @@ int64_t hash_of_bits(const at::Tensor& tensor) {
   return mixed(grid.sum(0)) ^ mixed(grid.sum(1)) ^ of_rest;
 }
 
-/// How far values are from the first rank's on each rank of the group, as a part of the largest. Of any dtype: bytes
+/// How far values are from the first rank's on each rank of the group, as a part of the largest. Takes any dtype: bytes
 /// and bits have no abs(). Elements that are NaN on both are equal, of whatever bits.
 std::vector<double> distances(comm::Group& group, const at::Tensor& values) {
   const at::Tensor mine = values.to(values.is_complex() ? at::kComplexFloat : at::kFloat);

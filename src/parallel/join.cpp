@@ -46,7 +46,7 @@ std::optional<int64_t> join(const Engines& models, const std::function<void()>& 
   if (joined.empty() || !group) return std::nullopt;  // nobody has other batches
   std::optional<int64_t> longest;
   group->guard("join_uneven_inputs", [&] {
-    // One round per step that some rank still takes; who finds nobody left in the first round stopped last.
+    // One round per step that some rank still takes. A rank that finds nobody left in the first round stopped last.
     bool last = true;
     for (bool active = true; active;) {
       active = false;

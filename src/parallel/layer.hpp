@@ -70,7 +70,7 @@ class ACCELERATE_API Layer {
   virtual void resume_accumulation() {}
   virtual void settle_gradients() {}
 
-  // Optimizers that step part by part. Of the first layer that has parts.
+  // Optimizers that step part by part. Asked of the first layer that has parts.
 
   /// Tensors, of what this layer holds, on which optimizers step together: on one part after the other, and then on
   /// what is in none. Nothing: on all at once. Not collective.
@@ -133,7 +133,7 @@ class ACCELERATE_API Layer {
   virtual void gather_each(const Engine::ShardOf& piece_of, const std::function<void(const Engine::Whole&)>& take,
                            bool everywhere) const;
 
-  // States that are away for a while. Of a layer that holds shards.
+  // States that are away for a while. Asked of a layer that holds shards.
 
   struct StatesToOffload {
     std::vector<OffloadStateTypeEnum> which;

@@ -1,4 +1,4 @@
-/// Engines of the reference that can't be here: who asks for one is told what comes nearest.
+/// Engines of the reference that can't be here: a program that asks for one is told what comes nearest.
 
 #include "parallel/engines.hpp"
 #include "utils/raise.hpp"

@@ -229,7 +229,7 @@ class PowerSGD final : public GradientHook {
 
   double epsilon() const { return batched_ ? 0 : options_.orthogonalization_epsilon; }
 
-  /// Into what is compressed and what is not worth it.
+  /// Divides gradients into those that are compressed and those that are not worth it.
   void divide(Running& b, const GradientBucket& bucket) {
     if (batched_) {
       const auto side = static_cast<int64_t>(std::lround(std::sqrt(static_cast<double>(b.square.numel()))));

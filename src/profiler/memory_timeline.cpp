@@ -81,7 +81,7 @@ class CallTreeReader {
         if (const auto* const list = std::get_if<std::vector<TensorMetadata>>(&input))
           for (const auto& tensor : *list) use(event, tensor, call, backward);
       }
-      // The new gradient is detached and kept, or added to the old one; the first is what stays in both.
+      // The new gradient is detached and kept, or added to the old one; the first of these stays in both cases.
       if (node && op->name_ == "torch::autograd::AccumulateGrad" && !event.children_.empty())
         if (const auto* const first = std::get_if<Operator>(&event.children_.front()->extra_fields_);
             first && (first->name_ == "aten::detach" || first->name_ == "aten::add_") && !first->inputs_.empty())

@@ -21,7 +21,7 @@ class BegunCost {
   /// Nothing for operators that are made of others, which count by themselves, or only move bytes. Products,
   /// convolutions, attention, norms, recurrent layers, pooling, and one operation for each element of element-wise
   /// arithmetic. Source: DeepSpeed's profiling/flops_profiler, whose numbers these are where it counts an operator at
-  /// all; but a product with a vector, or over dimensions that are broadcast, is what it takes.
+  /// all; but a product with a vector, or over dimensions that are broadcast, counts as it is.
   static std::optional<BegunCost> of(const at::RecordFunction& function);
 
   OperatorCost end(const at::RecordFunction& function) const;

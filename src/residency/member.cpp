@@ -17,7 +17,7 @@ namespace {
 /// Marks a storage as a member's; the context is the Member. Frees nothing: the unit owns the bytes.
 void belongs_to_member(void*) {}
 
-/// Marks the storage of a member that has gone; the context is what is to be said of it.
+/// Marks the storage of a member that has gone; the context is the text that says so.
 void delete_text(void* text) { delete static_cast<std::string*>(text); }
 
 at::DataPtr pointer(void* data, Member* member, const at::Device& device) {

@@ -27,7 +27,7 @@ inline bool has_key(const at::Tensor& tensor) {
 /// the tensor's name while it is not. All views share that storage.
 class Member {
  public:
-  /// Takes the tensor over: its storage is replaced by an absent one. `dtype` is what it has from now on; a leaf must
+  /// Takes the tensor over: its storage is replaced by an absent one. It has `dtype` from now on; a leaf must
   /// not have been used in a graph yet.
   Member(Unit& unit, Part& part, std::string name, at::Tensor tensor, int64_t offset, bool faults);
   Member(const Member&) = delete;

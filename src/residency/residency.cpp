@@ -304,7 +304,7 @@ void Residency::prefetch_next() {
   look_ahead(std::max<int64_t>(policy_.prefetch, 1));
 }
 
-/// Throws out what is needed last, until `bytes` more fit. Of units that are needed about as late, and each of which
+/// Throws out what is needed last, until `bytes` more fit. Among units that are needed about as late, and each of which
 /// makes room enough, the smallest goes: fetching it again costs least.
 void Residency::make_room(int64_t bytes) {
   while (policy_.budget_bytes && present_bytes_ + bytes > *policy_.budget_bytes) {
@@ -352,7 +352,7 @@ void Residency::start(Unit& unit) {
       const trace::Topic topic(kind, unit.name_, part.bytes());
       trace::Span at_once(kind, unit.name_, part.bytes());
       part.transfer = part.home->fetch(part.flat);
-      if (part.transfer) at_once.cancel();  // who carries it out tells of it
+      if (part.transfer) at_once.cancel();  // its carrier tells of it
       counters().bytes_fetched.fetch_add(part.bytes(), std::memory_order_relaxed);
     }
   } catch (...) {

@@ -32,7 +32,7 @@ class SpillFile {
   void release(int64_t offset, int64_t bytes) noexcept;
   void write(int64_t offset, const void* data, int64_t bytes);
   void read(int64_t offset, void* data, int64_t bytes);
-  /// Reserved room as memory of this process: what is written there is in the file. It stays until munmap().
+  /// Reserved room as memory of this process: writes to it are in the file. It stays until munmap().
   void* map(int64_t offset, int64_t bytes);
 
   /// For those who move bytes themselves, within what they have reserved.

@@ -79,7 +79,7 @@ class Unit {
   bool fixed() const { return fixed_; }
   /// Whether this process has a copy of bytes that others compute with, because it has written to them.
   bool is_private() const { return private_; }
-  /// Operators work on its bytes as on plain tensors, see RawAccess::Writes::alone. Of the thread that trains.
+  /// Operators work on its bytes as on plain tensors, see RawAccess::Writes::alone. Asked on the thread that trains.
   bool is_alone() const { return alone_ > 0; }
   void note_alone(int64_t more) { alone_ += more; }
   const std::vector<Part>& parts() const { return parts_; }

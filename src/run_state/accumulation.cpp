@@ -126,7 +126,7 @@ SavedGroup read_group(const fs::path& file) {
 int64_t step_here(const GroupPosition& saved, int64_t num_steps, int64_t ranks) {
   // A micro-step is a batch on every rank, however many ranks there are ...
   if (saved.num_steps == num_steps) return saved.step;
-  // ... unless the group as a whole stays as large as it was, and the batch of one rank is what counts.
+  // ... unless the group as a whole stays as large as it was, and the batch of one rank counts.
   const int64_t done = saved.step * saved.num_processes;
   if (saved.num_steps * saved.num_processes == num_steps * ranks && done % ranks == 0) return done / ranks;
   raise<CheckpointError>(

@@ -10,8 +10,8 @@
 
 namespace accelerate::run_state {
 
-/// The items of a state dict that this rank writes into a distributed checkpoint. Of values that several ranks have
-/// alike, the first rank writes them; a rank may have values of its own.
+/// The items of a state dict that this rank writes into a distributed checkpoint. The first rank writes values that
+/// several ranks have alike; a rank may have values of its own.
 class DistributedItems {
  public:
   /// The dict's tensors are read when they are written. Collective.

@@ -42,7 +42,7 @@ parallel::Held read_held(const parallel::Held& mine, const int64_t*& numbers) {
   return theirs;
 }
 
-/// Between each two ranks a tensor each way, none where it has no elements. Of two ranks the lower one sends first:
+/// Between each two ranks a tensor each way, none where it has no elements. The lower of two ranks sends first:
 /// on a device's streams what is sent waits to be received.
 class ShardExchange {
  public:

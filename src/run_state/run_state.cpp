@@ -189,7 +189,7 @@ void give_pieces_to_optimizers(const RunState& run) {
     };
     std::vector<at::Tensor> all;
     for (const auto& holding : engine->pieces()) all.push_back(holding.value), all.push_back(holding.tensor);
-    step_ahead(all);  // who can't is told now
+    step_ahead(all);  // an optimizer that can't says so now
     engine->set_step_ahead(step_ahead);
   }
 }

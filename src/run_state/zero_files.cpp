@@ -768,7 +768,7 @@ checkpointing::StoredOptimizer optimizer_in(const RunState& run, const detail::P
   size_t next = 0;
   for (size_t g = 0; g < run.optimizers[optimizer].param_groups().size(); ++g) {
     auto& group = stored.groups[before + g];
-    // Each once, and what has no elements is not in files of stages 1 to 3.
+    // Each once; parameters without elements are not in files of stages 1 to 3.
     std::vector<std::string> names, filled;
     const auto has = [](const std::vector<std::string>& list, const std::string& name) {
       return std::find(list.begin(), list.end(), name) != list.end();

@@ -50,8 +50,8 @@ std::string_view take_word(std::string_view& text) {
 
 /// A thread's occupation in an event, if it was `before` around it.
 Doing within(Doing before, Doing event) {
-  // Batches are put together, and checkpoints are written, by operators and exchanges, too; who waits for them does
-  // not care. Weights are brought by copies.
+  // Batches are put together, and checkpoints are written, by operators and exchanges, too; a rank that waits for them
+  // does not care. Weights are brought by copies.
   if (before == Doing::data || before == Doing::checkpoint || event == Doing::nothing) return before;
   if (before == Doing::weights && event == Doing::compute) return before;
   return event;

@@ -11,7 +11,7 @@ namespace {
 
 using trace::SpanKind;
 
-// From which share of a step on something is worth a change.
+// Shares of a step from which on something is worth a change.
 constexpr double kData = 0.10, kExposed = 0.10, kSlowest = 0.10, kWeights = 0.10, kCheckpoint = 0.10, kOther = 0.30;
 // A unit is needed twice in a step, by forward and backward; more often means that it left in between.
 constexpr double kFetches = 2.5;

@@ -49,7 +49,7 @@ ordered_json rank_json(const RankReport& rank) {
   return json;
 }
 
-/// A row of times in milliseconds; what is nothing is a dash.
+/// A row of times in milliseconds; a dash stands for nothing.
 std::string row(const std::string& title, const Shares& shares, int64_t count) {
   const auto ms = [&](int64_t time) {
     return time == 0 ? std::string("-")

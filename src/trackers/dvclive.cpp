@@ -30,7 +30,7 @@ class DvcliveTracker : public GeneralTracker {
                   const TrackerValues& log_kwargs) override {
     for (const auto& [name, image] : images) {
       const at::Tensor batch = images_as_nhwc(name, image, log_kwargs);
-      // A folder with an image per step is what DVC's pages show as one that moves.
+      // DVC's pages show a folder with an image per step as one image that moves.
       const std::string stem = name + "/" + std::to_string(step.value_or(files_->step()));
       for (int64_t place = 0; place < batch.size(0); ++place) {
         AtomicFile file("dvclive",

@@ -284,7 +284,7 @@ void MlflowTracker::log_table(const std::string& table_name, const std::vector<s
   for (const auto& row : rows) table["data"].push_back(to_plain_json(row));
   const std::string file = table_name + ".json";
   impl_->send_artifact(file, table.dump(-1, ' ', false, Value::error_handler_t::replace));
-  // By which MLflow's own load_table and its page find tables.
+  // MLflow's own load_table and its page find tables by this.
   if (!is_new) return;
   Value list = Value::array();
   for (const auto& [name, ignored] : impl_->tables) list.push_back({{"path", name + ".json"}, {"type", "table"}});

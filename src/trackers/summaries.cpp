@@ -113,7 +113,7 @@ std::string histogram(const std::string& tag, const at::Tensor& values, std::opt
     left.push_back(limits.back());
     counts.swap(joined), limits.swap(left);
   }
-  // Only the right limits are kept, and what is empty on both sides is cut off but for one bin on the left.
+  // Only the right limits are kept. Bins that are empty on both sides are cut off but for one on the left.
   const auto used = [](double count) { return count > 0; };
   const auto first = std::find_if(counts.begin(), counts.end(), used);
   const auto last = std::find_if(counts.rbegin(), counts.rend(), used).base();

@@ -10,8 +10,8 @@
 
 namespace command {
 
-/// For programs that `accelerate <command>` starts with words that it has checked: who asks one of them for --help gets
-/// the command's.
+/// For programs that `accelerate <command>` starts with words that it has checked: --help to one of them shows the
+/// command's.
 inline void show_help_if_asked(int argc, char** argv, const char* command) {
   for (int i = 1; i < argc; ++i) {
     if (std::string_view word = argv[i]; word != "--help" && word != "-h") continue;

@@ -207,7 +207,7 @@ TEST(EstimateTraining, OffloadSaysWhatLiesOnTheHost) {
   EXPECT_EQ(table.err, "");
 }
 
-/// Every architecture of the zoo, from its config.json: parameters are what the table counts (with heads, which the
+/// Every architecture of the zoo, from its config.json: the table counts the parameters (with heads, which the
 /// table's bodies lack), and a shard is half of them.
 TEST(EstimateTraining, TheWholeZooCanBeRunDry) {
   const std::string layers =

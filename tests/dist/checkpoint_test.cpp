@@ -599,7 +599,7 @@ TEST_F(CheckpointTest, AFolderAppearsWholeOrNotAtAll) {
                                                     "pytorch_model.bin", "random_states_0.pkl"}));
   accelerator.load_state(where);
   EXPECT_EQ(counter.answer, 2);
-  // A crash while files of a complete checkpoint take the places of older ones: who comes next goes on with that.
+  // A crash while files of a complete checkpoint take the places of older ones: the next run goes on with that.
   counter.answer = 3;
   accelerator.save_state(folder / "next");
   fs::rename(folder / "next", where / ".finished");

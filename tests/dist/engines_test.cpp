@@ -87,7 +87,7 @@ class CutLayer final : public parallel::Layer {
       const auto& from = given_[i];
       const auto slice = slice_at(i, comm::mesh().place({cut_.axis}));
       const bool box = slice.numel == c10::multiply_integers(slice.sizes);
-      // In what is given, and in the whole.
+      // The slices in what is given, and in the whole.
       local_.push_back({.names = from.names,
                         .tensor = from.tensor,
                         .whole = from.value,

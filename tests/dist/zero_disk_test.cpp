@@ -1,5 +1,5 @@
-/// DeepSpeed's nvme and FSDP's offload_folder: optimizer states and parameters lie on a disk, and training is what it
-/// is in memory.
+/// DeepSpeed's nvme and FSDP's offload_folder: optimizer states and parameters lie on a disk, and training is as in
+/// memory.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -134,7 +134,7 @@ RANKS_TEST(ZeroStates, WhatIsAwayIsNamedWhereItIsNeeded, 1, 2) {
   });
 }
 
-// On the host this is what there is to be freed.
+// On the host only these can be freed.
 RANKS_TEST(ZeroStates, WhatIsGatheredAndBuffersAreFreed, 2) {
   ::setenv("ACCELERATE_SHARED_MEMORY", "0", 1);
   for (const int64_t number : {1, 2, 3}) {

@@ -50,7 +50,7 @@ at::Tensor as_codes(const at::Tensor& values, int most) {
   return all.view(values.sizes());
 }
 
-/// The gradient of its weight is what it is called with, whose gradient is the weight.
+/// Its argument is the gradient of its weight, and the weight is the gradient of its argument.
 struct MatrixImpl : torch::nn::Module {
   MatrixImpl() {
     weight = register_parameter("weight", torch::randn({kRows, kColumns}));

@@ -1,5 +1,5 @@
 // clang-format off
-// Statements outside of functions are what this file is made of, hence the line above.
+// This file is made of statements outside of functions, hence the line above.
 // The manual's code leaves these parts to its reader. Those that begin with `//: NAME` stand before a block in
 // its function, those with `file` behind the name outside of it, `after OTHER` those that need another part first.
 // snippets.py puts them there.

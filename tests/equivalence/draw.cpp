@@ -24,7 +24,7 @@ class Author {
       iteration();
       if (random_.chance(0.3)) look();
     }
-    if (random_.chance(0.5)) forward();  // what the last step left is what the next forward sees
+    if (random_.chance(0.5)) forward();  // the next forward sees what the last step left
     return std::move(program_);
   }
 
@@ -376,7 +376,7 @@ Case draw(uint64_t seed, const Wish& wish) {
   choose("recompute", random.chance(0.9) || s["layout"] == "fsdp2_recompute" ? "0" : "1");
   if (s["dtype"] == "f32" && !layout_named(s["layout"]).sharded && random.chance(0.1)) choose("optimizer", "adamw8bit");
   if (const auto& only = layout_named(s["layout"]).optimizer; !only.empty()) choose("optimizer", only);
-  // Drawn from the seed itself: the rest of a case is what it was without.
+  // Drawn from the seed itself, so that the rest of a case is as without it.
   choose("ahead", layout_named(s["layout"]).sharded && Random(seed + 1).chance(0.3) && can_step_ahead(s) ? "1" : "0");
   what.program = Author(random, what, wish).write();
   return what;

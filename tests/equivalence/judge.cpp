@@ -43,7 +43,7 @@ bool is_returned(const std::string& name) {
 bool is_normalised(const Case& what) { return what["optimizer"] != "sgd" && what["optimizer"] != "momentum"; }
 
 /// A normalised step is as large as the rate (a fifth of the case's), however small its gradient: where two of them
-/// cancel, what is left is their roundings, of which each step has a few.
+/// cancel, their roundings are left, of which each step has a few.
 double rounding_of_steps(const Case& what) {
   return is_normalised(what) ? 4 * 0.2 * std::stod(what["rate"]) * rounding_of(what).unit : 0;
 }

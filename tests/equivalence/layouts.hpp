@@ -26,7 +26,7 @@ struct WholeIn16Bits {
   bool operator==(const WholeIn16Bits&) const = default;
 };
 
-/// One way in which ranks train a model together. The first half is what its documentation promises, which the
+/// One way in which ranks train a model together. The first half is the promise of its documentation, which the
 /// reference computes; the second is how a program asks for it.
 struct Layout {
   std::string name;
@@ -44,8 +44,8 @@ struct Layout {
   /// The dtype that a sharded model computes in, and averages gradients in: "bf16", "fp16", or as mixed
   /// precision says, else as they are. `wire_dtype`: the same for whole gradients on their way.
   std::string param_dtype = "", reduce_dtype = "", wire_dtype = "";
-  /// ZeRO++, of what as_codes() is about: what is gathered has 8 bits, gradients on their way 4, and what is frozen
-  /// from the start is kept in 8.
+  /// ZeRO++, for the parameters of as_codes(): they are gathered in 8 bits, their gradients travel in 4, and those that
+  /// are frozen from the start are kept in 8.
   bool weights_as_codes = false, gradients_as_codes = false, frozen_as_codes = false;
   std::optional<WholeIn16Bits> whole_in_16_bits = {};                  ///< else autocast and GradScaler
   std::vector<std::string> precisions = {"no", "no", "bf16", "fp16"};  ///< that are drawn

@@ -78,7 +78,7 @@ std::chrono::steady_clock::time_point moment_in(const std::string& output) {
       std::chrono::nanoseconds(std::stoll(output.substr(at + kHappened.size()))));
 }
 
-/// From what happened to the end of the last rank but those that are stopped.
+/// The time from the event to the end of the last rank but those that are stopped.
 double seconds_of(const std::vector<support::RankResult>& ranks, size_t who) {
   const auto begin = moment_in(ranks[who].output);
   if (begin == std::chrono::steady_clock::time_point()) return 0;

@@ -23,7 +23,7 @@
 
 /// The peer's GPT in training by a DeepSpeed configuration, for tests of its checkpoints. The files of
 /// tests/dist/deepspeed_checkpoints/ are DeepSpeed 0.19.8's (CPU accelerator, gloo), of that GPT after three steps;
-/// expected.json says what it did with them next, universal.tar.xz is what its ds_to_universal made of them.
+/// expected.json says what it did with them next, and its ds_to_universal made universal.tar.xz of them.
 namespace support {
 
 using nlohmann::json;

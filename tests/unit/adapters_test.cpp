@@ -477,7 +477,7 @@ TEST(Adapters, OneTokenOfTheZooIsComputedAsMany) {
   llama->zero_grad();
   llama->forward(two).slice(1, 0, 1).square().sum().backward();
   for (const auto& [name, gradient] : gradients_of(adapter))
-    // One token has no gradient through its attention: what is there is rounding, 4e-6 by AVX-512's kernels.
+    // One token has no gradient through its attention: the rest is rounding, 4e-6 by AVX-512's kernels.
     EXPECT_LT(largest_difference(one.at(name), gradient), 1e-4 * (0.1 + gradient.abs().max().item<double>())) << name;
   const torch::NoGradGuard no_grad;
   EXPECT_LT(largest_difference(llama->forward(token), llama->forward(two).slice(1, 0, 1)), 1e-5);

@@ -216,7 +216,7 @@ TEST(CodesOfTheKFamily, AreNearOnRealWeights) {
   const accelerate::SafetensorsFile minilm(*support::data_dir() / "minilm/model.safetensors");
   const accelerate::GgufFile smollm(*support::data_dir() / "smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
   const auto dense = minilm.tensor("encoder.layer.2.output.dense.weight").slice(0, 0, 512).to(at::kFloat);
-  // Its rows of 576 elements are no whole number of blocks; the values are what matters.
+  // Its rows of 576 elements are no whole number of blocks; only the values matter.
   auto table = torch::empty({1024, 576});
   smollm.read("model.embed_tokens.weight", table);
   table = table.view({-1, 256});

@@ -68,7 +68,7 @@ std::string shown(const DcpPath& path) {
   return text;
 }
 
-/// Everything in the folder is what Python reads from it, whole and in parts.
+/// Python reads everything in the folder, whole and in parts, with the same values.
 void expect_as_python_reads(const fs::path& folder) {
   const auto wanted = load_safetensors(folder.string() + ".safetensors");
   const auto objects = nlohmann::json::parse(std::ifstream(folder.string() + ".json"));

@@ -251,7 +251,7 @@ TEST(Gguf, KeysThatCouldChangeResultsAreKnownOrRefusedByName) {
   EXPECT_THAT(config_error_of("attention.causal", [](Writer& file) { file.number(kBool).number<uint8_t>(0); }),
               HasSubstr("llama.attention.causal (whether a token sees those after it) is false"));
   EXPECT_THAT(config_error_of("expert_count", whole(4), "gpt2"), HasSubstr("gpt2.expert_count"));
-  // Without effect, so that it is what is missing that is named.
+  // These have no effect, so that the error names what is missing.
   for (const char* key : {"pooling_type", "rope.scaling.finetuned", "expert_count", "logit_scale"})
     EXPECT_THAT(config_error_of(key, whole(0)), HasSubstr("lacks the number 'llama.vocab_size'")) << key;
   const auto list = [](std::vector<uint32_t> values) {

@@ -357,7 +357,7 @@ TEST(LlamaLoading, WeightsOfOneBlockLiveAndDieByThemselves) {
     EXPECT_TRUE(parameter.requires_grad());
   }
   EXPECT_EQ(storages.size(), loaded->parameters().size());
-  // One behind the other, in the order of names: what is read together lies together, and no page is lost between them.
+  // One behind the other, in the order of names: weights that are read together lie together, no page between them.
   const char* end = nullptr;
   for (const auto& [name, weight] : named_weights(*loaded)) {
     const auto* begin = static_cast<const char*>(weight.const_data_ptr());

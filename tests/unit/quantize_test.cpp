@@ -255,7 +255,7 @@ TEST(QuantizeOperators, ComputeOnCodesWhereTheyCanAndDecodeWhereNot) {
   EXPECT_EQ(products([&] { EXPECT_TRUE(torch::embedding(weight, indices).equal(torch::embedding(w, indices))); }),
             on_codes);
   EXPECT_EQ(products([&] { EXPECT_TRUE((weight * 2).equal(w * 2)); }), decoded);
-  // While it is present, there is no fault; what is not its whole or its transpose is not computed from codes.
+  // While it is present, there is no fault; products with another part of it are not computed from codes.
   EXPECT_TRUE(torch::matmul(second, weight).equal(torch::matmul(second, w)));
   EXPECT_TRUE(torch::linear(x, weight.slice(0, 4, 9)).equal(torch::linear(x, w.slice(0, 4, 9))));
   EXPECT_TRUE(torch::addmm(bias, x, weight.t(), 2).equal(torch::addmm(bias, x, w.t(), 2)));
@@ -502,7 +502,7 @@ fs::path in_gguf(const WideNet& net, const std::string& encoding) {
   return scratch(encoding + ".gguf");
 }
 
-/// QLoRA: what adapters learn beside codes is what they learn beside the weights that these stand for.
+/// QLoRA: adapters learn beside codes what they learn beside the weights that these stand for.
 class AdaptersOnCodes : public ::testing::TestWithParam<std::string> {
  protected:
   accelerate::DispatchedModel encode(WideNet& net) {

@@ -66,7 +66,7 @@ double relative(const at::Tensor& found, const at::Tensor& expected) {
   return ((found - expected).norm() / expected.norm()).item<double>();
 }
 
-/// 0.6 % is what 8 bits of activations cost; a layout that is read wrongly is off by the whole result.
+/// 8 bits of activations cost 0.6 %; a layout that is read wrongly is off by the whole result.
 constexpr double kRounded = 0.03;
 
 TEST(QuantizedModels, TakeInputsOfAnyStrides) {

@@ -216,7 +216,7 @@ TEST(TimelineAdvice, EachRuleHasItsThreshold) {
   const auto advice = report_on({values(20, 2)}).advice;
   ASSERT_EQ(advice.size(), 1u);
   EXPECT_THAT(advice[0].text, testing::Not(testing::AnyOf(HasSubstr("hook"), HasSubstr("bucket"))));
-  // Where they wait for both, what is longer is spoken of.
+  // Where they wait for both, the advice is about the longer wait.
   EXPECT_THAT(report_on({values(20, 30)}).advice.at(0).text, HasSubstr("communication hook"));
 }
 

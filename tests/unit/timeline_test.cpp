@@ -206,7 +206,7 @@ TEST(Activity, WaitingForDataAndCheckpointsHoldsWhatIsDoneForThem) {
   EXPECT_THAT(found.checkpoint, ElementsAre(IsSpan(50 * kUs, 80 * kUs)));
   EXPECT_THAT(found.compute, ElementsAre(IsSpan(90 * kUs, 95 * kUs)));
   EXPECT_EQ(length(found.exposed), 0);
-  ASSERT_EQ(found.operators.size(), 1);  // what is done for others is not the program's computation
+  ASSERT_EQ(found.operators.size(), 1);  // work for others is not the program's computation
   EXPECT_EQ(found.operators[0].self, 5 * kUs);
 }
 

@@ -373,7 +373,7 @@ TEST(ZeroSettings, SettingsThatExcludeEachOther) {
   EXPECT_THAT(refusal(R"("data_parallel_size": 3)"), HasSubstr("but there are 2 ranks"));
 }
 
-// DeepSpeed's Adam for the host is what has fp32 moments of them.
+// DeepSpeed's Adam for the host has fp32 moments of them.
 TEST(ZeroSettings, MastersOf16BitsNeedAnOptimizerForThem) {
   const std::string fp16 = R"("fp16": {"enabled": true, "fp16_master_weights_and_grads": true})";
   const std::string bf16 = R"("bf16": {"enabled": true, "bf16_master_weights_and_grads": true})";

@@ -24,8 +24,8 @@ inline DcpBox whole(const std::vector<int64_t>& sizes) { return {std::vector<int
 /// Number of elements, or nothing if a size is negative or the product exceeds 2^63 - 1.
 std::optional<int64_t> checked_numel(const std::vector<int64_t>& sizes);
 
-/// The common part of two boxes of the same number of dimensions, or nothing if it has no elements. Of two scalars it
-/// is the scalar.
+/// The common part of two boxes of the same number of dimensions, or nothing if it has no elements. The common part of
+/// two scalars is the scalar.
 std::optional<DcpBox> intersect(const DcpBox& a, const DcpBox& b);
 
 /// Whether `box` has the dimensions of a tensor of these sizes and lies within it.

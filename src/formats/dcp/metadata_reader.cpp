@@ -248,7 +248,7 @@ class MetadataReader {
 
   static constexpr int64_t kMaxElementBytes = 16;
   static constexpr size_t kMaxDims = 64;             // LibTorch's own limit for most operators
-  static constexpr size_t kMostSteps = 100;          // of a path: who walks it is recursive
+  static constexpr size_t kMostSteps = 100;          // of a path: its readers are recursive
   static constexpr int64_t kMostUnstored = 100'000;  // items of lists
 
   Pickle pickle_;

@@ -11,7 +11,7 @@ struct Host;
 /// The rank that another launcher (mpirun, srun) has given this one in a job of its own: whatever it starts is that
 /// rank.
 struct LaunchPlace {
-  std::string launcher;  ///< who did
+  std::string launcher;  ///< the name of the other one
   int64_t rank = 0;
   int64_t world_size = 1;
   int64_t local_rank = 0;

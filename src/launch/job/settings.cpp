@@ -290,7 +290,7 @@ void Settings::fill_in(const Host& host) {
   }
   if ((*this)["mixed_precision"].is_null()) set("mixed_precision", "no", ValueSource::fallback);
   if ((*this)["dynamo_backend"].is_null()) set("dynamo_backend", "no", ValueSource::fallback);
-  // MULTI_GPU is what the reference's files say of any machine whose devices behave like CUDA's.
+  // The reference's files say MULTI_GPU of any machine whose devices behave like CUDA's.
   const auto* named = devices::of_distributed_type(text("distributed_type"));
   const auto* here = devices::find(host.device_type);
   device_type_ = named && named->name != std::string_view("cuda") ? named : here;

@@ -17,7 +17,7 @@ namespace accelerate::launcher {
 
 struct Host;
 
-/// Names of settings and the texts that would follow their flags. Of two for one setting the last counts.
+/// Names of settings and the texts that would follow their flags. The last of two for one setting counts.
 using GivenSettings = std::vector<std::pair<std::string, std::string>>;
 
 /// A launch as it is asked for.

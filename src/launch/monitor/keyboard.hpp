@@ -29,7 +29,7 @@ class Keyboard {
 
  private:
   termios before_{};
-  bool taken_ = false;  ///< `before_` is what there was
+  bool taken_ = false;  ///< `before_` has the modes that there were
   bool ended_ = false;  ///< the terminal has gone
 };
 

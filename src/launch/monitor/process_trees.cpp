@@ -86,7 +86,7 @@ std::vector<std::optional<ProcessUse>> ProcessTrees::look(const std::vector<pid_
       if (roots[i] > 0) trees_[i].processes.try_emplace(roots[i]);
       changed = true;
     }
-  if (!changed && looks_ % kLooksPerSearch == 0) find_members(roots);  // what has just been started has nobody yet
+  if (!changed && looks_ % kLooksPerSearch == 0) find_members(roots);  // new processes have nobody yet
   ++looks_;
   const double seconds = std::chrono::duration<double>(now - before_).count();
   before_ = now;

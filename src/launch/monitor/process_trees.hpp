@@ -16,7 +16,7 @@ struct ProcessUse {
   int64_t resident_bytes = 0;
 };
 
-/// Follows the processes of some roots. Looking at a known process is one read; who belongs to whom is found out at
+/// Follows the processes of some roots. Looking at a known process is one read; the search for new ones comes at
 /// every fifth look only, since that reads a file of every process of the machine.
 class ProcessTrees {
  public:

@@ -17,8 +17,8 @@ class StopClock {
   /// @param grace     from asking to killing
   StopClock(std::chrono::milliseconds patience, std::chrono::milliseconds grace) : patience_(patience), grace_(grace) {}
 
-  /// A rank has failed. Of several failures the one counts that is to be answered first; none does once ranks have been
-  /// asked to stop.
+  /// A rank has failed. The failure that is to be answered first counts, if there are several; none does once ranks
+  /// have been asked to stop.
   /// @param only_of_a_peer  it only reports that another rank is gone or has failed: that one, which may still be
   ///   unwinding, gets the time to say why
   void failed(Clock::time_point now, bool only_of_a_peer = false) {

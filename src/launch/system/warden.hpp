@@ -23,7 +23,7 @@ class Warden {
   Warden(const Warden&) = delete;
   Warden& operator=(const Warden&) = delete;
 
-  /// `target` is what kill(2) takes: a process, or minus a process group. Both may be called between fork and exec; a
+  /// `target` is as for kill(2): a process, or minus a process group. Both may be called between fork and exec; a
   /// child that registers itself there leaves no moment in which it has started something and is not known here.
   void watch(pid_t target) const { tell(target, 1); }
   void forget(pid_t target) const { tell(target, 0); }

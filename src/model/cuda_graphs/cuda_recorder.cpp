@@ -46,7 +46,7 @@ class CudaRecording : public GraphRecording {
 
 std::unique_ptr<GraphRecording> record(const c10::Device& device, const std::function<void()>& work) {
   const c10::impl::VirtualGuardImpl cuda(device.type());
-  cuda.synchronizeDevice(device.index());  // inputs and weights are what they will be
+  cuda.synchronizeDevice(device.index());  // inputs and weights have their last values
   const c10::StreamGuard side(cuda.getStreamFromGlobalPool(device, /*isHighPriority=*/false));
   for (int i = 0; i < kRunsBefore; ++i) work();
   cuda.synchronizeStream(side.current_stream());

@@ -25,7 +25,7 @@ ACCELERATE_API at::Tensor keep_top_p(const at::Tensor& scores, double p);
 void expect_finite(const at::Tensor& found, const at::Tensor& logits, int64_t new_tokens,
                    const GenerationConfig& config);
 
-/// The prompts with -1 where the mask hides them: what is not seen is not repeated either.
+/// The prompts with -1 where the mask hides them: hidden tokens are not repeated either.
 at::Tensor without_padding(const at::Tensor& input_ids, const at::Tensor& attention_mask);
 
 /// Beam search over B rows; `step` gives the scores of the next token. Used by generate().

@@ -12,7 +12,7 @@ namespace accelerate::models {
 /// From tokens to ids: a hash table with open addressing that holds ids only, an eighth of what a map takes.
 class TokenIndex {
  public:
-  /// @param tokens  by id, which stay where they are; empty ones are left out. Of equal ones the first is found.
+  /// @param tokens  by id, which stay where they are; empty ones are left out. The first of equal ones is found.
   explicit TokenIndex(const std::vector<std::string>& tokens)
       : tokens_(tokens), slots_(std::bit_ceil(tokens.size() * 2 + 2), -1) {
     for (size_t id = 0; id < tokens.size(); ++id)

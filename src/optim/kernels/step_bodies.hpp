@@ -124,7 +124,7 @@ inline void lion_each(int64_t i, int64_t end, const LionRates<T>& rates, T* __re
   for (; i < end; ++i) {
     const T g = gradient[i], m = momentum[i];
     const T mean = rates.keep[0] * m + rates.add[0] * g;
-    // Zero has none, and what is no number stays so.
+    // Zero has none, and NaN stays NaN.
     const T sign = mean > 0 ? T(1) : mean < 0 ? T(-1) : mean;
     momentum[i] = rates.keep[1] * m + rates.add[1] * g;
     parameter[i] = parameter[i] * rates.shrink - rates.lr * sign;

@@ -345,7 +345,7 @@ void PipelineCall::run(const std::function<void()>& forward) {
     const residency::HandlerScope scope(residency::Link::place, *impl_->pipeline.placement);
     forward();
   } catch (const CommError&) {
-    impl_->finished = true;  // who throws it has told the others
+    impl_->finished = true;  // the thrower has told the others
     throw;
   } catch (const pipeline::AgreedError&) {
     impl_->finished = true;

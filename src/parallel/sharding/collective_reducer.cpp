@@ -217,7 +217,7 @@ class CollectiveReducer final : public GradientReducer {
     }
   }
 
-  /// By what the gradients are divided, their sum before it is rounded, and the result: together the number of ranks.
+  /// Divisors of the gradients, of their sum before it is rounded, and of the result: together the number of ranks.
   struct Division {
     double before = 1, within = 1, after = 1;
   };

@@ -104,7 +104,7 @@ struct ShardingSettings {
   std::set<std::string> fp32_buffers = {};                            ///< full names: fp32 instead
   std::optional<at::ScalarType> input_dtype = {}, output_dtype = {};  ///< of the model's forward
   /// Names of parameters of two or more dimensions that travel between ranks as fp8 (E4M3, scaled by the largest value
-  /// of the whole parameter) and are decoded where they are used. Of no effect where nothing travels: alone, and where
+  /// of the whole parameter) and are decoded where they are used. No effect where nothing travels: alone, and where
   /// ranks share memory.
   std::set<std::string> fp8_weights = {};
   /// Values that travel or are kept in few bits: parameters of two or more dimensions in floating point (ZeRO++). With

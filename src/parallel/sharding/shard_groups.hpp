@@ -12,9 +12,9 @@ namespace accelerate::parallel {
 /// hold one replica, the (r / S)-th.
 struct ShardGroups {
   comm::Mesh mesh;                         ///< their axes
-  std::shared_ptr<comm::Group> shard;      ///< who holds one replica together; null alone
-  std::shared_ptr<comm::Group> replicate;  ///< who holds the same shards; null where there is one replica
-  std::shared_ptr<comm::Group> near;       ///< who keeps parameters together between forward and backward; null: as
+  std::shared_ptr<comm::Group> shard;      ///< ranks that hold one replica together; null alone
+  std::shared_ptr<comm::Group> replicate;  ///< ranks that hold the same shards; null where there is one replica
+  std::shared_ptr<comm::Group> near;       ///< those that keep parameters from forward to backward; null: as
                                            ///< `shard`
   /// Of those of `shard`: who is on this rank's machine, and who has its place on each machine. Null where nobody
   /// asked, and where one of the two would be everybody.

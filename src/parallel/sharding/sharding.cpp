@@ -319,8 +319,8 @@ struct Sharding::Impl {
       units->set_scribe([this](const residency::Member& member, const at::Tensor& values) {
         const auto found = member_of.find(member.tensor().unsafeGetTensorImpl());
         if (apart || found == member_of.end()) return;
-        // Before the first backward weights may be drawn anew, which each rank may do with numbers of its own. Of what
-        // is kept more exactly than it is computed with, a rank knows small writes to its own shard only.
+        // Before the first backward weights may be drawn anew, which each rank may do with numbers of its own. Where
+        // values are kept more exactly than they are computed with, a rank knows small writes to its own shard only.
         const ShardedPart& part = parts[found->second->part];
         if (!part.int8 && (in_forward || (has_averaged && part.compute_dtype == part.master_dtype)))
           drift.note_write(member.name(), values);

@@ -138,7 +138,7 @@ void ShardsOnDisk::before_group(size_t group, const std::vector<at::Tensor>& sta
   needed.insert(needed.end(), states.begin(), states.end());
   bring(group, std::move(needed)).wait();
   kept_.resize(groups_.size());
-  // Two optimizers of one model step on other parameters of the group: what was read ahead for the other one goes.
+  // Two optimizers of one model step on other parameters of the group: tensors read ahead for the other one go.
   if (const auto& before = kept_[group]; !before.empty()) {
     std::vector<at::Tensor> others;
     for (const auto& tensor : before)

@@ -40,7 +40,7 @@ class ShardsOnDisk {
   void before_group(size_t group, const std::vector<at::Tensor>& states);
   void after_group(size_t group, const std::vector<at::Tensor>& states);
   /// All that was written is on the disk. @throws ResourceError if that, or finding room for it, has failed since the
-  /// last time: what has no place there is in memory, and nothing is lost
+  /// last time: tensors without a place there are in memory, and nothing is lost
   void settle();
 
  private:

@@ -19,7 +19,7 @@ namespace accelerate::parallel {
 /// The `grad()` of a sharded model's parameters: after a backward that averaged, a tensor of the parameter's sizes that
 /// is whole to every operator, as the parameter is. Reading it gathers the part's shards, which all ranks do
 /// together; what is written to it reaches this rank's shard at once; clearing or replacing it clears or replaces the
-/// shard's gradient, which is what optimizers step on.
+/// shard's gradient, on which optimizers step.
 class WholeGradients {
  public:
   /// @param meet  before shards are gathered, by all ranks
@@ -32,9 +32,9 @@ class WholeGradients {
   /// @param left  what stands there without having been shown waits to be averaged: it stays
   /// @return whether it was replaced, and does not show now
   bool settle(ShardedMember& member, bool left);
-  /// Whether grad() is what was shown.
+  /// Whether grad() is still the tensor that was shown.
   bool shows(const ShardedMember& member) const;
-  /// Right before backward adds to grad(): what is shown goes, and the shard keeps it.
+  /// Right before backward adds to grad(): the tensor that is shown goes, and the shard keeps its values.
   void make_way(ShardedMember& member);
   /// grad() and the shards' gradients were set from outside: what stands in grad() has not been averaged.
   void start_anew();

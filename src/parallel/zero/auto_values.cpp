@@ -22,7 +22,7 @@ std::optional<int64_t> micro_batch_size(const DeepSpeedPlugin& plugin, const Aut
   if (!plugin.is_auto(kMicro)) {
     const auto value = plugin.get_value(kMicro);
     const auto* number = value ? std::get_if<int64_t>(&*value) : nullptr;
-    return number ? std::optional(*number) : std::nullopt;  // what is no number is refused when it is read
+    return number ? std::optional(*number) : std::nullopt;  // others are refused when they are read
   }
   if (facts.loader_batch_sizes.empty())
     refuse_fill("'{}' is \"auto\", but no loader is prepared; prepare one, or write a number", kMicro);
@@ -160,7 +160,7 @@ Filled fill_auto(DeepSpeedPlugin& plugin, const AutoFacts& facts) {
   if (micro) {
     values[kMicro] = *micro;
     const auto steps = config.get_value("gradient_accumulation_steps");
-    constexpr int64_t kMost = int64_t{1} << 31;  // what is more is refused when it is read
+    constexpr int64_t kMost = int64_t{1} << 31;  // a larger one is refused when it is read
     const auto* number = steps ? std::get_if<int64_t>(&*steps) : nullptr;
     if (number && *number <= kMost && *number > 0 && *micro > 0 && *micro <= kMost / facts.ranks)
       values["train_batch_size"] = *micro * *number * facts.ranks / facts.sp_size;

@@ -251,7 +251,7 @@ parallel::Observed observed_of(const ZeroSettings& settings) {
   if (comms.prof_all) return observed;
   for (const auto& name : comms.prof_ops)
     if (const auto* known = logged_operation(name); known && known->here) observed.comms->only.insert(*known->here);
-  if (observed.comms->only.empty()) observed.comms.reset();  // what is named is done by nothing here
+  if (observed.comms->only.empty()) observed.comms.reset();  // nothing here does what is named
   return observed;
 }
 

@@ -33,7 +33,7 @@ std::vector<std::string> split_at_commas(const std::string& text) {
   return words;
 }
 
-/// `node` is what the configuration has at `key`.
+/// `node` is the configuration's value at `key`.
 void fill(json& node, const std::string& key, const DeepSpeedValues& values, std::vector<std::string>* mismatches) {
   const auto value = values.find(key);
   if (node == "auto") {

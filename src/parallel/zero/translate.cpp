@@ -35,7 +35,7 @@ int64_t elements_of(const ModelRef& model) {
   return all;
 }
 
-/// Stages 0 to 2: all stay whole; what is reduced together is gathered together. DeepSpeed's default sizes are far
+/// Stages 0 to 2: all stay whole, and are gathered together as they are reduced. DeepSpeed's default sizes are far
 /// above most models: in one piece nothing would travel while backward computes, and a whole gradient would wait.
 void hold_whole(const ZeroSettings& zero, ShardingSettings& settings) {
   const auto& given = zero.zero_optimization;

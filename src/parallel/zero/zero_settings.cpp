@@ -186,7 +186,7 @@ class SettingsReader {
     if (!child.is_object())
       return problem("'{}' is {}, expected a section{}", written, show_json(child),
                      section.nullable ? ", or null" : "");
-    // Without a type that is understood nothing is known of parameters, and the type is what has to be corrected.
+    // Without a type that is understood nothing is known of parameters: the type has to be corrected.
     if ((key == "optimizer" && !settings_.optimizer) || (key == "scheduler" && !settings_.scheduler)) return;
     sections_.insert(key);
     walk(child, key, written);

@@ -179,7 +179,7 @@ class Frame final : public SavedTensorHooks, public std::enable_shared_from_this
   }
 
   void abandon(size_t slot) {
-    std::vector<Content> dropped;  // destroyed after the lock is released: who knows what else goes with a tensor
+    std::vector<Content> dropped;  // destroyed after the lock is released: other things may go with a tensor
     const MutexLock lock(mutex_);
     slots_[slot].claimed = false;
     for (auto& [id, pass] : passes_)

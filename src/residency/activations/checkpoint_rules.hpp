@@ -8,7 +8,7 @@
 namespace accelerate::residency {
 
 /// How the process's checkpointed closures (accelerate::checkpoint) keep their inputs and run, where settings of a run
-/// say so (DeepSpeed's activation_checkpointing). They switch nothing on: what is checkpointed is the model's to say.
+/// say so (DeepSpeed's activation_checkpointing). They switch nothing on: the model says what is checkpointed.
 struct CheckpointRules {
   bool inputs_on_host = false;  ///< their inputs wait in host memory for backward, of an accelerator's tensors
   bool synchronize = false;     ///< the accelerator is waited for before and after each run

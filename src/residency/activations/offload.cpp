@@ -21,7 +21,7 @@
 // A storage moves as a whole: several operators save the same tensor, or views of it, and the whole storage is freed or
 // nothing is. Only a tensor that is a small part of its storage moves as a copy of its own. A storage that was moved is
 // an Entry; the saved variables that need it share it. Entries are numbered in the order in which they were saved, and
-// backward asks for them in the opposite order, which is what the prefetch follows.
+// backward asks for them in the opposite order, which the prefetch follows.
 
 namespace accelerate {
 namespace residency {

@@ -55,7 +55,7 @@ class OperatorTape {
     int32_t slot;
     at::Tensor tensor;
     std::optional<VersionStamp> stamp;
-    bool written = false;         ///< by the tape: `tensor` is what it was before
+    bool written = false;         ///< by the tape: `tensor` has the values from before
     std::optional<size_t> given;  ///< replay() gets it
   };
   struct Known {

@@ -21,7 +21,7 @@ void set_state(at::Generator generator, const at::Tensor& state) {
   generator.set_state(state);
 }
 
-/// The default generator belongs to all threads: who looks at its state must not find that of somebody's replay.
+/// The default generator belongs to all threads: none of them may find the state of another one's replay in it.
 Mutex one_at_a_time;
 
 /// States are bytes in host memory, whatever device the numbers are for.

@@ -78,8 +78,8 @@ OpenForMeta::~OpenForMeta() {
 }
 
 void tag(const at::Tensor& tensor) {
-  // set_data() exchanges tensors of different backends only if both are of the usual ones, and meta is none. Of two
-  // backends in a key set the dispatcher takes the later one, which is meta, so that the CPU's changes nothing but
+  // set_data() exchanges tensors of different backends only if both are of the usual ones, and meta is none. The
+  // dispatcher takes the later of two backends in a key set, which is meta, so that the CPU's changes nothing but
   // that.
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   impl->shallow_copy_from(

@@ -15,7 +15,7 @@
 namespace accelerate::residency {
 
 /// Contiguous CPU tensors whose bytes lie in a file without a name, past the system's cache. They are ordinary tensors
-/// at all times: who touches one finds its bytes in the file, which the system reads page by page. A user of many, one
+/// at all times: a touch of one finds its bytes in the file, which the system reads page by page. A user of many, one
 /// group after the other, brings each group into memory before and sends it back after, by few large requests; its
 /// tensors are in memory meanwhile. One thread at a time. Source: ZeRO-Infinity, arXiv:2104.07857 (optimizer states and
 /// parameters on NVMe).

@@ -25,7 +25,7 @@ class CodedValues {
 
   /// @param to  [numel], of any floating-point dtype and device
   void decode(const at::Tensor& to) const;
-  /// @param values  [numel]; those that are what decode() made of an element leave it as it is
+  /// @param values  [numel]; a value that decode() gave for an element leaves it as it is
   void put(const at::Tensor& values);
 
  private:

@@ -43,7 +43,7 @@ EncodedWeight* encoded_weight(const at::Tensor& tensor);
 /// All that the codes consist of, one after the other: uint8 [n], memory of its own. The same on every process that
 /// has the same codes.
 at::Tensor bytes_of(const codes::Codes& codes);
-/// From now on the codes are what lies in `bytes`, as bytes_of() laid it out, and products keep nothing beside them.
+/// From now on the codes lie in `bytes`, as bytes_of() laid them out, and products keep nothing beside them.
 /// Where `bytes` is a member of a unit (an engine that shards them), pin() brings them.
 void lay_codes_in(EncodedWeight& weight, const at::Tensor& bytes, int64_t sharers = 1);
 /// This process does without the codes: products with them are those of another stage of a pipeline.
@@ -52,8 +52,8 @@ void give_up(EncodedWeight& weight);
 /// @throws ConfigError for codes that were given up
 void pin_codes(const EncodedWeight& weight, Pins& pins);
 
-/// Codes that are there while this lives, as pin_codes() says it. Of those that come and go, it ends what products have
-/// made of them meanwhile, and gives the file's pages back.
+/// Codes that are there while this lives, as pin_codes() says it. Its end takes back what products have made meanwhile
+/// of codes that come and go, and gives the file's pages back.
 class CodesInUse {
  public:
   explicit CodesInUse(const EncodedWeight& weight) : weight_(weight) { pin_codes(weight, pins_); }

@@ -14,8 +14,8 @@ struct MappedBytes {
 };
 
 /// A thread that brings the pages of mapped files into memory, in the order given, in requests as large as a disk likes
-/// them: who first uses a mapping page by page would wait for each. What `keep_alive` holds (the mappings) outlives it.
-/// Changes nothing but times; its destructor stops it.
+/// them: a first use of a mapping, page by page, would wait for each. Whatever `keep_alive` holds (the mappings)
+/// outlives it. Changes nothing but times; its destructor stops it.
 class ReadAhead {
  public:
   ReadAhead(std::vector<MappedBytes> bytes, std::shared_ptr<const void> keep_alive);
