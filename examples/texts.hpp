@@ -61,8 +61,8 @@ inline std::vector<Document> read_documents(const std::string& path) {
   return documents;
 }
 
-/// Documents one behind the other, each with an end token, cut into blocks: no place is padding but at the very end. Of
-/// texts all tokens are learned, of conversations what the assistant says, with the token that ends its turn.
+/// Documents one behind the other, each with an end token, cut into blocks: no place is padding but at the very end.
+/// All tokens of texts are learned, and in conversations what the assistant says, with the token that ends its turn.
 class Packing {
  public:
   explicit Packing(accelerate::models::Tokenizer tokenizer) : tokenizer_(std::move(tokenizer)) {}

@@ -33,7 +33,7 @@ struct EstimateSettings {
   std::optional<int64_t> tokens;  ///< of a row, where rows are texts
   bool json = false, offload = false;
 
-  /// Of ZeRO; nothing for the others.
+  /// The stage of ZeRO; nothing for the others.
   std::optional<int64_t> stage() const {
     return strategy.starts_with("zero") ? std::optional<int64_t>(strategy.back() - '0') : std::nullopt;
   }
@@ -239,7 +239,7 @@ struct EstimatedStep {
   std::array<accelerate::MemoryByUse, 3> at_peak;
   accelerate::comm::Traffic traffic;
   int64_t peak = 0;
-  /// Of that what lies on the host, where training is offloaded: pieces of parameters, their gradients and states.
+  /// The part of it on the host, where training is offloaded: pieces of parameters, their gradients and states.
   int64_t peak_on_host = 0;
 };
 

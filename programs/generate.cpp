@@ -136,7 +136,7 @@ struct Measured {
   }
 };
 
-/// Of so many the reading is shown from its beginning, of fewer ones if it takes long all the same.
+/// The reading of so many is shown from its beginning, that of fewer ones if it takes long all the same.
 constexpr int64_t kManyTokens = 256;
 
 class Speaker {
@@ -212,7 +212,7 @@ class Speaker {
   bool limited_;  ///< the number of new tokens was asked for
 };
 
-/// Options that this conversation would not be another one without.
+/// Refuses options that change nothing in this conversation.
 void refuse_without_effect(const GivenOptions& given) {
   if (given.on("chat") && given.text("prompt"))
     accelerate::raise<ConfigError>("--chat takes its prompts from standard input: leave --prompt or --chat out");

@@ -53,7 +53,7 @@ std::string title_of(const fs::path& folder) {
   return "Profile " + (name.has_filename() ? name.filename() : name.parent_path().filename()).string();
 }
 
-/// Of `accelerate profile`, whose program may be run again and again.
+/// The folder of `accelerate profile`, whose program may be run again and again.
 /// @param rank  of a launcher above; null: there is none. A rank minds its own trace, as the others do theirs
 void prepare_folder(const fs::path& folder, bool overwrite, const char* rank) {
   std::error_code error;

@@ -27,7 +27,7 @@ std::string profile_name(const CredentialsQuery& query, const Environment& envir
 /// source_profile or credential_source, or a web identity); AWS_WEB_IDENTITY_TOKEN_FILE; the profile's keys; its
 /// credential_process; the container's endpoint; the machine's (IMDSv2). Blocking: the last two wait for a second each
 /// where nobody answers.
-/// @throws ConfigError saying what was looked at, when nothing is found; what is half there is an error, too, and not
+/// @throws ConfigError saying what was looked at, when nothing is found; half of them is an error, too, and not
 /// passed over.
 FoundCredentials find_credentials(const CredentialsQuery& query, const Environment& environment,
                                   const Profiles& profiles);

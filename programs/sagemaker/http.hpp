@@ -11,7 +11,7 @@
 /// One HTTP request at a time, by libcurl.
 namespace sagemaker {
 
-/// Never printed, by nobody: errors name where they came from.
+/// Nobody ever prints these: errors name where they came from.
 struct Credentials {
   std::string key_id, secret;
   std::string token;  ///< of temporary credentials, else empty

@@ -21,7 +21,7 @@ std::vector<std::string> docker_command(const TrainingJob& job, const std::files
 /// Files below `root` by name: what the container reads there.
 std::vector<std::pair<std::string, std::string>> container_files(const TrainingJob& job, const std::string& host);
 
-/// Pulls the image where it lacks, runs the container, and says where its model is. Blocking.
+/// Pulls the image where it is missing, runs the container, and says where its model is. Blocking.
 /// @return the container's exit code. @throws NotBuiltError without docker
 int run_locally(const TrainingJob& job, const JobPlan& plan, const Environment& environment);
 

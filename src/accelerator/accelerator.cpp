@@ -24,7 +24,7 @@
 namespace accelerate {
 namespace {
 
-/// Files for DeepSpeed may say auto there: what the program says.
+/// Files for DeepSpeed may say auto there, which leaves the number to the program.
 std::optional<int64_t> steps_of_the_environment() {
   constexpr const char* kName = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
   return environment::text(kName) == "auto" ? std::nullopt : environment::integer({kName});
@@ -287,7 +287,7 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(const ModelRef&
   core->engine = chosen.make(model, device(), evaluation_mode);
   core->deepspeed = chosen.deepspeed_files();
   if (fp8 && !device().is_meta()) core->fp8 = fp8;
-  // Activations are of this weight on each of these ranks.
+  // Each of these ranks has activations for this weight.
   const auto group = comm::mesh().along(comm::kTokens | comm::Axes{comm::Axis::tp});
   if (core->fp8 && core->engine && group)
     core->fp8->set_amax_reduction([group](at::Tensor& bits) { group->all_reduce_(bits, Reduction::max); });

@@ -43,7 +43,7 @@ struct TrainingRun {
 };
 TrainingRun deepspeed_run_of(const detail::PreparedModel& model, const char* operation);
 
-/// A weight in few bits can't be trained: whoever trains all else of a model, without an adapter, believes that it is.
+/// A weight in few bits can't be trained: a user who trains all else, without an adapter, believes that it is.
 /// @throws ConfigError naming the first such weight
 void refuse_training_around_codes(const run_state::RunState& run);
 
@@ -109,7 +109,7 @@ struct Accelerator::Impl {
     return state->is_main_process() || (options.project_config.save_on_each_node && state->is_local_main_process());
   }
 
-  /// How many models and optimizers were there when it was last looked whether they belong together.
+  /// The numbers of models and optimizers at the last look whether they belong together.
   std::pair<size_t, size_t> checked = {0, 0};
   bool checked_loaders = false;  ///< whether an unprepared one was spoken of
   /// The tensors that all ranks were found to train together at the last look.

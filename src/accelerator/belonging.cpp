@@ -7,7 +7,7 @@
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
-/// Whether all that is trained was prepared: what was not trains each rank by itself, or nothing at all, and neither
+/// Whether all that is trained was prepared: each rank would train the rest by itself, or not at all, and neither
 /// shows.
 namespace accelerate {
 namespace {

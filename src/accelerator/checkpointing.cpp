@@ -169,7 +169,7 @@ void Accelerator::load_state(const fs::path& input_dir, const LoadStateOptions& 
   run_state::load(impl_->run, folder, how);
   if (project.automatic_checkpoint_naming)
     if (const auto number = run_state::checkpoint_number(folder))
-      // After those that were passed over, too; whoever asks for an older one decides by himself what comes next.
+      // Behind those that were passed over, too; a program that asks for an older one decides itself what comes next.
       project.iteration = (input_dir.empty() ? std::max(*number, run_state::last_checkpoint(all)) : *number) + 1;
   wait_for_everyone();
 }

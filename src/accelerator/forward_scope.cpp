@@ -14,8 +14,8 @@ namespace accelerate::detail {
 
 namespace {
 
-/// Micro-steps of one group compute with the same weights, of which the codes are made once. A number that changes with
-/// the weights says which: what writes into them counts up either of its parts.
+/// Micro-steps of one group compute with the same weights, whose codes are made once. A number that changes with the
+/// weights says whether they are the same: writes to them count up either of its parts.
 std::optional<bool> is_first_microbatch(PreparedModel& model, bool training) {
   if (!training || !c10::GradMode::is_enabled() || GradientState().num_steps() == 1) return std::nullopt;
   int64_t now = counts::read(optim::OptimCount::optimizer_steps);

@@ -48,7 +48,7 @@ bool share_state(const AcceleratedOptimizer& optimizer, comm::Group& group, int6
 
 namespace {
 
-/// Ranks that ended early stood still while others went on: they take what those have become, so that all step alike
+/// Ranks that ended early stood still while others went on: they take the others' states, so that all step alike
 /// from here on. Parameters and buffers have been taken by the engines.
 /// @param source  a rank of the group
 /// @param device  where the ranks' losses are

@@ -125,8 +125,8 @@ struct LocalSGD::Impl {
     engine.after_step();
   }
 
-  /// Optimizers that remember (momentum, say) have other memories in each replica, by which replicas that train
-  /// together would leave each other again.
+  /// Optimizers that remember (momentum, say) have another memory in each replica: replicas that train together would
+  /// leave each other again.
   void share_optimizers() const {
     std::unordered_set<const at::TensorImpl*> ours;
     for (const auto& held : model->engine->pieces()) ours.insert(held.value.unsafeGetTensorImpl());

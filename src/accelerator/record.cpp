@@ -59,7 +59,7 @@ int record(const std::function<void()>& body) {
   } catch (const Error& error) {
     return fail(error.what(), error.exit_code());
   } catch (const std::exception& error) {
-    // Which of the two it is decides what a scheduler may try again with.
+    // The kind decides what a scheduler may try again with.
     return fail(text_of(error), should_reduce_batch_size(error) ? ResourceError("").exit_code() : 1);
   } catch (...) {
     return fail("an exception that is not a std::exception", 1);

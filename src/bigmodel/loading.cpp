@@ -349,8 +349,8 @@ void place(const char* caller, const ModelRef& model, std::vector<LoadTarget>& t
     if (known.contains(key)) continue;
     const auto nearest = nearest_name(key, {known.begin(), known.end()});
     const auto text = fmt::format("\n  {}{}", key, nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : "");
-    // Python's maps name modules without tensors, too (dropout, a tied head), which need not be here. One that is to be
-    // elsewhere than what holds it is another thing.
+    // Python's maps name modules without tensors, too (dropout, a tied head), which need not be here. A module that is
+    // to be elsewhere than its parent is another thing.
     const Place* holder = nullptr;  // of the names that it is in the last, which is the longest
     for (const auto& [other, there] : device_map)
       if (other.empty() || key.starts_with(other + ".")) holder = &there;

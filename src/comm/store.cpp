@@ -71,7 +71,7 @@ bool is_of_this_group(c10d::Store& store, std::chrono::milliseconds timeout) {
     store.wait({"joined/0"}, timeout);
   } catch (const c10::DistNetworkError&) {
     return false;
-  } catch (const std::exception&) {  // out of time, which is said by who waits for all
+  } catch (const std::exception&) {  // out of time, as the ranks that wait for all say
   }
   return true;
 }

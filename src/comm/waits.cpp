@@ -112,7 +112,7 @@ void Group::wait_until(const char* operation, const std::function<bool()>& done,
       std::this_thread::yield();
       continue;
     }
-    // A look costs a core more than the sleep before it is worth where the wait is long, so these come the more rarely
+    // In a long wait a look costs a core more than the sleep before it is worth. So looks come the more rarely
     // the longer it has been: at most a sixty-fourth later than they could.
     std::this_thread::sleep_for(std::clamp<Clock::duration>(waited / 64, kLeast, kMost));
     const bool failed = !progress->failure().empty();

@@ -11,7 +11,7 @@ namespace {
 int64_t length(const Indices& indices) { return static_cast<int64_t>(indices.size()); }
 
 /// A batch that is shorter than the sampler's batch_size() counts as its last: rounds are filled up from there, and
-/// what comes after another one is lost, here as in the reference. Once per pass.
+/// batches behind a second such one are lost, here as in the reference. Once per pass.
 void warn_of_short_batch(bool& warned, int64_t found, int64_t batch_size) {
   if (std::exchange(warned, true)) return;
   logs::warn("accelerate.data",

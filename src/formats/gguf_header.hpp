@@ -30,8 +30,8 @@ struct GgufEntry {
   int64_t elements = 0;  ///< of an array
 };
 
-/// Whether lists of many elements, the vocabulary's, become a part of the metadata. They are checked in any case; what
-/// only wants tensors need not hold them in memory.
+/// Whether lists of many elements, the vocabulary's, become a part of the metadata. They are checked in any case;
+/// readers that only want tensors need not hold them in memory.
 enum class GgufLists { all, short_ones };
 inline constexpr int64_t kMostInShortList = 1024;
 

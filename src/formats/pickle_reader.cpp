@@ -126,8 +126,8 @@ class PickleParser {
   }
 
   PickleNode& add(Kind kind) {
-    // A value takes 70 bytes and one that holds others 100, though an opcode may be all that the file has of it. What
-    // files hold takes more than that.
+    // A value takes 70 bytes and one that holds others 100, though an opcode may be all that the file has of it. Values
+    // in files take more than that.
     const bool is_plain = kind == Kind::integer || kind == Kind::real || kind == Kind::text || kind == Kind::bytes;
     weight_ += is_plain ? 1 : 2;
     if (const auto most = 300'000 + bytes_.size() / 5; weight_ > most)

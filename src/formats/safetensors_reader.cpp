@@ -17,8 +17,8 @@ namespace accelerate {
 struct SafetensorsFile::Content {
   explicit Content(const std::filesystem::path& path) : file(path), header(formats::read_safetensors_header(file)) {}
 
-  /// Mapped when the first tensor is asked for: a mapping counts against RLIMIT_DATA, and who only reads parts needs
-  /// none.
+  /// Mapped when the first tensor is asked for: a mapping counts against RLIMIT_DATA, and a program that only reads
+  /// parts needs none.
   const formats::MappedFile& map() const {
     std::call_once(once, [&] { mapping.emplace(file.duplicate(), file.path()); });
     return *mapping;

@@ -31,7 +31,7 @@ constexpr TokenizerClass kClasses[] = {
 constexpr TokenizerClass kBert{
     "BertTokenizer",          nullptr, nullptr, "[UNK]", "[PAD]", nullptr, /*composes=*/false, Around::cls_and_sep,
     /*plain_specials=*/false, "[CLS]", "[SEP]", "[MASK]"};
-/// Which cut text as that one, and the types of models whose folders need not name a class.
+/// Classes that cut text as BERT's does, and the types of models whose folders need not name a class.
 constexpr const char* kBertClasses[] = {
     "BertTokenizer",       "DistilBertTokenizer",  "ElectraTokenizer",           "ConvBertTokenizer",
     "MobileBertTokenizer", "SqueezeBertTokenizer", "LayoutLMTokenizer",          "LxmertTokenizer",

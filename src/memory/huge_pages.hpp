@@ -14,8 +14,8 @@ constexpr int64_t kHugePage = 2 << 20;
 void prefer_huge_pages(const void* begin, int64_t bytes);
 void prefer_huge_pages(const at::Tensor& tensor);
 
-/// Memory on the CPU for what is read whole, or stays among much that comes and goes: side by side in huge pages. What
-/// a tensor had is given back when it ends; small tensors come from LibTorch's allocator.
+/// Memory on the CPU for what is read whole, or stays among much that comes and goes: side by side in huge pages. A
+/// tensor's bytes are given back when it ends; small tensors come from LibTorch's allocator.
 /// @throws ResourceError where there is no memory
 at::Tensor empty_in_huge_pages(at::IntArrayRef sizes, at::ScalarType dtype);
 

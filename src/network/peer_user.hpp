@@ -17,8 +17,8 @@ std::optional<uid_t> user_of_peer_by_table(int socket);
 /// Whether the other end's address is one of this machine's.
 bool is_on_this_machine(int socket);
 
-/// Whether the other end may come to a job's store: it is this user's or root's, who may do everything anyway. Somebody
-/// else is spoken of once, on stderr: it may be a rank of the job, which would wait and not know why. Where the kernel
+/// Whether the other end may come to a job's store: it is this user's or root's, who may do everything anyway. Stderr
+/// is told once of another user: it may be a rank of the job, which would wait and not know why. Where the kernel
 /// does not say whose connections are (it is not Linux but acts so), everybody may.
 bool admit_own(int socket);
 

@@ -169,7 +169,7 @@ class Loop {
   }
 
  private:
-  /// The connection may be gone: of descriptors that a child process has inherited the kernel goes on speaking.
+  /// The connection may be gone: the kernel goes on speaking of descriptors that a child process has inherited.
   void advance(uint64_t id) {
     const auto found = connections_.find(id);
     if (found == connections_.end()) return;

@@ -76,7 +76,7 @@ struct Label {
 class Span {
  public:
   Span() = default;
-  /// @param subject  whom it is about; read while somebody records. Blanks in it become "_".
+  /// @param subject  the name of its subject; read while somebody records. Blanks in it become "_".
   Span(SpanKind kind, std::string_view subject, int64_t bytes = 0, Lane lane = Lane::thread) {
     if (recording()) begin(kind, subject, bytes, lane);
   }

@@ -131,7 +131,7 @@ void keep_each_parameter_once(torch::optim::Optimizer& optimizer) {
                   [&](const at::Tensor& parameter) { return !seen.insert(parameter.unsafeGetTensorImpl()).second; });
 }
 
-/// LibTorch's makes them when it is made, and its step fails on what came later.
+/// Makes states of parameters that came later: LibTorch's Adagrad makes its own at once, and its step needs all.
 void make_missing_states(torch::optim::Adagrad& optimizer) {
   const at::NoGradGuard no_grad;
   for (const auto& group : optimizer.param_groups()) {

@@ -17,7 +17,7 @@ namespace accelerate::parallel {
 
 /// Sees to it that parameters which ranks hold alike stay alike, and that what each rank writes to its shard of a
 /// sharded one is of one whole (DistributedDataParallelKwargs::compare_parameters_every): only gradients are averaged,
-/// and what is written on each rank by itself nobody else hears of.
+/// and nobody else hears of what a rank writes by itself.
 class DriftCheck {
  public:
   /// @param group  the ranks that hold the same; null: nobody does.  @param every  0: never. @throws ConfigError when
@@ -28,8 +28,8 @@ class DriftCheck {
   void note_write(const std::string& name, const at::Tensor& values);
 
   /// After a backward that averaged. When it is time, compares by a hash of the bits of each parameter: two passes over
-  /// memory and one small message. Where hashes differ, the values do the talking: what roundings of unlike processors
-  /// make of equal steps is left alone. Collective over all ranks of the job, those of other groups included.
+  /// memory and one small message. Where hashes differ, the values do the talking: differences that unlike processors'
+  /// way of rounding makes are left alone. Collective over all ranks of the job, those of other groups included.
   /// @param parameters  asked for when it is time
   /// @throws ConfigError on all ranks, naming the first parameter that differs and a rank that has other values.
   void after_average(const std::function<NamedTensors()>& parameters);

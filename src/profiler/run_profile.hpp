@@ -20,7 +20,7 @@ class RunProfile {
   RunProfile(const RunProfile&) = delete;
   RunProfile& operator=(const RunProfile&) = delete;
 
-  /// Writes the file. Nothing the second time. Never throws; what goes wrong is a warning.
+  /// Writes the file. Nothing the second time. Never throws; errors become warnings.
   void end() noexcept;
   /// The program makes a profile of its own: ends, with a warning.
   void give_way() noexcept;

@@ -13,8 +13,8 @@ namespace accelerate::residency {
 /// that write to such a weight are refused.
 Handler& encoded_handler();
 
-/// For who computes one row after the other and has no time for operators: a weight in few bits as products with fp32
-/// read it; counts as a product. Null for other weights, and where the chain or the weight wants products otherwise.
+/// For code that computes row by row and has no time for operators: a weight in few bits as products with fp32 read it;
+/// counts as a product. Null for other weights, and where the chain or the weight wants products otherwise.
 std::shared_ptr<const codes::kernels::Packed> packed_for_rows(const at::Tensor& weight);
 
 }  // namespace accelerate::residency

@@ -424,8 +424,8 @@ void Residency::drop(Unit& unit) {
   counters().evictions.fetch_add(1, std::memory_order_relaxed);
 }
 
-/// For scopes that end, which can't throw: a unit whose changes can't be stored stays present, and who needs its room
-/// hears of it.
+/// For scopes that end, which can't throw: a unit whose changes can't be stored stays present, and the next user of its
+/// room hears of it.
 void Residency::try_drop(Unit& unit) {
   try {
     drop(unit);

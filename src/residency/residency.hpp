@@ -98,7 +98,7 @@ class Residency {
   void bring_up_to_date(Unit& unit, const Member& member);
   /// A rank has written to its own slice.
   void note_piece_write(Unit& unit);
-  /// For those who give members other values than operators do, all ranks together.
+  /// For code that gives members other values than operators do, all ranks together.
   struct Change {
     std::function<void()> begin, end;  ///< collective
   };

@@ -35,7 +35,7 @@ class SpillFile {
   /// Reserved room as memory of this process: writes to it are in the file. It stays until munmap().
   void* map(int64_t offset, int64_t bytes);
 
-  /// For those who move bytes themselves, within what they have reserved.
+  /// For code that moves bytes itself, within what it has reserved.
   int descriptor() const { return file_; }
   /// @throws ResourceError that says so
   [[noreturn]] void fail(const char* operation, int64_t bytes, int error) const;

@@ -26,7 +26,7 @@ distributed_checkpoint::ShardedTensor sharded(const parallel::Held& holding, con
                                               std::shared_ptr<parallel::Engine> engine = nullptr);
 /// Whether bytes of what is held are there only while operators need them.
 bool comes_and_goes(const at::Tensor& values);
-/// For who reads without operators: `values`, or a copy of such.
+/// For code that reads without operators: `values`, or a copy of such.
 at::Tensor readable(const at::Tensor& values);
 /// This rank's values of a stored tensor of the whole's sizes. @param dtype  unset: that of what it holds
 /// @throws CheckpointError when the file is damaged.

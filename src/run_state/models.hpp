@@ -25,8 +25,8 @@ void save_tensors(const std::map<std::string, at::Tensor>& tensors, const StateF
 /// model. Not collective but for apply().
 class StagedModel {
  public:
-  /// @param strict  false: what only one of both has is let be, with a warning. ConfigError for shards of this rank
-  /// alone, which fit the same run only  @param masters  of DeepSpeed's files; false: weights as modules had them
+  /// @param strict  false: tensors that one of them lacks are left out, with a warning. ConfigError for this rank's
+  /// shards, which fit the same run only  @param masters  of DeepSpeed's files; false: weights as modules had them
   /// @throws CheckpointError listing every missing, unexpected and misshapen tensor.
   StagedModel(const detail::PreparedModel& model, const StateFile& file, bool strict, bool masters = true);
   /// @param may_miss  names that need not be there; those tensors stay as they are

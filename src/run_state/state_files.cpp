@@ -26,7 +26,7 @@ fs::path deepspeed_folder(const fs::path& folder, size_t index, bool universal) 
   if (const auto converted = folder / numbered("pytorch_model", index, "_universal"); is_folder(converted))
     return converted;
   if (index > 0) return own;
-  // Of DeepSpeed's own save_checkpoint, whose tags have other names.
+  // DeepSpeed's own save_checkpoint has other names for tags.
   const auto tag = universal ? Checkpoint::named_by(Checkpoint::kLatestUniversal, folder) : Checkpoint::latest(folder);
   if (!tag.empty()) return folder / tag;
   const auto latest = Checkpoint::latest(folder);  // which is not what is wanted, as who opens it says

@@ -34,7 +34,7 @@ class WholeStream {
 
   struct Options {
     bool everywhere = false;  ///< false: only rank 0 gets whole tensors
-    /// Tensors come as copies. Otherwise as views of their gathered part, for who is done with each before the next.
+    /// Tensors come as copies. Otherwise as views of their gathered part: each must be used before the next one comes.
     bool copies = false;
     bool on_host = true;  ///< where copies lie; else with their parameter
   };

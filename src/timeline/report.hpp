@@ -26,7 +26,7 @@ struct Shares {
   int64_t checkpoint = 0;
   int64_t other = 0;  ///< the program's own code, and what was not recorded
 
-  /// Without what other ranks are to blame for.
+  /// Without the time that other ranks are to blame for.
   int64_t own() const { return total - exposed; }
   Shares& operator+=(const Shares& more);
 };

@@ -13,7 +13,7 @@ namespace accelerate {
 
 /// The destination of records that one tracker does not take: a file of JSON lines (docs/formats/json_lines.md), which
 /// is there as soon as the first one comes, and a warning that says so. It has a queue and a thread of its own, because
-/// the training may be what hands a record over.
+/// the training itself may hand a record over.
 class RecordSpillFile {
  public:
   struct Options {

@@ -4,7 +4,7 @@
 //   each batch takes 10 ms to read, and rank 1 takes 100 ms before its backward,
 //                  for which rank 0 waits
 //   sharded        the same with FSDP
-// figures        the program itself says steps, tokens and operations
+//   figures        the program itself says steps, tokens and operations
 // A second argument is the number of steps: of a program that is watched until it is ended.
 #include <torch/torch.h>
 

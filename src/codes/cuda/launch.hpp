@@ -17,7 +17,7 @@ struct Launch {
 };
 
 /// Starts a kernel on the device's current stream, and does not wait for it.
-/// @return false: there are no kernels here, and operators have to do. Why is logged, once.
+/// @return false: there are no kernels here, and operators have to do. The reason is logged, once.
 using Launcher = bool (*)(const Launch& launch, const c10::Device& device);
 
 /// Compiles kernels when they are first asked for. Null in builds without CUDA.

@@ -508,7 +508,7 @@ struct Averaging::Impl {
     const WaitClock waiting(RunCount::comm_wait_ns, on_host());
     auto tensors = tensors_of(buffers);
     // No news to graphs of earlier forwards: batch norms hand their statistics to backward, which does not use them,
-    // and who changes other buffers in a forward tells the graphs by that.
+    // and a forward that changes other buffers tells the graphs itself.
     for (at::Tensor& buffer : tensors) buffer = buffer.variable_data();
     broadcast_in_place(*group, tensors, from);
     counts::add(AveragingCount::buffer_broadcasts);

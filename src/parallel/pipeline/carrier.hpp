@@ -11,7 +11,7 @@
 
 namespace accelerate::parallel::pipeline {
 
-/// Sends tensors of a call from rank to rank. Before each go a few numbers and the operator's name, by which ranks
+/// Sends tensors of a call from rank to rank. A few numbers and the operator's name go before each: by these ranks
 /// notice that they don't run the same program.
 class GroupCarrier final : public Carrier {
  public:

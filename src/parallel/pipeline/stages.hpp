@@ -69,7 +69,7 @@ class Stages final : public residency::Handler {
   int64_t stage_of(const at::Tensor& tensor) const;
   /// The values of a result, on the rank of stage `to`; undefined on others.
   at::Tensor bring(const at::Tensor& tensor, int64_t to, const std::string& label);
-  /// Lets go of copies of what has ended.
+  /// Lets go of copies of values that have ended.
   void prune();
 
   int64_t operators() const { return operators_; }    ///< that ran here

@@ -16,7 +16,7 @@ struct ShardGroups {
   std::shared_ptr<comm::Group> replicate;  ///< ranks that hold the same shards; null where there is one replica
   std::shared_ptr<comm::Group> near;       ///< those that keep parameters from forward to backward; null: as
                                            ///< `shard`
-  /// Of those of `shard`: who is on this rank's machine, and who has its place on each machine. Null where nobody
+  /// Ranks of `shard`: those on this rank's machine, and those with its place on each machine. Null where nobody
   /// asked, and where one of the two would be everybody.
   std::shared_ptr<comm::Group> machine, across;
 

@@ -579,7 +579,7 @@ struct Sharding::Impl {
   /// @param changed  by part: whether to look at all
   void look_for_unseen_steps(const residency::Unit* of = nullptr,
                              const std::optional<std::vector<char>>& changed = std::nullopt) {
-    // Within a backward ranks may come by here differently often, and can't tell each other of nothing.
+    // Within a backward ranks may come by here unequally often, so they can't agree that nothing has changed.
     const bool together = torch::autograd::get_current_graph_task_id() == -1;
     for (const auto& part : parts)
       if (part.may_step && !store->pieces_in_unit(part) && (!of || part.unit == of) &&

@@ -44,7 +44,7 @@ int64_t num_ranks() {
                                      : environment::integer({"WORLD_SIZE"}).value_or(1);
 }
 
-/// Than on the host, or in a dry run would.
+/// Whether this process computes elsewhere than on the host, or would if this were no dry run.
 bool computes_elsewhere() { return PartialState::initialized() && !PartialState().device().is_cpu(); }
 
 /// The hidden size of the widest module that has one.
@@ -260,7 +260,7 @@ class ChosenZero final : public ChosenLayer {
     }
   }
 
-  /// Which DeepSpeed would have its own Adam for the host keep.
+  /// Whether DeepSpeed would have its own Adam for the host keep the moments.
   bool has_moments_on_host() const { return settings_.has_low_masters() && settings_.offloads_states(); }
 
   /// Checks an optimizer of the program's.

@@ -35,7 +35,7 @@ using ParameterNames = std::unordered_map<const at::TensorImpl*, std::string>;
 std::shared_ptr<torch::optim::Optimizer> make_optimizer(const ZeroSettings& settings, const DummyOptim& dummy,
                                                         const ParameterNames& names);
 
-/// The program's callable's, where there is one. @throws ConfigError where neither is there
+/// The schedule of the program's callable, where there is one. @throws ConfigError where neither is there
 optim::Scheduler make_scheduler(const ZeroSettings& settings, const DummyScheduler& dummy,
                                 torch::optim::Optimizer& optimizer);
 
@@ -44,7 +44,7 @@ std::vector<parallel::FileMonitor> monitors_of(const ZeroSettings& settings);
 parallel::Observed observed_of(const ZeroSettings& settings);
 /// Whether a key acts only on layers that are recomputed.
 bool is_of_recomputation(std::string_view key);
-/// How those are, while it lives; null: as without a configuration.
+/// The rules for such layers, while it lives; null: as without a configuration.
 std::unique_ptr<residency::CheckpointRulesScope> checkpoint_rules_of(const ZeroSettings& settings);
 
 /// The settings that checkpoints are written by. @param config  the filled configuration that the settings were read

@@ -179,7 +179,7 @@ bool load(const RecordedCall& recorded) {
 /// exist yet.
 struct DeferredRecorder final : Handler {
   bool handle(OperatorCall& call, Next next) override {
-    // In a pipeline's forward, deferred tensors are sizes as others are; who is to have values has got them before.
+    // In a pipeline's forward, deferred tensors are sizes as others are; ranks that need values have got them before.
     if (has_scope(Link::place)) return false;
     if (call.name() == "aten::_has_compatible_shallow_copy_type") return false;  // set_data() asks about keys only
     RecordScope* scope = c10::impl::tls_is_dispatch_key_included(kKey) ? current_scope() : nullptr;
