@@ -1,5 +1,5 @@
 # accelerate_together(target UNITS n PROGRAMS name source [name source …]): several programs as one with as many names: bin/ema is a link to bin/examples, and the name
-# under which that is started says which of them runs. Of the 9 s that one of them takes to compile, 6 s are templates that LibTorch's headers ask for whatever the
+# under which that is started says which of them runs. 6 of the 9 s that one of them takes to compile are templates that LibTorch's headers ask for whatever the
 # source does; so they are compiled as that many sources, each program in a namespace of its own, after all that they include. For tests they end sooner where
 # ACCELERATE_TEST_LEAVES_LIBTORCH is in the environment (src/utils/leave_libtorch.hpp), and their sockets wait without turning (src/utils/gloo_gives_way.hpp).
 function(accelerate_together target)

@@ -60,7 +60,7 @@ inline auto collate_by(const accelerate::models::WordPieceTokenizer& tokenizer) 
   };
 }
 
-/// Of labels 0 and 1, batch by batch.
+/// The score of labels 0 and 1, batch by batch.
 class PairScore {
  public:
   void add(const torch::Tensor& predicted, const torch::Tensor& labels) {

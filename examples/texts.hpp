@@ -28,8 +28,8 @@ struct Document {
   std::vector<accelerate::models::ChatMessage> messages;
 };
 
-/// Of `.jsonl` each line is {"text": …} or {"messages": [{"role": …, "content": …}, …]}, of `.tsv` the last column is a
-/// text, of other files each line that is not empty is one.
+/// A line of `.jsonl` is {"text": …} or {"messages": [{"role": …, "content": …}, …]}, the last column of `.tsv` is a
+/// text, and so is each line of other files that is not empty.
 inline std::vector<Document> read_documents(const std::string& path) {
   std::ifstream in(path);
   if (!in) throw accelerate::ConfigError("--data '" + path + "' can't be opened; expected a file of texts");

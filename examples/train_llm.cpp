@@ -105,7 +105,7 @@ at::ScalarType dtype_of(const Settings& settings) {
   return settings.dtype == "bfloat16" ? torch::kBFloat16 : torch::kFloat;
 }
 
-/// How the model is sharded; nothing where nobody asks for it. What is left open here, `accelerate launch` decides, but
+/// How the model is sharded; nothing where nobody asks for it. `accelerate launch` decides what is left open here, but
 /// for three defaults: units are layers, checkpoints are of all ranks' pieces, and rank 0 alone reads the weights.
 std::optional<accelerate::FullyShardedDataParallelPlugin> plugin_of(const Settings& settings) {
   if (accelerate::parallel::deepspeed_requested()) {
@@ -205,7 +205,7 @@ struct Costs {
   }
 };
 
-/// Operations per second of a large product, in the dtype that the model computes in: what MFU is a share of where
+/// Operations per second of a large product, in the dtype that the model computes in: MFU is a share of it where
 /// --peak_flops does not say it.
 double measured_peak(const accelerate::Accelerator& accelerator) {
   const auto dtype = accelerator.mixed_precision() == "bf16"   ? torch::kBFloat16
@@ -224,7 +224,7 @@ double measured_peak(const accelerate::Accelerator& accelerator) {
   return best;
 }
 
-/// Of the accelerator, or of the process where there is none: now, and at most since the last look.
+/// Memory of the accelerator, or of the process where there is none: now, and at most since the last look.
 struct MemoryLook {
   int64_t valley = 0, peak = 0;
   explicit MemoryLook(const accelerate::Accelerator& accelerator) {

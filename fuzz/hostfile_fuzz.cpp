@@ -7,8 +7,8 @@
 #include "accelerate/utils/error.hpp"
 #include "launch/job/hostfile.hpp"
 
-// Any bytes are machines with different names and as many slots as are said, or a ConfigError. What follows an 0xFF is
-// a filter: what it includes and what it excludes are all slots together, in the file's order. The same bytes as
+// Any bytes are machines with different names and as many slots as are said, or a ConfigError. The bytes after an 0xFF
+// are a filter: what it includes and what it excludes are all slots together, in the file's order. The same bytes as
 // variables for other machines have names, and lines that read the same again.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace accelerate;

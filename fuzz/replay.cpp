@@ -1,5 +1,5 @@
-// Instead of libFuzzer, with any compiler: gives a fuzz target the inputs of a file, one a line in base64. What a
-// target may not do ends the program.
+// Instead of libFuzzer, with any compiler: gives a fuzz target the inputs of a file, one a line in base64. The
+// program ends where a target does what it may not.
 #include <cstdint>
 #include <cstdio>
 #include <fstream>

@@ -46,7 +46,7 @@ void check(const ModuleTree& tree, int depth) {
 
 }  // namespace
 
-// Any bytes are a file of tensors that lie within it, or a CheckpointError: for who lists them and for who loads them.
+// Any bytes are a file of tensors that lie within it, or a CheckpointError, whether they are listed or loaded.
 // A file of torch.save is taken as it is. Other inputs are the pickle in one, and the first byte says whether it is
 // TorchScript's: changes seldom leave a zip intact.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

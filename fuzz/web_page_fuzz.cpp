@@ -4,8 +4,8 @@
 
 #include "launch/monitor/web_page.hpp"
 
-// Any bytes are answered, with one head and one body of the length that the head says. What the job does is told only
-// to who asked for it with GET or HEAD, by HTTP/1 and with one Host, without bytes that no name has.
+// Any bytes are answered, with one head and one body of the length that the head says. The job's state is told only
+// to those that ask for it with GET or HEAD, by HTTP/1 and with one Host, without bytes that no name has.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace accelerate::launcher;
   const std::string_view request(reinterpret_cast<const char*>(data), size);

@@ -105,7 +105,7 @@ struct Run {
   std::vector<double> losses, times;
 };
 
-/// Of one contestant.
+/// The figures of one contestant.
 struct Result {
   std::string name;
   std::vector<double> milliseconds;                 ///< of all steps

@@ -26,7 +26,7 @@ inline LlamaForCausalLM make_llama(const std::filesystem::path& folder) {
   return model;
 }
 
-/// Forwards of one token each. What is measured are those after the first, which may fetch all that stays.
+/// Forwards of one token each. All but the first, which may fetch all that stays, are measured.
 inline Result decode(LlamaForCausalLM& model, const at::Device& device, int64_t count) {
   const torch::InferenceMode inference;
   Result result;

@@ -13,7 +13,7 @@ struct Blend {
   ACCELERATE_FIELDS(points, shares)
 };
 
-// Any callable that takes a list of samples. What it returns is the loader's batch type; rows are counted by its
+// Any callable that takes a list of samples. Its return type is the loader's batch type; rows are counted by its
 // tensors' first dimension. With num_workers it is copied into the loader and called by several threads at once, so it
 // keeps no state that changes. Its random numbers come from a generator that begins with the batch: LibTorch's default
 // one is locked, but which thread draws first would be another one in each run.

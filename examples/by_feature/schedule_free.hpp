@@ -56,7 +56,7 @@ class AdamWScheduleFree : public torch::optim::Optimizer, public accelerate::opt
   struct State : torch::optim::OptimizerCloneableParamState<State> {
     torch::Tensor z, mean_square;
   };
-  /// Of one group: how much weight the average of z has.
+  /// The weight that the average of z has in one group.
   struct Average {
     int64_t steps = 0;
     double weight = 0, largest_lr = 0;

@@ -156,7 +156,7 @@ int64_t memory_of(pid_t pid, const std::string& key) {
   return 0;
 }
 
-// Of SmolLM2 in 4 bits: 96 MB of codes, 57 MB of LibTorch's operators, 42 MB of keys and values; some 30 MB of
+// SmolLM2 in 4 bits takes 96 MB of codes, 57 MB of LibTorch's operators, 42 MB of keys and values; some 30 MB of
 // LibTorch's code, more or less by the processor's instructions. Before things were given back it had 80 MB of files
 // (code that only registers operators, pages of the model beside what is read), 270 MB of the rest, and a peak of 570
 // MB (activations, by the C library's allocator).

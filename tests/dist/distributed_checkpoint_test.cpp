@@ -1,6 +1,6 @@
 /// Distributed checkpoints of the user's own dict: everything comes back, on any number of ranks and whatever holds the
-/// model; what goes wrong is an error on all ranks that names the value, and leaves things as they were. What Python
-/// makes of the files is in fsdp_state_test.cpp.
+/// model; what goes wrong is an error on all ranks that names the value, and leaves things as they were. Python
+/// reads the files in fsdp_state_test.cpp.
 
 #include <accelerate/accelerate.hpp>
 

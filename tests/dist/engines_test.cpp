@@ -788,8 +788,8 @@ RANKS_TEST(Engines, ComposedLayersAccumulate, 4) {
   }
 }
 
-// Ranks along the columns have the same batches, those along the data different numbers of them: who has none adds
-// zeros to the average, and all end with the last one's model and moments.
+// Ranks along the columns have the same batches, those along the data different numbers of them: a rank without one
+// adds zeros to the average, and all end with the last one's model and moments.
 RANKS_TEST(Engines, ComposedLayersJoin, 4) {
   Trained trained("averaged columns");
   const int64_t place = comm::mesh().place(comm::kSamples), readers = comm::mesh().size(comm::kSamples);

@@ -702,7 +702,7 @@ TEST_F(Hostfile, TokenIsOnNoCommandLine) {
   pids_in(file("pids"), 5);
   EXPECT_THAT(content(file("command.127.0.0.1")) + content(file("command.127.0.0.2")), Not(HasSubstr("sesame")));
   EXPECT_THAT(content(file("command.127.0.0.1")), HasSubstr("--rdzv_conf 'join_timeout=60'"));
-  // The gate that the host's agent keeps refuses who does not know it.
+  // The gate that the host's agent keeps refuses a machine that does not know it.
   const auto stranger =
       machine(1, "true", {"--num_machines", "2", "--num_processes", "5"}, ",token=guessed")->wait(kLong);
   EXPECT_EQ(stranger.exit_code, 64);

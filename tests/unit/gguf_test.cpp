@@ -162,7 +162,7 @@ TEST(Gguf, SaysWhatIsWrongWithAFile) {
               HasSubstr("expected a power of two"));
 }
 
-/// Of LLaMA with one number in its metadata, which may be any.
+/// A LLaMA's file with one number in its metadata, which may be any.
 Writer llama(const std::string& key, uint64_t value) {
   return Writer()
       .head(1, 2)

@@ -1131,7 +1131,7 @@ TEST(QuantizeFiles, OfGgufThatAreDamagedAreRefusedByName) {
   EXPECT_THAT(says(version), HasSubstr("version"));
 }
 
-// --- who is killed while the two files of a folder are replaced
+// --- a process that is killed while the two files of a folder are replaced
 
 /// Which call of rename() from now on is not reached.
 int renames_to_live = -1;

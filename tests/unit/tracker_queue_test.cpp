@@ -272,8 +272,8 @@ std::string variable(const char* name) {
 }
 }  // namespace
 
-// A program that is killed, without an end of its trackers: all is there that it logged some time before. What "some
-// time" is, docs/tracking.md says; here it is as long as it takes, and no flush is asked for.
+// A program that is killed, without an end of its trackers: all is there that it logged some time before.
+// docs/tracking.md says what "some time" is; here it is as long as it takes, and no flush is asked for.
 TEST(TrackerKill, WhatWasLoggedIsInTheFiles) {
   constexpr int64_t kRecords = 20000;
   if (support::is_rank()) {
