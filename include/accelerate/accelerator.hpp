@@ -188,21 +188,15 @@ class [[nodiscard]] Scope {
 };
 
 namespace detail {
-template <class T>
-concept OptimizerObject = std::derived_from<std::remove_cvref_t<T>, torch::optim::Optimizer>;
-template <class T>
-concept OptimizerPointer = requires(T& p) {
+template <class T> concept OptimizerObject = std::derived_from<std::remove_cvref_t<T>, torch::optim::Optimizer>;
+template <class T> concept OptimizerPointer = requires(T& p) {
   requires std::derived_from<std::remove_reference_t<decltype(*p)>, torch::optim::Optimizer>;
 };
 template <class T> inline constexpr bool is_loader = false;
 template <class Batch> inline constexpr bool is_loader<data::DataLoader<Batch>> = true;
 /// A model that load_and_quantize_model, dispatch_model or one of their kin has returned.
-template <class T>
-concept DispatchedObject = WrappedModel<T> && requires(const T& m) {
-  m.hf_device_map();
-};
-template <class T>
-concept ScheduleObject = std::same_as<T, optim::Scheduler>;
+template <class T> concept DispatchedObject = WrappedModel<T> && requires(const T& m) { m.hf_device_map(); };
+template <class T> concept ScheduleObject = std::same_as<T, optim::Scheduler>;
 
 /// T, or what a pointer of this type points to.
 template <class T> struct Target { using type = T; };
@@ -221,8 +215,7 @@ struct Target<T> {
 };
 template <class T> using target_t = typename Target<T>::type;
 
-template <class T>
-concept TorchLoader = requires(T* p) {
+template <class T> concept TorchLoader = requires(T* p) {
   []<class D, class B, class R>(torch::data::DataLoaderBase<D, B, R>*) {}(p);
 };
 template <class T>

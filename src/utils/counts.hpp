@@ -13,10 +13,7 @@
 /// on. A count is one relaxed add.
 namespace accelerate::counts {
 
-template <class T>
-concept Event = std::is_enum_v<T> && requires {
-  T::number_of_counts;
-};
+template <class T> concept Event = std::is_enum_v<T> && requires { T::number_of_counts; };
 
 using Values = std::span<std::atomic<int64_t>>;
 

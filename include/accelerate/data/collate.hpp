@@ -51,8 +51,7 @@ inline constexpr at::ScalarType kStoredType = std::is_same_v<Stored<T>, bool>   
                                               : std::is_same_v<Stored<T>, double> ? at::kDouble
                                                                                   : at::kLong;
 
-template <class T>
-concept NumberList = nested::Sequence<T> && std::is_arithmetic_v<typename T::value_type>;
+template <class T> concept NumberList = nested::Sequence<T> && std::is_arithmetic_v<typename T::value_type>;
 
 template <class T> struct Collated { using type = std::vector<T>; };
 template <class T> using collated_t = typename Collated<T>::type;

@@ -39,33 +39,22 @@ template <class T> inline constexpr bool is_optional = nested::detail::is_instan
 template <class T> struct Unwrapped { using type = T; };
 template <class T> struct Unwrapped<std::optional<T>> { using type = T; };
 
-template <class D>
-concept LibTorchDataset = requires(D& d) {
+template <class D> concept LibTorchDataset = requires(D& d) {
   typename D::BatchRequestType;
   d.get_batch(std::declval<typename D::BatchRequestType>());
 };
-template <class D>
-concept LibTorchStream = LibTorchDataset<D> && std::is_same_v<typename D::BatchRequestType, size_t>;
-template <class D>
-concept PlainStream = !LibTorchDataset<D> && requires(D & d) {
+template <class D> concept LibTorchStream = LibTorchDataset<D> && std::is_same_v<typename D::BatchRequestType, size_t>;
+template <class D> concept PlainStream = !LibTorchDataset<D> && requires(D & d) {
   d.reset();
   requires is_optional<decltype(d.next())>;
 };
-template <class D>
-concept Stream = LibTorchStream<D> || PlainStream<D>;
-template <class D>
-concept HasGet = requires(D& d, size_t i) {
-  d.get(i);
-};
-template <class D>
-concept PlainMap = !LibTorchDataset<D> && !PlainStream<D> && requires(D & d) {
+template <class D> concept Stream = LibTorchStream<D> || PlainStream<D>;
+template <class D> concept HasGet = requires(D& d, size_t i) { d.get(i); };
+template <class D> concept PlainMap = !LibTorchDataset<D> && !PlainStream<D> && requires(D & d) {
   static_cast<int64_t>(d.size());
 }
 &&(HasGet<D> || requires(D & d, size_t i) { d[i]; });
-template <class D>
-concept CanShard = requires(D& d) {
-  d.shard(int64_t{0}, int64_t{1});
-};
+template <class D> concept CanShard = requires(D& d) { d.shard(int64_t{0}, int64_t{1}); };
 
 }  // namespace detail
 

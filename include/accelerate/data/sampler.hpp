@@ -243,14 +243,12 @@ class ACCELERATE_API DefaultGeneratorScope {
 };
 
 /// torch::data::samplers::*: `reset(optional<size_t>)` and `next(batch_size)`.
-template <class S>
-concept LibTorchSampler = requires(S& s, size_t n) {
+template <class S> concept LibTorchSampler = requires(S& s, size_t n) {
   s.reset(std::optional<size_t>());
   { *s.next(n) } -> std::convertible_to<std::vector<size_t>>;
 };
 /// Anything with `reset()` and `next()` that gives a list of indices.
-template <class S>
-concept PlainBatchSampler = requires(S& s) {
+template <class S> concept PlainBatchSampler = requires(S& s) {
   s.reset();
   { (*s.next())[0] } -> std::convertible_to<int64_t>;
 };

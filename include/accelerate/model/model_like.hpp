@@ -18,19 +18,16 @@ namespace accelerate {
 
 namespace detail {
 
-template <class M>
-concept ModuleHolderLike = requires(const M& m) {
+template <class M> concept ModuleHolderLike = requires(const M& m) {
   typename M::ContainedType;
   { m.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
 };
-template <class M>
-concept ModulePointer = requires(const M& m) {
+template <class M> concept ModulePointer = requires(const M& m) {
   typename M::element_type;
   requires std::same_as<M, std::shared_ptr<typename M::element_type>>;
   requires std::derived_from<typename M::element_type, torch::nn::Module>;
 };
-template <class M>
-concept ScriptModule = std::derived_from<M, torch::jit::Module>;
+template <class M> concept ScriptModule = std::derived_from<M, torch::jit::Module>;
 
 }  // namespace detail
 
@@ -40,8 +37,7 @@ template <class M>
 concept ModelLike = detail::ModuleHolderLike<M> || detail::ModulePointer<M> || detail::ScriptModule<M>;
 
 /// What Accelerator::prepare, dispatch_model and their kin return: unwrap() is the model.
-template <class M>
-concept WrappedModel = requires(const M& m) {
+template <class M> concept WrappedModel = requires(const M& m) {
   requires ModelLike<std::remove_cvref_t<decltype(m.unwrap())>>;
 };
 

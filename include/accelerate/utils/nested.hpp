@@ -43,10 +43,7 @@ template <typename Data, typename Target> struct Example;
 
 namespace accelerate::nested {
 
-template <class T>
-concept HasFields = requires(T& t) {
-  t.accelerate_fields();
-};
+template <class T> concept HasFields = requires(T& t) { t.accelerate_fields(); };
 
 namespace detail {
 template <class T, template <class...> class Template> inline constexpr bool is_instance = false;
@@ -58,20 +55,13 @@ template <class T> inline constexpr bool is_example_without_target = false;
 template <class D> inline constexpr bool is_example_without_target<torch::data::Example<D, void>> = true;
 }  // namespace detail
 
-template <class T>
-concept TensorLike = std::is_same_v<T, at::Tensor>;
-template <class T>
-concept Sequence = detail::is_instance<T, std::vector> || detail::is_std_array<T>;
-template <class T>
-concept Mapping = detail::is_instance<T, std::map> || detail::is_instance<T, std::unordered_map>;
-template <class T>
-concept TupleLike = detail::is_instance<T, std::tuple> || detail::is_instance<T, std::pair>;
-template <class T>
-concept ExampleLike = detail::is_instance<T, torch::data::Example>;
-template <class T>
-concept OptionalLike = detail::is_instance<T, std::optional>;
-template <class T>
-concept IValueLike = std::is_same_v<T, c10::IValue>;
+template <class T> concept TensorLike = std::is_same_v<T, at::Tensor>;
+template <class T> concept Sequence = detail::is_instance<T, std::vector> || detail::is_std_array<T>;
+template <class T> concept Mapping = detail::is_instance<T, std::map> || detail::is_instance<T, std::unordered_map>;
+template <class T> concept TupleLike = detail::is_instance<T, std::tuple> || detail::is_instance<T, std::pair>;
+template <class T> concept ExampleLike = detail::is_instance<T, torch::data::Example>;
+template <class T> concept OptionalLike = detail::is_instance<T, std::optional>;
+template <class T> concept IValueLike = std::is_same_v<T, c10::IValue>;
 
 /// c10::IValue is walked in a source file so that this header stays light.
 ACCELERATE_API void visit_ivalue(const c10::IValue& value, const std::function<void(const at::Tensor&)>& f);
