@@ -96,26 +96,20 @@ class KwargsHandler {
 /// Fields in the order of the reference's constructor. What is left out comes from the environment that `accelerate
 /// launch` sets, else from the default.
 struct AcceleratorOptions {
-  /// Move models, optimizers' state and batches to this process's device.
-  bool device_placement = true;
-  /// Short for dataloader_config.split_batches.
-  std::optional<bool> split_batches;
-  /// "no", "fp16", "bf16" or "fp8".
-  std::optional<std::string> mixed_precision;
+  bool device_placement = true;                ///< move models, optimizers' state and batches to this process's device
+  std::optional<bool> split_batches;           ///< short for dataloader_config.split_batches
+  std::optional<std::string> mixed_precision;  ///< "no", "fp16", "bf16" or "fp8"
   /// Micro-steps per optimizer step. ACCELERATE_GRADIENT_ACCUMULATION_STEPS wins over it.
   int64_t gradient_accumulation_steps = 1;
-  /// Stay on the CPU.
-  std::optional<bool> cpu;
+  std::optional<bool> cpu;  ///< stay on the CPU
   DataLoaderConfiguration dataloader_config;
   /// Generators that prepared loaders synchronise over ranks at the start of each pass.
   std::vector<RNGType> rng_types = {RNGType::generator};
   /// Where `log` writes: names ("tensorboard", "jsonl", "memory", …), "all", trackers of your own, in any mix.
   std::vector<TrackerChoice> log_with;
-  /// Short for project_config.project_dir.
-  std::filesystem::path project_dir;
+  std::filesystem::path project_dir;  ///< short for project_config.project_dir
   ProjectConfiguration project_config;
-  /// Instead of gradient_accumulation_steps.
-  std::optional<GradientAccumulationPlugin> gradient_accumulation_plugin;
+  std::optional<GradientAccumulationPlugin> gradient_accumulation_plugin;  ///< instead of gradient_accumulation_steps
   /// Shard parameters, gradients and optimizer states. Also on when `accelerate launch --use_fsdp` started this
   /// process. Like parallelism_config, a later Accelerator that is not given one has the first one's, until
   /// AcceleratorState::reset().
@@ -130,12 +124,9 @@ struct AcceleratorOptions {
   std::vector<std::pair<std::string, Given<DeepSpeedPlugin>>> deepspeed_plugins;
   /// Refused, as ACCELERATE_USE_MEGATRON_LM is: Megatron-LM is a Python program.
   Given<MegatronLMPlugin> megatron_lm_plugin;
-  /// Schedules step only when their optimizers did, num_processes times.
-  bool step_scheduler_with_optimizer = true;
-  /// At most one of each kind, and one recipe of fp8.
-  std::vector<KwargsHandler> kwargs_handlers;
-  /// Short for dynamo_plugin.backend. Only "no" is not refused.
-  std::optional<std::string> dynamo_backend;
+  bool step_scheduler_with_optimizer = true;   ///< schedules step when their optimizers did, num_processes times
+  std::vector<KwargsHandler> kwargs_handlers;  ///< at most one of each kind, and one recipe of fp8
+  std::optional<std::string> dynamo_backend;   ///< short for dynamo_plugin.backend; only "no" is not refused
   /// torch.compile's settings: read, completed from the environment and kept in options(). A backend other than "no",
   /// also ACCELERATE_DYNAMO_BACKEND's, is refused unless the plugin says `disable`: LibTorch has no compiler for
   /// graphs. The error says what runs compiled models.
@@ -173,18 +164,12 @@ struct LoadStateOptions {
 class [[nodiscard]] Scope {
  public:
   Scope() = default;
-  explicit Scope(std::function<void()> leave) : leave_(std::move(leave)) {}
-  Scope(Scope&& other) noexcept : leave_(std::exchange(other.leave_, nullptr)) {}
-  Scope& operator=(Scope&& other) noexcept {
-    std::swap(leave_, other.leave_);
-    return *this;
-  }
-  ~Scope() {
-    if (leave_) leave_();
-  }
+  explicit Scope(std::function<void()> leave) : leave_(nullptr, [leave = std::move(leave)](void*) { leave(); }) {}
+  Scope(Scope&& other) noexcept = default;
+  Scope& operator=(Scope&& other) noexcept = default;
 
  private:
-  std::function<void()> leave_;
+  std::shared_ptr<void> leave_;
 };
 
 namespace detail {
@@ -199,21 +184,13 @@ template <class T> concept DispatchedObject = WrappedModel<T> && requires(const 
 template <class T> concept ScheduleObject = std::same_as<T, optim::Scheduler>;
 
 /// T, or what a pointer of this type points to.
-template <class T> struct Target { using type = T; };
-template <class T>
-requires requires(T& p) {
-  *p;
-  p.get();
+template <class T> auto* pointer_to_target(T& object) {
+  if constexpr (std::is_pointer_v<T>) return object;
+  else if constexpr (requires { std::addressof(*object), object.get(); }) return std::addressof(*object);
+  else return std::addressof(object);
 }
-struct Target<T> {
-  using type = std::remove_cvref_t<decltype(*std::declval<T&>())>;
-};
 template <class T>
-requires std::is_pointer_v<T>
-struct Target<T> {
-  using type = std::remove_cv_t<std::remove_pointer_t<T>>;
-};
-template <class T> using target_t = typename Target<T>::type;
+using target_t = std::remove_cv_t<std::remove_pointer_t<decltype(pointer_to_target(std::declval<T&>()))>>;
 
 template <class T> concept TorchLoader = requires(T* p) {
   []<class D, class B, class R>(torch::data::DataLoaderBase<D, B, R>*) {}(p);
@@ -226,9 +203,6 @@ concept TorchSchedule =
 class ACCELERATE_API PrepareNotes {
  public:
   PrepareNotes();
-  ~PrepareNotes();
-  PrepareNotes(const PrepareNotes&) = delete;
-  PrepareNotes& operator=(const PrepareNotes&) = delete;
   void model(const ModelRef& model);
   void loader(std::optional<int64_t> batch_size);
   void optimizer(const torch::optim::Optimizer& optimizer);
@@ -238,7 +212,7 @@ class ACCELERATE_API PrepareNotes {
   const parallel::PrepareFacts& facts() const { return *facts_; }
 
  private:
-  std::unique_ptr<parallel::PrepareFacts> facts_;
+  std::shared_ptr<parallel::PrepareFacts> facts_;
 };
 }  // namespace detail
 
@@ -299,10 +273,8 @@ class ACCELERATE_API Accelerator {
   template <class F> void on_main_process(F&& f) const { state().on_main_process(f); }
   template <class F> void on_local_main_process(F&& f) const { state().on_local_main_process(f); }
   template <class F> void on_last_process(F&& f) const { state().on_last_process(f); }
-  template <class F> void on_process(F&& f, int64_t process_index) const { state().on_process(f, process_index); }
-  template <class F> void on_local_process(F&& f, int64_t local_process_index) const {
-    state().on_local_process(f, local_process_index);
-  }
+  template <class F> void on_process(F&& f, int64_t index) const { state().on_process(f, index); }
+  template <class F> void on_local_process(F&& f, int64_t index) const { state().on_local_process(f, index); }
   [[nodiscard]] std::shared_ptr<void> main_process_first() const { return state().main_process_first(); }
   [[nodiscard]] std::shared_ptr<void> local_main_process_first() const { return state().local_main_process_first(); }
   void wait_for_everyone() const { state().wait_for_everyone(); }
@@ -469,13 +441,11 @@ class ACCELERATE_API Accelerator {
   /// …) with an index. Of a sharded model it is collective, and rank 0 holds the tensors of one file at a time. @throws
   /// CheckpointError, ResourceError; of a sharded model on all ranks.
   void save_model(const ModelRef& model, const std::filesystem::path& folder,
-                  const std::string& max_shard_size = "10GB", bool safe_serialization = true) const {
-    save_model_files(model, folder, max_shard_size, safe_serialization);
-  }
+                  const std::string& max_shard_size = "10GB", bool safe_serialization = true) const;
   /// Parameters and buffers by name, in the parameters' own dtype. Of a sharded model: whole, on the host, on rank 0
   /// only (empty elsewhere), gathered unit by unit; collective then. With full_state_dict the plugin's
   /// state_dict_config says who gets them and where they lie.
-  std::map<std::string, at::Tensor> get_state_dict(const ModelRef& model) const { return state_dict_of(model); }
+  std::map<std::string, at::Tensor> get_state_dict(const ModelRef& model) const;
   /// An optimizer's state by its parameters' names: {"state": {name: {kind: tensor}}, "param_groups": […]}, for
   /// checkpoints of your own. Tensors are whole copies on the host, in the optimizer's dtypes. Collective. Of
   /// sharded parameters rank 0 gets it and the others an empty dict; with full_state_dict as the plugin's
@@ -683,9 +653,6 @@ class ACCELERATE_API Accelerator {
   void expect_receipts() const;
   void give_receipts() const noexcept;
   void forget_receipts() const noexcept;
-  std::map<std::string, at::Tensor> state_dict_of(const ModelRef& model) const;
-  void save_model_files(const ModelRef& model, const std::filesystem::path& folder, const std::string& max_shard_size,
-                        bool safe_serialization) const;
 
   std::unique_ptr<Impl> impl_;
 };

@@ -14,4 +14,5 @@
 #include "accelerate/optim/optimizer.hpp"
 #include "accelerate/optim/scheduler.hpp"
 #include "accelerate/optim/schedules.hpp"
+#include "accelerate/optim/step_hooks.hpp"
 #include "accelerate/optim/steps_on_pieces.hpp"

@@ -90,15 +90,9 @@ class ACCELERATE_API PartialState {
   [[nodiscard]] std::shared_ptr<void> main_process_first() const;
   [[nodiscard]] std::shared_ptr<void> local_main_process_first() const;
 
-  template <class F> void on_main_process(F&& f) const {
-    if (is_main_process()) f();
-  }
-  template <class F> void on_local_main_process(F&& f) const {
-    if (is_local_main_process()) f();
-  }
-  template <class F> void on_last_process(F&& f) const {
-    if (is_last_process()) f();
-  }
+  template <class F> void on_main_process(F&& f) const { on_process(f, 0); }
+  template <class F> void on_local_main_process(F&& f) const { on_local_process(f, 0); }
+  template <class F> void on_last_process(F&& f) const { on_process(f, num_processes() - 1); }
   template <class F> void on_process(F&& f, int64_t process) const {
     if (process_index() == process) f();
   }
@@ -165,17 +159,7 @@ class ACCELERATE_API AcceleratorState : public PartialState {
 
 ACCELERATE_API std::ostream& operator<<(std::ostream& out, const AcceleratorState& state);
 
-/// The status that the loader being iterated gives to the rest of the library. Implemented by prepared loaders.
-class ACCELERATE_API LoaderStatus {
- public:
-  virtual ~LoaderStatus() = default;
-  /// The batch being held is the last one.
-  virtual bool end_of_dataloader() const = 0;
-  /// Samples in the last global batch that are not repetitions; -1 when unknown or none.
-  virtual int64_t remainder() const = 0;
-  /// Rows of the global batch being held that are not repetitions, which come last; 0: all of them.
-  virtual int64_t own_rows() const { return end_of_dataloader() && remainder() > 0 ? remainder() : 0; }
-};
+class LoaderStatus;  // accelerate/state/loader_status.hpp
 
 /// The state of gradient accumulation; shared by all Accelerators.
 class ACCELERATE_API GradientState {
@@ -195,9 +179,10 @@ class ACCELERATE_API GradientState {
   /// Innermost loader being iterated, or null.
   LoaderStatus* active_dataloader() const;
   bool in_dataloader() const { return active_dataloader() != nullptr; }
-  bool end_of_dataloader() const { return in_dataloader() && active_dataloader()->end_of_dataloader(); }
-  int64_t remainder() const { return in_dataloader() ? active_dataloader()->remainder() : -1; }
-  int64_t own_rows() const { return in_dataloader() ? active_dataloader()->own_rows() : 0; }
+  /// See LoaderStatus; outside of a loop false, -1 and 0.
+  bool end_of_dataloader() const;
+  int64_t remainder() const;
+  int64_t own_rows() const;
   void add_dataloader(LoaderStatus* loader) const;
   void remove_dataloader(LoaderStatus* loader) const;
 

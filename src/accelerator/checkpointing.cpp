@@ -189,7 +189,7 @@ void allow_whole_state(const std::optional<parallel::RunRules>& rules, const cha
 
 }  // namespace
 
-std::map<std::string, at::Tensor> Accelerator::state_dict_of(const ModelRef& model) const {
+std::map<std::string, at::Tensor> Accelerator::get_state_dict(const ModelRef& model) const {
   const auto in_pieces = model_in_pieces(impl_->run, model);
   if (in_pieces) allow_whole_state(impl_->rules, "get_state_dict");
   if (in_pieces) counts::add(run_state::CheckpointCount::whole_states);
@@ -202,8 +202,8 @@ c10::IValue Accelerator::get_optimizer_state_dict(const AcceleratedOptimizer& op
   return run_state::whole_state(optimizer, impl_->run.models, impl_->engine->optim_state_dict_config());
 }
 
-void Accelerator::save_model_files(const ModelRef& model, const fs::path& folder, const std::string& max_shard_size,
-                                   bool safe_serialization) const {
+void Accelerator::save_model(const ModelRef& model, const fs::path& folder, const std::string& max_shard_size,
+                             bool safe_serialization) const {
   const int64_t bytes = checkpointing::parse_size(max_shard_size);
   const auto parameters = model.parameters();
   const auto in_few_bits = std::count_if(parameters.begin(), parameters.end(), [](const auto& parameter) {

@@ -10,8 +10,7 @@ namespace accelerate {
 
 namespace detail {
 
-PrepareNotes::PrepareNotes() : facts_(std::make_unique<parallel::PrepareFacts>()) {}
-PrepareNotes::~PrepareNotes() = default;
+PrepareNotes::PrepareNotes() : facts_(std::make_shared<parallel::PrepareFacts>()) {}
 void PrepareNotes::model(const ModelRef& model) { facts_->models.push_back(model); }
 void PrepareNotes::loader(std::optional<int64_t> batch_size) { facts_->batch_sizes.push_back(batch_size); }
 void PrepareNotes::optimizer(const torch::optim::Optimizer& optimizer) { facts_->optimizers.push_back(&optimizer); }

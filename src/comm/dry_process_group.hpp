@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "accelerate/comm.hpp"
+#include "accelerate/comm/traffic.hpp"
 #include "utils/thread_annotations.hpp"
 
 namespace accelerate::comm {

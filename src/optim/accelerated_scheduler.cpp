@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "accelerate/comm.hpp"
+#include "accelerate/optim/scheduler.hpp"
 #include "accelerate/state.hpp"
 #include "comm/mesh.hpp"
 #include "optim/counts.hpp"
@@ -78,6 +79,10 @@ void AcceleratedScheduler::step(std::optional<double> metric) const {
 }
 
 const optim::Scheduler& AcceleratedScheduler::scheduler() const { return impl_->scheduler; }
+const std::vector<double>& AcceleratedScheduler::get_last_lr() const { return scheduler().get_last_lr(); }
+int64_t AcceleratedScheduler::last_epoch() const { return scheduler().last_epoch(); }
+int64_t AcceleratedScheduler::step_count() const { return scheduler().step_count(); }
+torch::optim::Optimizer& AcceleratedScheduler::optimizer() const { return scheduler().optimizer(); }
 c10::IValue AcceleratedScheduler::state_dict() const { return impl_->scheduler.state_dict(); }
 void AcceleratedScheduler::load_state_dict(const c10::IValue& state) const { impl_->scheduler.load_state_dict(state); }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "accelerate/state.hpp"
+#include "accelerate/state/loader_status.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -39,6 +40,9 @@ GradientAverage GradientState::average() const { return shared_->plugin.average;
 LoaderStatus* GradientState::active_dataloader() const {
   return shared_->loaders.empty() ? nullptr : shared_->loaders.back();
 }
+bool GradientState::end_of_dataloader() const { return in_dataloader() && active_dataloader()->end_of_dataloader(); }
+int64_t GradientState::remainder() const { return in_dataloader() ? active_dataloader()->remainder() : -1; }
+int64_t GradientState::own_rows() const { return in_dataloader() ? active_dataloader()->own_rows() : 0; }
 void GradientState::add_dataloader(LoaderStatus* loader) const { shared_->loaders.push_back(loader); }
 void GradientState::remove_dataloader(LoaderStatus* loader) const { std::erase(shared_->loaders, loader); }
 

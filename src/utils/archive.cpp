@@ -6,14 +6,16 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
+#include <cstring>
+
 namespace accelerate {
 
-void ArchiveWriter::write_string(const std::string& text) {
+void ArchiveWriter::write_leaf(const std::string& text) {
   write(static_cast<int64_t>(text.size()));
   raw(text.data(), text.size());
 }
 
-void ArchiveWriter::write_tensor(const at::Tensor& tensor) {
+void ArchiveWriter::write_leaf(const at::Tensor& tensor) {
   write(tensor.defined());
   if (!tensor.defined()) return;
   const at::Tensor plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
@@ -23,9 +25,9 @@ void ArchiveWriter::write_tensor(const at::Tensor& tensor) {
   raw(plain.data_ptr(), plain.nbytes());
 }
 
-void ArchiveWriter::write_ivalue(const c10::IValue& value) {
+void ArchiveWriter::write_leaf(const c10::IValue& value) {
   const auto bytes = torch::jit::pickle_save(value);
-  write_string(std::string(bytes.begin(), bytes.end()));
+  write(std::string(bytes.begin(), bytes.end()));
 }
 
 void ArchiveReader::raw(void* data, size_t size) {
@@ -52,15 +54,19 @@ int64_t ArchiveReader::read_count() {
   return count;
 }
 
-void ArchiveReader::read_string(std::string& text) {
+bool ArchiveReader::read_bool() {
+  bool value = false;
+  read(value);
+  return value;
+}
+
+void ArchiveReader::read_leaf(std::string& text) {
   text.resize(static_cast<size_t>(read_count()));
   raw(text.data(), text.size());
 }
 
-void ArchiveReader::read_tensor(at::Tensor& tensor) {
-  bool defined = false;
-  read(defined);
-  if (!defined) {
+void ArchiveReader::read_leaf(at::Tensor& tensor) {
+  if (!read_bool()) {
     tensor = at::Tensor();
     return;
   }
@@ -88,9 +94,9 @@ void ArchiveReader::read_tensor(at::Tensor& tensor) {
   raw(tensor.data_ptr(), tensor.nbytes());
 }
 
-void ArchiveReader::read_ivalue(c10::IValue& value) {
+void ArchiveReader::read_leaf(c10::IValue& value) {
   std::string bytes;
-  read_string(bytes);
+  read(bytes);
   value = read_ivalue_ ? read_ivalue_(std::move(bytes))
                        : torch::jit::pickle_load(std::vector<char>(bytes.begin(), bytes.end()));
 }

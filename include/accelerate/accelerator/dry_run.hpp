@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "accelerate/comm.hpp"
+#include "accelerate/comm/traffic.hpp"
 #include "accelerate/parallel/zero_estimate.hpp"
 #include "accelerate/utils/export.hpp"
 #include "accelerate/utils/memory.hpp"

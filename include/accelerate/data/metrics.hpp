@@ -2,26 +2,18 @@
 
 /// Results of all ranks without the samples that were repeated to fill the last batch.
 
-#include <cstdint>
-#include <span>
 #include <vector>
 
 #include "accelerate/comm.hpp"
-#include "accelerate/data/rows.hpp"
 #include "accelerate/state.hpp"
-#include "accelerate/utils/nested.hpp"
-#include "accelerate/utils/ops.hpp"
 
 namespace accelerate {
 
 namespace detail {
 /// The rows of all ranks' tensors, of which each may have as many as it likes; a number counts as a row.
 template <class T> T gather_rows(const T& data) {
-  const auto rows = nested::map_tensors(data, [](const at::Tensor& t) { return t.dim() == 0 ? t.unsqueeze(0) : t; });
-  const std::vector<T> all = gather_object(std::vector<T>{rows});
-  std::vector<const T*> each;
-  for (const T& one : all) each.push_back(&one);
-  return data::detail::concat_rows(std::span<const T* const>(each));
+  const T rows = nested::map_tensors(data, [](const at::Tensor& t) { return t.dim() == 0 ? t.unsqueeze(0) : t; });
+  return concatenate(gather_object(std::vector<T>{rows}));
 }
 }  // namespace detail
 

@@ -10,6 +10,7 @@
 
 #include "accelerate/data/batch_iterator.hpp"
 #include "accelerate/state.hpp"
+#include "accelerate/state/loader_status.hpp"
 #include "accelerate/utils/export.hpp"
 #include "accelerate/utils/nested.hpp"
 

@@ -8,10 +8,12 @@
 #include <vector>
 
 #include "accelerate/optim/optimizer.hpp"
-#include "accelerate/optim/scheduler.hpp"
-#include "accelerate/utils/export.hpp"
 
 namespace accelerate {
+
+namespace optim {
+class Scheduler;  // accelerate/optim/scheduler.hpp, which who makes one or reads scheduler() includes
+}
 
 /// Cheap-to-copy handle; copies share it. Steps only when the optimizers did, and `num_processes` times, because a
 /// schedule is written for the batches of one process (not with split_batches, where a batch is the global one).
@@ -32,14 +34,14 @@ class ACCELERATE_API AcceleratedScheduler {
   /// ranks pass one.
   void step(std::optional<double> metric = std::nullopt) const;
 
-  const std::vector<double>& get_last_lr() const { return scheduler().get_last_lr(); }
-  int64_t last_epoch() const { return scheduler().last_epoch(); }
-  int64_t step_count() const { return scheduler().step_count(); }
+  const std::vector<double>& get_last_lr() const;
+  int64_t last_epoch() const;
+  int64_t step_count() const;
   const optim::Scheduler& scheduler() const;
   /// From here on these hold it back, of which some may have been prepared after it.
   void follow(std::vector<AcceleratedOptimizer> optimizers) const;
   /// The optimizer that the schedule drives.
-  torch::optim::Optimizer& optimizer() const { return scheduler().optimizer(); }
+  torch::optim::Optimizer& optimizer() const;
   c10::IValue state_dict() const;
   void load_state_dict(const c10::IValue& state) const;
 

@@ -4,13 +4,10 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <bit>
-#include <cstring>
 #include <string>
 #include <type_traits>
+#include <utility>
 
-#include "accelerate/utils/error.hpp"
-#include "accelerate/utils/export.hpp"
 #include "accelerate/utils/nested.hpp"
 
 namespace accelerate {
@@ -27,37 +24,27 @@ template <class T> inline constexpr bool archivable = nested::all_leaves<T, deta
 class ACCELERATE_API ArchiveWriter {
  public:
   template <class T> void write(const T& value) {
-    if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
-      raw(&value, sizeof(T));
-    } else if constexpr (std::is_same_v<T, std::string>) {
-      write_string(value);
-    } else if constexpr (nested::TensorLike<T>) {
-      write_tensor(value);
-    } else if constexpr (nested::IValueLike<T>) {
-      write_ivalue(value);
-    } else if constexpr (nested::Mapping<T>) {
-      write(static_cast<int64_t>(value.size()));
+    if constexpr (nested::Sequence<T> || nested::Mapping<T>) write(static_cast<int64_t>(value.size()));
+    if constexpr (nested::OptionalLike<T>) write(value.has_value());
+    if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) raw(&value, sizeof(T));
+    else if constexpr (detail::IsArchived<T>::value) write_leaf(value);
+    else if constexpr (nested::Mapping<T>)
       for (const auto& [key, child] : value) write(key), write(child);
-    } else if constexpr (std::is_same_v<T, std::vector<bool>>) {
-      write(static_cast<int64_t>(value.size()));
-      for (bool bit : value) write(bit);
-    } else if constexpr (nested::is_container<T>) {
-      if constexpr (nested::Sequence<T>) write(static_cast<int64_t>(value.size()));
-      if constexpr (nested::OptionalLike<T>) write(value.has_value());
-      nested::for_each_child(value, [&](const auto& child) { write(child); });
-    } else {
-      static_assert(std::is_arithmetic_v<T>,
+    else if constexpr (std::is_same_v<T, std::vector<bool>>)
+      for (const bool bit : value) write(bit);
+    else if constexpr (nested::is_container<T>) nested::for_each_child(value, [&](const auto& child) { write(child); });
+    else
+      static_assert(archivable<T>,
                     "this type can't be sent to another rank: use numbers, strings, tensors, standard containers, or "
                     "declare ACCELERATE_FIELDS in your struct");
-    }
   }
   std::string take() { return std::move(bytes_); }
 
  private:
   void raw(const void* data, size_t size) { bytes_.append(static_cast<const char*>(data), size); }
-  void write_string(const std::string& text);
-  void write_tensor(const at::Tensor& tensor);
-  void write_ivalue(const c10::IValue& value);
+  void write_leaf(const std::string& text);
+  void write_leaf(const at::Tensor& tensor);
+  void write_leaf(const c10::IValue& value);
   std::string bytes_;
 };
 
@@ -73,56 +60,38 @@ class ACCELERATE_API ArchiveReader {
       : bytes_(bytes), read_ivalue_(read_ivalue) {}
 
   template <class T> void read(T& value) {
-    if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
-      raw(&value, sizeof(T));
-    } else if constexpr (std::is_same_v<T, std::string>) {
-      read_string(value);
-    } else if constexpr (nested::TensorLike<T>) {
-      read_tensor(value);
-    } else if constexpr (nested::IValueLike<T>) {
-      read_ivalue(value);
-    } else if constexpr (nested::Mapping<T>) {
-      value.clear();
-      for (int64_t n = read_count(); n > 0; --n) {
-        typename T::key_type key{};
-        read(key);
-        read(value[key]);
-      }
-    } else if constexpr (std::is_same_v<T, std::vector<bool>>) {
-      value.resize(static_cast<size_t>(read_count()));
-      for (size_t i = 0; i < value.size(); ++i) {
-        bool bit = false;
-        read(bit);
-        value[i] = bit;
-      }
+    if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) raw(&value, sizeof(T));
+    else if constexpr (detail::IsArchived<T>::value) read_leaf(value);
+    else if constexpr (nested::Mapping<T> || nested::detail::is_instance<T, std::vector>) {
+      value.clear();  // grows one by one, with what is there and not with what a count promises
+      for (int64_t n = read_count(); n > 0; --n) read_item(value);
     } else if constexpr (nested::is_container<T>) {
-      if constexpr (nested::detail::is_instance<T, std::vector>) return read_items(value);
       if constexpr (nested::Sequence<T>) read_count();
       if constexpr (nested::OptionalLike<T>) {
-        bool present = false;
-        read(present);
-        if (present) value.emplace();
-        else value.reset();
+        value.reset();
+        if (read_bool()) value.emplace();
       }
       nested::for_each_child(value, [&](auto& child) { read(child); });
-    } else {
-      static_assert(std::is_arithmetic_v<T>,
+    } else
+      static_assert(archivable<T>,
                     "this type can't be received from another rank: use numbers, strings, tensors, standard "
                     "containers, or declare ACCELERATE_FIELDS in your struct");
-    }
   }
 
  private:
-  /// One by one: memory grows with what is there, not with what a count promises.
-  template <class T> void read_items(std::vector<T>& items) {
-    items.clear();
-    for (int64_t n = read_count(); n > 0; --n) read(items.emplace_back());
+  template <class T> void read_item(T& container) {
+    if constexpr (nested::Mapping<T>) {
+      typename T::key_type key{};
+      read(key), read(container[key]);
+    } else if constexpr (std::is_same_v<T, std::vector<bool>>) container.push_back(read_bool());
+    else read(container.emplace_back());
   }
   void raw(void* data, size_t size);
   int64_t read_count();
-  void read_string(std::string& text);
-  void read_tensor(at::Tensor& tensor);
-  void read_ivalue(c10::IValue& value);
+  bool read_bool();
+  void read_leaf(std::string& text);
+  void read_leaf(at::Tensor& tensor);
+  void read_leaf(c10::IValue& value);
   const std::string& bytes_;
   IValueReader read_ivalue_;
   size_t at_ = 0;

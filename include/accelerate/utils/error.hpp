@@ -29,24 +29,8 @@ class ACCELERATE_API Error : public std::runtime_error {
   ErrorKind kind() const noexcept { return kind_; }
   /// Exit status for a program that ends because of this error (sysexits-like, never 0).
   int exit_code() const noexcept {
-    switch (kind_) {
-      case ErrorKind::config:
-        return 64;
-      case ErrorKind::shape:
-      case ErrorKind::checkpoint:
-        return 65;
-      case ErrorKind::comm:
-        return 69;
-      case ErrorKind::launch:
-        return 71;
-      case ErrorKind::resource:
-        return 73;
-      case ErrorKind::not_built:
-        return 78;
-      case ErrorKind::internal:
-        return 70;
-    }
-    return 70;
+    constexpr int kCodes[] = {64, 65, 65, 69, 71, 73, 78, 70};  // in ErrorKind's order
+    return kCodes[static_cast<int>(kind_)];
   }
 
  private:

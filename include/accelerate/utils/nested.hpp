@@ -138,9 +138,9 @@ template <class T> inline constexpr bool all_tensors = all_leaves<T, detail::IsT
 /// on every rank. `place(other)` points to the child there in any container of the same form, null where it has none.
 /// f may change children, but not how many there are.
 template <class T, class F> void for_each_place(const T& value, F&& f) {
-  if constexpr (Sequence<T>) {
+  if constexpr (Sequence<T>)
     for (size_t i = 0; i < value.size(); ++i) f([i](auto& other) { return i < other.size() ? &other[i] : nullptr; });
-  } else if constexpr (Mapping<T>) {
+  else if constexpr (Mapping<T>) {
     for (const auto* key : detail::sorted_keys(value))
       f([key](auto& other) {
         const auto found = other.find(*key);
@@ -170,49 +170,39 @@ template <class T, class Other, class F> void zip_children(T& value, Other& othe
 
 /// Calls f(tensor) for every tensor in `value`, depth first.
 template <class T, class F> void for_each_tensor(const T& value, F&& f) {
-  if constexpr (TensorLike<T>) {
-    f(value);
-  } else if constexpr (IValueLike<T>) {
-    visit_ivalue(value, f);
-  } else if constexpr (is_container<T>) {
-    for_each_child(value, [&](const auto& child) { for_each_tensor(child, f); });
-  }
+  if constexpr (TensorLike<T>) f(value);
+  else if constexpr (IValueLike<T>) visit_ivalue(value, f);
+  else if constexpr (is_container<T>) for_each_child(value, [&](const auto& child) { for_each_tensor(child, f); });
 }
 
 /// Puts f(t) in the place of every tensor t in `value`, depth first.
 template <class T, class F> void update_tensors(T& value, F&& f) {
-  if constexpr (TensorLike<T>) {
-    value = f(std::as_const(value));
-  } else if constexpr (IValueLike<T>) {
-    value = map_ivalue(value, f);
-  } else if constexpr (is_container<T>) {
-    for_each_child(value, [&](auto& child) { update_tensors(child, f); });
-  }
+  if constexpr (TensorLike<T>) value = f(std::as_const(value));
+  else if constexpr (IValueLike<T>) value = map_ivalue(value, f);
+  else if constexpr (is_container<T>) for_each_child(value, [&](auto& child) { update_tensors(child, f); });
 }
 
 /// A copy of `value` in which every tensor t is f(t); everything else is copied.
 template <class T, class F> T map_tensors(const T& value, F&& f) {
-  if constexpr (TensorLike<T>) {
-    return f(value);
-  } else {
-    T copy = value;
-    update_tensors(copy, f);
-    return copy;
-  }
+  T copy = value;
+  update_tensors(copy, f);
+  return copy;
 }
 
 /// Joins values of equal structure: every tensor of the result is f(the tensors at that place in all values). Anything
 /// else is taken from the first. @throws ShapeError when structures differ or there are no values.
 template <class T, class F> T combine_tensors(std::span<const T* const> values, F&& f) {
   if (values.empty()) detail::throw_nothing_to_combine();
+  const T& first = *values[0];
   if constexpr (TensorLike<T>) {
     std::vector<at::Tensor> tensors;
     for (const T* value : values) tensors.push_back(*value);
     return f(tensors);
   } else if constexpr (IValueLike<T>) {
     return combine_ivalues({values.begin(), values.end()}, f);
-  } else if constexpr (is_container<T>) {
-    const T& first = *values[0];
+  } else if constexpr (!is_container<T>) {
+    return first;
+  } else {
     for (const T* value : values) {
       if constexpr (Sequence<T>)
         if (value->size() != first.size()) detail::throw_lengths_differ(first.size(), value->size());
@@ -232,8 +222,6 @@ template <class T, class F> T combine_tensors(std::span<const T* const> values, 
       *place(result) = combine_tensors<Child>(std::span<const Child* const>(children), f);
     });
     return result;
-  } else {
-    return *values[0];
   }
 }
 
