@@ -1,38 +1,25 @@
 #pragma once
 
-/// The facade: builds the modules from one set of options, wraps your objects and forwards. Names and meaning are the
-/// reference's (features table 1.2).
-
-#include <ATen/core/Tensor.h>
+/// The facade: builds the modules from one set of options, wraps your objects and forwards. Source: features table 1.2.
 
 #include <any>
 #include <concepts>
-#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
 #include <map>
-#include <memory>
 #include <optional>
 #include <sstream>
-#include <string>
 #include <tuple>
 #include <type_traits>
 #include <typeinfo>
-#include <utility>
-#include <vector>
 
 #include "accelerate/accelerator/prepared.hpp"
 #include "accelerate/checkpoint/custom_object.hpp"
-#include "accelerate/comm.hpp"
 #include "accelerate/data/forward.hpp"
 #include "accelerate/data/metrics.hpp"
 #include "accelerate/optim/accelerated_scheduler.hpp"
-#include "accelerate/optim/optimizer.hpp"
-#include "accelerate/precision.hpp"
-#include "accelerate/state.hpp"
 #include "accelerate/trackers/value.hpp"
-#include "accelerate/utils/core_kwargs.hpp"
 #include "accelerate/utils/given.hpp"
 #include "accelerate/utils/release_memory.hpp"
 #include "accelerate/utils/split.hpp"
@@ -72,8 +59,7 @@ enum class FP8BackendType;
 
 namespace parallel {
 struct PrepareFacts;
-}  // namespace parallel
-
+}
 namespace detail {
 template <class T, class... Kinds> inline constexpr bool is_one_of = (std::is_same_v<T, Kinds> || ...);
 template <class T>
@@ -93,26 +79,22 @@ class KwargsHandler {
   std::any kwargs_;
 };
 
-/// Fields in the order of the reference's constructor. What is left out comes from the environment that `accelerate
-/// launch` sets, else from the default.
+/// Fields in the reference's order. Those left out come from the environment of `accelerate launch`, or the default.
 struct AcceleratorOptions {
   bool device_placement = true;                ///< move models, optimizers' state and batches to this process's device
   std::optional<bool> split_batches;           ///< short for dataloader_config.split_batches
   std::optional<std::string> mixed_precision;  ///< "no", "fp16", "bf16" or "fp8"
-  /// Micro-steps per optimizer step. ACCELERATE_GRADIENT_ACCUMULATION_STEPS wins over it.
-  int64_t gradient_accumulation_steps = 1;
-  std::optional<bool> cpu;  ///< stay on the CPU
+  int64_t gradient_accumulation_steps = 1;     ///< micro-steps per step; ACCELERATE_GRADIENT_ACCUMULATION_STEPS wins
+  std::optional<bool> cpu;                     ///< stay on the CPU
   DataLoaderConfiguration dataloader_config;
-  /// Generators that prepared loaders synchronise over ranks at the start of each pass.
-  std::vector<RNGType> rng_types = {RNGType::generator};
+  std::vector<RNGType> rng_types = {RNGType::generator};  ///< generators that ranks synchronise before each pass
   /// Where `log` writes: names ("tensorboard", "jsonl", "memory", …), "all", trackers of your own, in any mix.
   std::vector<TrackerChoice> log_with;
   std::filesystem::path project_dir;  ///< short for project_config.project_dir
   ProjectConfiguration project_config;
   std::optional<GradientAccumulationPlugin> gradient_accumulation_plugin;  ///< instead of gradient_accumulation_steps
   /// Shard parameters, gradients and optimizer states. Also on when `accelerate launch --use_fsdp` started this
-  /// process. Like parallelism_config, a later Accelerator that is not given one has the first one's, until
-  /// AcceleratorState::reset().
+  /// process. Until AcceleratorState::reset() later Accelerators have the first one's, as they have parallelism_config.
   Given<FullyShardedDataParallelPlugin> fsdp_plugin;
   /// Train by a DeepSpeed configuration (docs/deepspeed.md): ZeRO's stages, precision, clipping, and what stands in for
   /// optimizers and schedules. Also on when `accelerate launch --use_deepspeed` started this process. Shared as
@@ -122,8 +104,7 @@ struct AcceleratorOptions {
   /// first one holds until AcceleratorState::select_deepspeed_plugin() chooses another for what is prepared next. Give
   /// each model that is trained an Accelerator of its own. Instead of deepspeed_plugin.
   std::vector<std::pair<std::string, Given<DeepSpeedPlugin>>> deepspeed_plugins;
-  /// Refused, as ACCELERATE_USE_MEGATRON_LM is: Megatron-LM is a Python program.
-  Given<MegatronLMPlugin> megatron_lm_plugin;
+  Given<MegatronLMPlugin> megatron_lm_plugin;  ///< refused, as ACCELERATE_USE_MEGATRON_LM is: it is a Python program
   bool step_scheduler_with_optimizer = true;   ///< schedules step when their optimizers did, num_processes times
   std::vector<KwargsHandler> kwargs_handlers;  ///< at most one of each kind, and one recipe of fp8
   std::optional<std::string> dynamo_backend;   ///< short for dynamo_plugin.backend; only "no" is not refused
@@ -146,9 +127,8 @@ struct BackwardOptions {
   bool create_graph = false;
 };
 
-/// Whether each object that prepare() gets comes to this process's device, in their order:
-/// `prepare(DevicePlacement{true, false}, model, loader)`. Instead of AcceleratorOptions::device_placement; nothing
-/// moves a schedule.
+/// Whether each object that prepare() gets comes to this process's device, in their order (nothing moves a schedule),
+/// instead of AcceleratorOptions::device_placement: `prepare(DevicePlacement{true, false}, model, loader)`.
 struct DevicePlacement {
   DevicePlacement(std::initializer_list<bool> values) : objects(values) {}
   std::vector<bool> objects;
@@ -199,26 +179,19 @@ template <class T>
 concept TorchSchedule =
     std::derived_from<T, torch::optim::LRScheduler> || std::derived_from<T, torch::optim::ReduceLROnPlateauScheduler>;
 
-/// The facts about the objects that prepare() is given, from which settings that were left open follow.
-class ACCELERATE_API PrepareNotes {
- public:
-  PrepareNotes();
-  void model(const ModelRef& model);
-  void loader(std::optional<int64_t> batch_size);
-  void optimizer(const torch::optim::Optimizer& optimizer);
-  void schedule();
-  void dummy(const DummyOptim& dummy);
-  void dummy(const DummyScheduler& dummy);
-  const parallel::PrepareFacts& facts() const { return *facts_; }
-
- private:
-  std::shared_ptr<parallel::PrepareFacts> facts_;
-};
+/// Facts about the objects that prepare() is given, from which settings that were left open follow.
+using PrepareNotes = std::shared_ptr<parallel::PrepareFacts>;
+ACCELERATE_API PrepareNotes no_notes();
+ACCELERATE_API void note(const PrepareNotes& notes, const ModelRef& model);
+ACCELERATE_API void note(const PrepareNotes& notes, const torch::optim::Optimizer& optimizer);
+ACCELERATE_API void note(const PrepareNotes& notes, const DummyOptim& dummy);
+ACCELERATE_API void note(const PrepareNotes& notes, const DummyScheduler& dummy);
+ACCELERATE_API void note_loader(const PrepareNotes& notes, std::optional<int64_t> batch_size);
+ACCELERATE_API void note_schedule(const PrepareNotes& notes);
 }  // namespace detail
 
-/// One per training run; several of a process share state, and what one has prepared others
-/// clip, and prepare again without a second layer. Constructing the first one is collective (see PartialState).
-/// Not thread-safe, except for the read-only members.
+/// One per training run; several of a process share state: others may clip, or prepare again without a second layer,
+/// objects that one has prepared. The first construction is collective (see PartialState). Only reading is thread-safe.
 class ACCELERATE_API Accelerator {
  public:
   explicit Accelerator(AcceleratorOptions options = {});
@@ -227,12 +200,11 @@ class ACCELERATE_API Accelerator {
   /// Destroyed while an exception unwinds, it tells the other ranks, so that none waits for this one.
   ~Accelerator();
 
-  // Who am I?
+  // This process.
   const AcceleratorState& state() const;
   const GradientState& gradient_state() const;
   const at::Device& device() const { return state().device(); }
-  /// FSDP where models are sharded, else what the processes are.
-  DistributedType distributed_type() const;
+  DistributedType distributed_type() const;  ///< FSDP where models are sharded, else by the processes
   int64_t num_processes() const { return state().num_processes(); }
   int64_t process_index() const { return state().process_index(); }
   int64_t local_process_index() const { return state().local_process_index(); }
@@ -241,29 +213,25 @@ class ACCELERATE_API Accelerator {
   bool is_last_process() const { return state().is_last_process(); }
   bool use_distributed() const { return state().use_distributed(); }
   std::string mixed_precision() const { return to_string(state().mixed_precision()); }
-  /// The library whose fp8 recipe computes: the one of the kwargs_handlers, else ACCELERATE_FP8_BACKEND, else AO. NO
-  /// without fp8.
+  /// The library whose fp8 recipe computes: by kwargs_handlers, else ACCELERATE_FP8_BACKEND, else AO. NO without fp8.
   FP8BackendType fp8_backend() const;
   const AcceleratorOptions& options() const;
   /// As it applies to this job; nothing when nobody gave one.
   const std::optional<ParallelismConfig>& parallelism_config() const;
-  /// This rank's place on an axis of parallelism_config, 0 on one that is not used. @throws ConfigError without a
-  /// parallelism_config.
-  int64_t data_parallel_rank() const { return coordinate("dp_replicate"); }
-  int64_t data_parallel_shard_rank() const { return coordinate("dp_shard"); }
-  int64_t tensor_parallel_rank() const { return coordinate("tp"); }
+  /// This rank's place on an axis of parallelism_config, 0 on an unused one. @throws ConfigError without such a config
+  int64_t data_parallel_rank() const;
+  int64_t data_parallel_shard_rank() const;
+  int64_t tensor_parallel_rank() const;
   const ProjectConfiguration& project_configuration() const;
   std::filesystem::path project_dir() const { return project_configuration().project_dir; }
   std::filesystem::path logging_dir() const;
   int64_t save_iteration() const { return project_configuration().iteration; }
   bool split_batches() const { return options().dataloader_config.split_batches; }
   bool even_batches() const { return options().dataloader_config.even_batches; }
-  /// For loaders that are prepared from now on.
-  void set_even_batches(bool value);
+  void set_even_batches(bool value);  ///< for loaders that are prepared from now on
   std::optional<bool> dispatch_batches() const { return options().dataloader_config.dispatch_batches; }
   bool use_seedable_sampler() const { return options().dataloader_config.use_seedable_sampler; }
   bool non_blocking() const { return options().dataloader_config.non_blocking; }
-
   bool sync_gradients() const { return gradient_state().sync_gradients(); }
   void set_sync_gradients(bool value) { gradient_state().set_sync_gradients(value); }
   int64_t gradient_accumulation_steps() const { return gradient_state().num_steps(); }
@@ -292,14 +260,12 @@ class ACCELERATE_API Accelerator {
   }
 
   // Preparation.
-
   /// Prepares any number of models, optimizers, loaders and schedules, in any order, and returns the prepared ones in
   /// that order (a tuple; one argument: the object itself). Of what load_and_quantize_model and dispatch_model return,
-  /// the model is prepared, and keeps it. What it does not know, and what is prepared already, comes back as it is; but
+  /// the model is prepared, and keeps it. Objects of other types, and prepared ones, come back as they are; but
   /// LibTorch's own loaders and schedules, and modules without a holder, are errors when compiled, which say what to
   /// use. Optimizers and schedules given as lvalues stay yours: keep them alive. Collective when models are among them.
-  /// @throws ConfigError also for an optimizer of all that is left of a model whose weights are in few bits, without an
-  /// adapter
+  /// @throws ConfigError also for an optimizer of all the rest of a model with weights in few bits and no adapter
   template <class... Objects>
   requires(!(std::same_as<std::remove_cvref_t<Objects>, DevicePlacement> || ...)) auto prepare(Objects&&... objects) {
     return prepare_placed(std::vector<std::optional<bool>>(sizeof...(Objects)), std::forward<Objects>(objects)...);
@@ -311,11 +277,9 @@ class ACCELERATE_API Accelerator {
   }
 
   // `device_placement` of the following: instead of AcceleratorOptions::device_placement.
-
   /// `evaluation_mode`: no gradient averaging. Collective otherwise. @throws ConfigError as prepare()
   template <ModelLike Model>
-  Prepared<Model> prepare_model(Model model, bool evaluation_mode = false,
-                                std::optional<bool> device_placement = std::nullopt) {
+  Prepared<Model> prepare_model(Model model, bool evaluation_mode = false, std::optional<bool> device_placement = {}) {
     Prepared<Model> prepared(model, prepare_core(model, evaluation_mode, device_placement));
     give_pieces_to_optimizers();
     return prepared;
@@ -333,20 +297,18 @@ class ACCELERATE_API Accelerator {
   /// @param slice_fn_for_dispatch  see data::SliceFunction. @throws ConfigError as data::prepare_data_loader()
   template <class Batch>
   data::PreparedDataLoader<Batch> prepare_data_loader(
-      const data::DataLoader<Batch>& loader, std::optional<bool> device_placement = std::nullopt,
+      const data::DataLoader<Batch>& loader, std::optional<bool> device_placement = {},
       std::type_identity_t<data::SliceFunction<Batch>> slice_fn_for_dispatch = {}) {
     auto prepared = detail::prepare_loader(loader, *loader_options(device_placement), std::move(slice_fn_for_dispatch));
     register_loader(prepared.status());
     return prepared;
   }
   AcceleratedScheduler prepare_scheduler(const optim::Scheduler& scheduler);
-  /// Your module. Parameters of a sharded one are present only while operators use them; `residency::summon(module)`
-  /// holds them for data_ptr() and the like.
+  /// Your module. A sharded one's parameters are present only in operators, or held by `residency::summon(module)`.
   template <ModelLike Model> Model unwrap_model(const Prepared<Model>& model) const { return model.unwrap(); }
   template <ModelLike Model> Model unwrap_model(const Model& model) const { return model; }
 
   // Training.
-
   /// Gradients of `loss`, a scalar. Scaled by the loss scaler; divided by gradient_accumulation_steps. On a
   /// synchronising step it is collective. The first one looks whether all that is trained was prepared: it warns of an
   /// optimizer whose parameters nobody trains, and of a loader of which each rank reads everything.
@@ -358,9 +320,7 @@ class ACCELERATE_API Accelerator {
   ///                   several models train.
   /// @throws ConfigError without that setting.
   void backward(const at::Tensor& loss, int64_t num_items, const BackwardOptions& options = {});
-
-  /// One micro-step: decides whether gradients are synchronised in it, and keeps the models from communicating
-  /// otherwise.
+  /// One micro-step: decides whether gradients are synchronised in it; the models don't communicate otherwise.
   template <class... Models> Scope accumulate(const Models&... models) {
     return begin_accumulate(detail::engines_of({models.core()...}));
   }
@@ -402,14 +362,11 @@ class ACCELERATE_API Accelerator {
   /// Under DeepSpeed: the engine of the first model that it trains, see accelerator/deepspeed_engine.hpp.
   /// @throws ConfigError before there is one
   DeepSpeedEngineWrapper deepspeed_engine_wrapped() const;
-  /// Some prepared optimizer's last step was skipped because of an overflow.
-  bool optimizer_step_was_skipped() const;
+  bool optimizer_step_was_skipped() const;  ///< some prepared optimizer's last one, because of an overflow
   std::shared_ptr<optim::GradScaler> scaler() const;
-  /// Lets all ranks know, at their next check_trigger(), that something happened here (e.g. stop early). Not
-  /// collective.
+  /// Tells all ranks, at their next check_trigger(), that something happened here (stop early, say). Not collective.
   void set_trigger();
-  /// Whether any rank set the trigger since the last check. Collective.
-  bool check_trigger();
+  bool check_trigger();  ///< whether any rank set the trigger since the last check; collective
 
   // Collectives; see comm.hpp.
   template <class T> T gather(const T& data) const { return accelerate::gather(data); }
@@ -431,15 +388,14 @@ class ACCELERATE_API Accelerator {
   }
 
   // Files.
-
   /// Writes an IValue (numbers, strings, tensors, lists, dicts) as Python's torch.save does, on the main process.
   void save(const c10::IValue& object, const std::filesystem::path& file) const;
-  /// Named tensors: with `safe_serialization` as safetensors.
+  /// Named tensors, as safetensors with `safe_serialization`.
   void save(const std::map<std::string, at::Tensor>& tensors, const std::filesystem::path& file,
             bool safe_serialization = false) const;
   /// The weights in the Hugging Face layout: model.safetensors, or shards of at most `max_shard_size` ("10GB", "500MB",
-  /// …) with an index. Of a sharded model it is collective, and rank 0 holds the tensors of one file at a time. @throws
-  /// CheckpointError, ResourceError; of a sharded model on all ranks.
+  /// …) with an index. Of a sharded model it is collective, and rank 0 holds the tensors of one file at a time.
+  /// @throws CheckpointError, ResourceError; of a sharded model on all ranks.
   void save_model(const ModelRef& model, const std::filesystem::path& folder,
                   const std::string& max_shard_size = "10GB", bool safe_serialization = true) const;
   /// Parameters and buffers by name, in the parameters' own dtype. Of a sharded model: whole, on the host, on rank 0
@@ -448,8 +404,7 @@ class ACCELERATE_API Accelerator {
   std::map<std::string, at::Tensor> get_state_dict(const ModelRef& model) const;
   /// An optimizer's state by its parameters' names: {"state": {name: {kind: tensor}}, "param_groups": […]}, for
   /// checkpoints of your own. Tensors are whole copies on the host, in the optimizer's dtypes. Collective. Of
-  /// sharded parameters rank 0 gets it and the others an empty dict; with full_state_dict as the plugin's
-  /// optim_state_dict_config says.
+  /// sharded parameters rank 0 gets it, the others an empty dict; with full_state_dict by its optim_state_dict_config.
   c10::IValue get_optimizer_state_dict(const AcceleratedOptimizer& optimizer) const;
   /// Writes everything that was prepared or registered; with automatic naming into a new folder. Collective. @return
   /// the folder. It appears whole or not at all: what is written goes into another one, which gets the name when all is
@@ -457,18 +412,16 @@ class ACCELERATE_API Accelerator {
   /// one is complete. In the middle of an accumulation group the gradients so far are saved, by each rank its own.
   /// Under FSDP models and optimizers go, by the plugin's state_dict_type, into
   /// - full: pytorch_model_fsdp.bin (_1, …) and optimizer.bin, whole, keyed by names; rank 0 writes, and holds one unit
-  /// - sharded: the folders pytorch_model_fsdp_0 and optimizer_0, …: distributed checkpoints to which each rank writes
-  ///   its own shards
+  /// - sharded: folders pytorch_model_fsdp_0, optimizer_0, …: distributed checkpoints, each rank writes its own shards
   /// - local: pytorch_model_fsdp_rank<r>.bin and optimizer_0_rank<r>.bin, …: each rank's shards, for the same run only
   /// Under a DeepSpeed configuration they go into DeepSpeed's own files, see accelerator/tagged_checkpoint.hpp.
-  /// @throws CheckpointError, ResourceError, on all ranks; with automatic naming also where checkpoints lie that this
-  /// run would not come after.
+  /// @throws CheckpointError, ResourceError, on all ranks; with automatic naming also beside a later run's checkpoints.
   std::filesystem::path save_state(const std::filesystem::path& output_dir = {}, bool safe_serialization = true);
-  /// Reads it back into the same objects; no folder: the newest automatic checkpoint that is complete; a warning names
-  /// newer ones that are not. Collective. All forms but local fit any number of ranks and any plugin or none, also
-  /// those that Python wrote: each rank reads what it needs. Loaders go on in the middle of a pass (see
-  /// PreparedStatus::load_state_dict) and accumulation in the middle of a group: with as many micro-steps as it was
-  /// saved with, or with as many batches of one rank in the whole group.
+  /// Reads it back into the same objects; no folder: the newest complete automatic checkpoint, and a warning names
+  /// newer ones. Collective. All forms but local fit any number of ranks and any plugin or none, also those that Python
+  /// wrote: each rank reads what it needs. Loaders go on in the middle of a pass (see PreparedStatus::load_state_dict)
+  /// and accumulation in the middle of a group: with as many micro-steps as it was saved with, or with as many batches
+  /// of one rank in the whole group.
   /// @throws CheckpointError on all ranks, and leaves all as it was, if a file is missing or does not fit on any of
   /// them, or if the run can't go on with these ranks: then with the numbers.
   void load_state(const std::filesystem::path& input_dir = {}, const LoadStateOptions& options = {});
@@ -483,22 +436,19 @@ class ACCELERATE_API Accelerator {
   Scope register_save_state_pre_hook(StateHook hook);
   Scope register_load_state_pre_hook(StateHook hook);
   /// Hooks that change what is saved, as the reference's. `weights` are those of `models`, in their order, on the host;
-  /// what the hook leaves there is written, as model.safetensors, model_1.safetensors, … None where a model is held in
-  /// shards or FSDP has a form of its own for it; such models are written as they are.
+  /// those that the hook leaves there are written, as model.safetensors, model_1.safetensors, … None where a model is
+  /// held in shards or FSDP has a form of its own for it; such models are written as they are.
   using ModelWeights = std::vector<std::map<std::string, at::Tensor>>;
   using SaveStateHook =
       std::function<void(const std::vector<ModelRef>& models, ModelWeights& weights, const std::filesystem::path&)>;
   Scope register_save_state_pre_hook(SaveStateHook hook);
-  /// And what is loaded: models that the hook removes are left alone, the others are read in the order in which they
-  /// stand there.
+  /// And in loading: models that the hook removes are left alone, the others are read in the order that it leaves.
   using LoadStateHook = std::function<void(std::vector<ModelRef>& models, const std::filesystem::path&)>;
   Scope register_load_state_pre_hook(LoadStateHook hook);
   template <class Loader> auto skip_first_batches(const Loader& loader, int64_t num_batches = 0) const {
     return detail::skip_batches(loader, num_batches);
   }
-
-  /// Forgets all prepared objects and gives cached device memory back. Handles that you still hold keep their objects
-  /// alive.
+  /// Forgets all prepared objects and gives cached device memory back. Handles that you hold keep their objects alive.
   void free_memory();
   void clear() { free_memory(); }
   /// And empties those, see release_memory(): `accelerator.free_memory(model, optimizer, loader);`
@@ -506,15 +456,11 @@ class ACCELERATE_API Accelerator {
     free_memory();
     release_memory(first, objects...);
   }
-  template <class First, class... Objects> void clear(First& first, Objects&... objects) {
-    free_memory(first, objects...);
-  }
+  template <class First, class... Objects> void clear(First& first, Objects&... all) { free_memory(first, all...); }
 
   // Tracking. None of these is collective, and none waits for a tracker (docs/tracking.md says what happens to records
   // that one does not take). On the main process, but for trackers whose main_process_only() is false.
-
-  /// Opens a run in every tracker of log_with. Exceptions of their start() come out of it. A second call closes the
-  /// runs of the first.
+  /// Opens a run in every tracker of log_with, whose exceptions come out of it. A second call closes the first's runs.
   /// @param config       hyperparameters; maps of numbers, texts, … do, too (to_tracker_values)
   /// @param init_kwargs  by tracker: what its start takes, as in the reference. @throws ConfigError for a tracker that
   ///                     log_with does not name, and for names that the tracker does not know
@@ -537,8 +483,7 @@ class ACCELERATE_API Accelerator {
                  const TrackerKwargs& log_kwargs = {});
   void log_histogram(const std::string& histogram_name, const at::Tensor& values,
                      std::optional<int64_t> step = std::nullopt, const TrackerKwargs& log_kwargs = {});
-  /// The tracker of that name, to log to it alone; it may be used by any thread. On processes on which it is not open,
-  /// one that does nothing.
+  /// The tracker of that name, to log to it alone, by any thread. Where it is not open, one that does nothing.
   /// @param unwrap  the tracker itself, after all that was logged up to now is written (waits, at most
   ///                ACCELERATE_TRACKER_TIMEOUT seconds). From then on mind that its own thread may use it.
   /// @throws ConfigError for a name that is none of log_with's, or before init_trackers
@@ -546,14 +491,13 @@ class ACCELERATE_API Accelerator {
   /// Closes all trackers and waits for everyone. Collective. With ACCELERATE_RECEIPTS=1 the main process prints its
   /// receipts; where this is never called, the Accelerator's destructor or the process's end does.
   void end_training();
-  /// The receipts of this run's settings so far, on this rank: each setting, its source, and its effect in numbers (see
-  /// utils/receipts.hpp). The numbers count the whole process. Not collective.
+  /// This run's settings so far, on this rank: each one, its source, and its effect in numbers, which count the whole
+  /// process (see utils/receipts.hpp). Not collective.
   Receipts receipts() const;
   /// The model's modules, where their tensors live, and what each rank keeps of them; see model_summary.hpp. Takes
   /// models prepared or not, dispatched, sharded, without memory yet. Reads no values. Collective; the same on all
-  /// ranks but for bytes_here.
+  /// ranks but for bytes_here. The main process prints it as a table, collectively, too.
   ModelSummary summary(const ModelRef& model) const;
-  /// The same as a table, which the main process prints. Collective.
   void print_summary(const ModelRef& model) const;
   void print_summary(const ModelRef& model, const SummaryOptions& options) const;
   /// accelerate::memory(), with what the prepared models and optimizers hold of it. Not collective.
@@ -573,7 +517,7 @@ class ACCELERATE_API Accelerator {
   template <class... Objects>
   auto prepare_placed(const std::vector<std::optional<bool>>& placement, Objects&&... objects) {
     [[maybe_unused]] auto placed = placement.begin();
-    detail::PrepareNotes notes;
+    const auto notes = detail::no_notes();
     (take_note(notes, objects), ...);
     hear(notes);
     // Schedules need their prepared optimizers, wherever those stand in the list.
@@ -585,22 +529,22 @@ class ACCELERATE_API Accelerator {
     if constexpr (sizeof...(Objects) == 1) return std::get<0>(std::move(prepared));
     else return prepared;
   }
-  template <class T> static void take_note(detail::PrepareNotes& notes, const T& object) {
-    if constexpr (ModelLike<T> || WrappedModel<T>) notes.model(object);
-    else if constexpr (detail::is_loader<T>) notes.loader(object.batch_size());
-    else if constexpr (detail::is_one_of<T, DummyOptim, DummyScheduler>) notes.dummy(object);
-    else if constexpr (detail::OptimizerObject<T>) notes.optimizer(object);
-    else if constexpr (detail::OptimizerPointer<T>) {
-      if (object) notes.optimizer(*object);
-    } else if constexpr (detail::ScheduleObject<T>) notes.schedule();
+  template <class T> static void take_note(const detail::PrepareNotes& notes, const T& object) {
+    if constexpr (ModelLike<T> || WrappedModel<T>) detail::note(notes, ModelRef(object));
+    else if constexpr (detail::is_loader<T>) detail::note_loader(notes, object.batch_size());
+    else if constexpr (detail::is_one_of<T, DummyOptim, DummyScheduler> || detail::OptimizerObject<T>)
+      detail::note(notes, object);
+    else if constexpr (detail::ScheduleObject<T>) detail::note_schedule(notes);
+    else if constexpr (detail::OptimizerPointer<T>)
+      if (object) detail::note(notes, *object);
   }
   template <class T> auto prepare_one(T&& object, std::optional<bool> placed) {
     using U = std::remove_cvref_t<T>;
     if constexpr (ModelLike<U>) return prepare_model(object, false, placed);
     else if constexpr (detail::DispatchedObject<U>) return prepare_dispatched(object, placed);
     else if constexpr (detail::is_loader<U>) return prepare_data_loader(object, placed);
-    else if constexpr (detail::OptimizerObject<T>) return prepare_optimizer(std::forward<T>(object), {}, placed);
-    else if constexpr (detail::OptimizerPointer<U>) return prepare_optimizer(std::forward<T>(object), {}, placed);
+    else if constexpr (detail::OptimizerObject<T> || detail::OptimizerPointer<U>)
+      return prepare_optimizer(std::forward<T>(object), {}, placed);
     else if constexpr (std::same_as<U, DummyOptim>) return prepare_dummy(object, placed);
     else {
       using Target = detail::target_t<U>;
@@ -629,12 +573,9 @@ class ACCELERATE_API Accelerator {
     else return std::move(object);
   }
 
-  int64_t coordinate(const char* dim_name) const;
   std::shared_ptr<detail::PreparedModel> prepare_core(const ModelRef& model, bool evaluation_mode,
                                                       std::optional<bool> device_placement);
   AcceleratedOptimizer register_optimizer(AcceleratedOptimizer optimizer);
-  void clip_before_steps(const AcceleratedOptimizer& optimizer);
-  at::Tensor global_norm(const std::vector<at::Tensor>& parameters) const;
   void hear(const detail::PrepareNotes& notes);
   AcceleratedOptimizer prepare_dummy(const DummyOptim& dummy, std::optional<bool> device_placement);
   AcceleratedScheduler prepare_dummy(const DummyScheduler& dummy);
@@ -647,12 +588,6 @@ class ACCELERATE_API Accelerator {
   Scope suspend_sync(const parallel::Engines& models);
   Scope resume_sync(const std::shared_ptr<parallel::Engine>& model);
   void join(const parallel::Engines& models, const std::function<void()>& loop, std::optional<bool> even_batches);
-  void run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options);
-  void run_backward_now(const at::Tensor& scaled, const BackwardOptions& options);
-  void check_belonging();
-  void expect_receipts() const;
-  void give_receipts() const noexcept;
-  void forget_receipts() const noexcept;
 
   std::unique_ptr<Impl> impl_;
 };

@@ -1,21 +1,13 @@
 #pragma once
 
 /// How bytes move between ranks. Every function here is collective unless it says otherwise: all ranks of the group
-/// call it, in the same order. With one process they do nothing. Source: reference features table 1.7 and collective
-/// cases of the conformance suite.
+/// call it, in the same order. With one process they do nothing. Source: features table 1.7, collective conformance.
 
-#include <ATen/core/Tensor.h>
-
-#include <chrono>
-#include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "accelerate/utils/archive.hpp"
-#include "accelerate/utils/export.hpp"
-#include "accelerate/utils/nested.hpp"
 #include "accelerate/utils/ops.hpp"
 
 namespace accelerate {
@@ -26,11 +18,9 @@ enum class Reduction { sum, mean, max, none };
 ACCELERATE_API Reduction reduction_from_string(std::string_view text);
 
 namespace comm {
-
 /// Collectives on single tensors and byte strings in the group of all ranks. Before anything moves, ranks tell each
-/// other in 24 bytes what they are about to do. @throws CommError when a peer is late, gone or out of step (the message
-/// says who), DistributedOperationException on all ranks as verify(), ShapeError for tensors that the back end can't
-/// send.
+/// other in 24 bytes what they are about to do. @throws CommError naming a peer that is late, gone or out of step,
+/// DistributedOperationException on all ranks as verify(), ShapeError for tensors that the back end can't send.
 ACCELERATE_API at::Tensor all_gather(const at::Tensor& tensor);  ///< [n, ...] -> [P*n, ...]; a scalar counts as [1]
 /// A tensor with from_process's values.
 ACCELERATE_API at::Tensor broadcast(const at::Tensor& tensor, int64_t from_process);
@@ -55,10 +45,9 @@ ACCELERATE_API at::Tensor all_reduce(const at::Tensor& tensor, Reduction reducti
 }  // namespace agreed
 
 /// Compares what ranks are about to do: the operation, and the shapes, dtypes and devices of the tensors. One exchange
-/// of 24 bytes. @param operation  "broadcast"; lives as long as the program. @param how  what else must be the same:
-/// "from rank 0".
-/// @throws DistributedOperationException, a CommError that lists each rank's, on all ranks; the group is as good as
-/// before.
+/// of 24 bytes. @param operation  "broadcast"; lives as long as the program
+/// @param how  what else must be the same: "from rank 0"
+/// @throws DistributedOperationException that lists each rank's, on all ranks; the group is as good as before
 ACCELERATE_API void verify_shapes(const char* operation, const std::vector<at::Tensor>& tensors,
                                   const std::string& how = {});
 
@@ -67,11 +56,9 @@ template <class T> std::vector<at::Tensor> tensors_of(const T& data) {
   nested::for_each_tensor(data, [&](const at::Tensor& t) { tensors.push_back(t); });
   return tensors;
 }
-
 template <class T> void verify(const char* operation, const T& data, const std::string& how = {}) {
   if (world_size() > 1) verify_shapes(operation, tensors_of(data), how);
 }
-
 }  // namespace comm
 
 /// Concatenates every tensor over all ranks along dimension 0, in rank order. Shapes, dtypes and kinds of device must
@@ -87,10 +74,8 @@ template <class T> T gather(const T& data) {
 template <class T> std::vector<T> gather_object(const std::vector<T>& objects) {
   if (comm::world_size() == 1) return objects;
   std::vector<T> all;
-  for (const std::string& bytes : comm::all_gather_bytes(to_bytes(objects))) {
-    auto part = from_bytes<std::vector<T>>(bytes);
-    all.insert(all.end(), std::make_move_iterator(part.begin()), std::make_move_iterator(part.end()));
-  }
+  for (const std::string& bytes : comm::all_gather_bytes(to_bytes(objects)))
+    for (auto&& object : from_bytes<std::vector<T>>(bytes)) all.push_back(std::move(object));
   return all;
 }
 

@@ -5,13 +5,10 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
-#include <cstdint>
-#include <functional>
 #include <iosfwd>
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "accelerate/utils/core_kwargs.hpp"
 #include "accelerate/utils/export.hpp"
@@ -19,9 +16,8 @@
 namespace accelerate {
 
 namespace comm {
-class Group;
 class TrafficCounter;
-}  // namespace comm
+}
 
 /// Names of the reference; only the kinds that this build can run.
 enum class DistributedType { NO, MULTI_CPU, MULTI_GPU, MULTI_XPU, DEEPSPEED, FSDP };
@@ -33,13 +29,12 @@ ACCELERATE_API const char* to_string(PrecisionType type);
 /// "no", "fp16", "bf16" or "fp8". @throws ConfigError naming the valid values.
 ACCELERATE_API PrecisionType precision_from_string(const std::string& text);
 
-// Of accelerate/utils/split.hpp, which who splits something includes.
+// Of accelerate/utils/split.hpp, which the caller includes.
 template <class T>
 T split_between_processes(const T& inputs, int64_t num_processes, int64_t process_index, bool apply_padding);
 
 struct PartialStateOptions {
-  /// Stay on the CPU; unset: the environment's ACCELERATE_USE_CPU.
-  std::optional<bool> cpu;
+  std::optional<bool> cpu;  ///< stay on the CPU; unset: the environment's ACCELERATE_USE_CPU
   InitProcessGroupKwargs process_group;
   /// Pretend to be one rank of many, on the meta device and without peers; see dry_run(). Set by that.
   struct Pretence {
@@ -53,14 +48,12 @@ struct PartialStateOptions {
 /// environment (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or Open MPI's, MPICH's,
 /// MVAPICH's and Slurm's variables) and joins the process group; alone (WORLD_SIZE unset or 1) there is no group and no
 /// store.
-///
 /// Collective on first construction: every rank constructs one. Blocks until all have, at most the group's timeout.
 /// @throws ConfigError on contradictory variables or when constructed again with another `cpu`; CommError when peers do
 /// not arrive.
 class ACCELERATE_API PartialState {
  public:
   explicit PartialState(const PartialStateOptions& options = {});
-
   const at::Device& device() const;
   DistributedType distributed_type() const;
   int64_t num_processes() const;
@@ -73,13 +66,9 @@ class ACCELERATE_API PartialState {
   bool use_distributed() const { return num_processes() > 1; }
   /// ACCELERATE_DEBUG_MODE: collectives compare more over all ranks before they start (what is padded, FSDP's units).
   bool debug() const;
-  /// "gloo", "nccl", "mpi", or "" alone.
-  const std::string& backend() const;
-
-  /// Collective barrier.
-  void wait_for_everyone() const;
-  /// Prints `text` and a line end on the main process of each machine, as the reference does.
-  void print(const std::string& text) const;
+  const std::string& backend() const;         ///< "gloo", "nccl", "mpi", or "" alone
+  void wait_for_everyone() const;             ///< collective barrier
+  void print(const std::string& text) const;  ///< and a line end, on the main process of each machine
   /// This rank's part of inputs; see accelerate/utils/split.hpp, which the caller includes.
   template <class T> T split_between_processes(const T& inputs, bool apply_padding = false) const {
     return accelerate::split_between_processes(inputs, num_processes(), process_index(), apply_padding);
@@ -99,15 +88,11 @@ class ACCELERATE_API PartialState {
   template <class F> void on_local_process(F&& f, int64_t local_process) const {
     if (local_process_index() == local_process) f();
   }
-
-  /// Tells all peers that this rank can't go on; whoever waits for it throws a CommError with `reason` within seconds.
+  /// Tells all peers that this rank can't go on: those that wait for it throw a CommError with `reason` within seconds.
   /// Not collective, never throws.
   void abort(const std::string& reason) const noexcept;
-
-  /// True when some PartialState of this process has been constructed.
-  static bool initialized();
-  /// Leaves the process group and forgets everything. For tests and for the end of a program.
-  static void reset();
+  static bool initialized();  ///< whether some PartialState of this process has been constructed
+  static void reset();        ///< leaves the process group and forgets everything; for tests and the end of a program
 
  private:
   struct Shared;
@@ -118,13 +103,10 @@ class ACCELERATE_API PartialState {
 ACCELERATE_API std::ostream& operator<<(std::ostream& out, const PartialState& state);
 
 struct DeepSpeedPlugin;  // accelerate/parallel/deepspeed_plugin.hpp
-namespace detail {
-class DeepSpeedPlugins;  // src/state/deepspeed_plugins.hpp
-}
+class LoaderStatus;      // accelerate/state/loader_status.hpp
 
 struct AcceleratorStateOptions {
-  /// "no", "fp16", "bf16", "fp8"; unset: ACCELERATE_MIXED_PRECISION, else "no".
-  std::optional<std::string> mixed_precision;
+  std::optional<std::string> mixed_precision;  ///< "no", …, "fp8"; unset: ACCELERATE_MIXED_PRECISION, else "no"
   PartialStateOptions partial;
 };
 
@@ -134,24 +116,14 @@ class ACCELERATE_API AcceleratorState : public PartialState {
  public:
   explicit AcceleratorState(const AcceleratorStateOptions& options = {});
   PrecisionType mixed_precision() const;
-  /// That of PartialState, and the precision.
-  std::string text() const;
+  std::string text() const;  ///< that of PartialState, and the precision
 
   // DeepSpeed's settings (accelerate/parallel/deepspeed_plugin.hpp), where models are trained by them.
-
-  /// The plugin that holds for what is prepared next, with every field decided. @throws ConfigError without any, as the
-  /// following
+  /// The one for objects that are prepared next, every field decided. All three throw ConfigError without any.
   const DeepSpeedPlugin& deepspeed_plugin() const;
-  /// One of AcceleratorOptions::deepspeed_plugins.
-  const DeepSpeedPlugin& get_deepspeed_plugin(const std::string& name) const;
-  /// From now on prepare() goes by this one of AcceleratorOptions::deepspeed_plugins. Objects that are prepared already
-  /// stay as they are. Not collective, but on all ranks alike.
+  const DeepSpeedPlugin& get_deepspeed_plugin(const std::string& name) const;  ///< of the options' deepspeed_plugins
+  /// From now on prepare() goes by this one; prepared objects stay as they are. Not collective, but on all ranks alike.
   void select_deepspeed_plugin(const std::string& name) const;
-  static std::shared_ptr<detail::DeepSpeedPlugins>& deepspeed_plugins();  ///< for the library's own files
-
-  /// How models are split, as the first Accelerator was told; of a type that only Accelerators know. Later ones that
-  /// are told nothing do the same. Null before, and after reset().
-  static std::shared_ptr<void>& shared_engine();
   static bool initialized();
   /// Forgets the training settings; with `reset_partial_state`, the process group too.
   static void reset(bool reset_partial_state = false);
@@ -159,14 +131,11 @@ class ACCELERATE_API AcceleratorState : public PartialState {
 
 ACCELERATE_API std::ostream& operator<<(std::ostream& out, const AcceleratorState& state);
 
-class LoaderStatus;  // accelerate/state/loader_status.hpp
-
 /// The state of gradient accumulation; shared by all Accelerators.
 class ACCELERATE_API GradientState {
  public:
   GradientState();
   explicit GradientState(const GradientAccumulationPlugin& plugin);
-
   bool sync_gradients() const;
   void set_sync_gradients(bool value) const;
   int64_t num_steps() const;
@@ -175,9 +144,7 @@ class ACCELERATE_API GradientState {
   bool sync_with_dataloader() const;
   bool sync_each_batch() const;
   GradientAverage average() const;
-
-  /// Innermost loader being iterated, or null.
-  LoaderStatus* active_dataloader() const;
+  LoaderStatus* active_dataloader() const;  ///< innermost loader being iterated, or null
   bool in_dataloader() const { return active_dataloader() != nullptr; }
   /// See LoaderStatus; outside of a loop false, -1 and 0.
   bool end_of_dataloader() const;
@@ -185,7 +152,6 @@ class ACCELERATE_API GradientState {
   int64_t own_rows() const;
   void add_dataloader(LoaderStatus* loader) const;
   void remove_dataloader(LoaderStatus* loader) const;
-
   static void reset();
 
  private:

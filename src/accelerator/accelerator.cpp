@@ -17,6 +17,7 @@
 #include "model/flops.hpp"
 #include "observe/step_report.hpp"
 #include "parallel/gradient_hook.hpp"
+#include "state/deepspeed_plugins.hpp"
 #include "utils/environment.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
@@ -66,7 +67,7 @@ struct SharedEngine {
 
 /// Settings that this Accelerator was not given are the first one's.
 void take_shared(AcceleratorOptions& options) {
-  const auto first = std::static_pointer_cast<SharedEngine>(AcceleratorState::shared_engine());
+  const auto first = std::static_pointer_cast<SharedEngine>(detail::shared_engine());
   if (!first) return;
   if (!options.fsdp_plugin) options.fsdp_plugin = first->fsdp_plugin;
   if (!options.deepspeed_plugin && options.deepspeed_plugins.empty()) {
@@ -78,7 +79,7 @@ void take_shared(AcceleratorOptions& options) {
 }
 
 void share(const AcceleratorOptions& options) {
-  auto& first = AcceleratorState::shared_engine();
+  auto& first = detail::shared_engine();
   if (!first)
     first = std::make_shared<SharedEngine>(SharedEngine{options.fsdp_plugin, options.deepspeed_plugin,
                                                         options.deepspeed_plugins, options.parallelism_config,
@@ -179,7 +180,7 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
   gradients.emplace(plugin);
   gradients->set_sync_gradients(true);  // a loop before may have been left in the middle of a group
   if (parallelism) parallelism = parallel::validate(*parallelism, engine->job(state->num_processes()));
-  if (const auto& all = comm::mesh().all(); all && !AcceleratorState::shared_engine())
+  if (const auto& all = comm::mesh().all(); all && !detail::shared_engine())
     comm::set_mesh({all, engine->axes(parallelism, *all)});
   if (parallelism && state->use_distributed()) {
     loader_options.num_processes = parallelism->data_loader_num_processes(state->num_processes());
@@ -210,29 +211,32 @@ ProfileProcess Accelerator::Impl::process() const {
 
 Accelerator::Accelerator(AcceleratorOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
   impl_->live.belongs_to(*this);
-  expect_receipts();
+  expect_receipts(*this);
 }
 
 Accelerator::~Accelerator() {
   if (std::uncaught_exceptions() <= impl_->exceptions_at_start) {
-    give_receipts();
+    give_receipts(*this);
     return;
   }
-  forget_receipts();  // those of half a training
+  forget_receipts(*this);  // those of half a training
   if (!leave_announcement_to_record()) impl_->state->abort("an exception ended its training");
 }
 
 const AcceleratorState& Accelerator::state() const { return *impl_->state; }
 const GradientState& Accelerator::gradient_state() const { return *impl_->gradients; }
 const std::optional<ParallelismConfig>& Accelerator::parallelism_config() const { return impl_->parallelism; }
-int64_t Accelerator::coordinate(const char* dim_name) const {
-  if (!impl_->parallelism)
+int64_t Accelerator::Impl::coordinate(const char* dim_name) const {
+  if (!parallelism)
     raise<ConfigError>(
         "Accelerator: asked for this rank's place on the axis {}, but there are no axes, expected "
         "AcceleratorOptions::parallelism_config",
         dim_name);
-  return impl_->parallelism->mesh().coordinate(process_index(), dim_name);
+  return parallelism->mesh().coordinate(state->process_index(), dim_name);
 }
+int64_t Accelerator::data_parallel_rank() const { return impl_->coordinate("dp_replicate"); }
+int64_t Accelerator::data_parallel_shard_rank() const { return impl_->coordinate("dp_shard"); }
+int64_t Accelerator::tensor_parallel_rank() const { return impl_->coordinate("tp"); }
 const AcceleratorOptions& Accelerator::options() const { return impl_->options; }
 const ProjectConfiguration& Accelerator::project_configuration() const { return impl_->options.project_config; }
 std::filesystem::path Accelerator::logging_dir() const { return project_configuration().logging_dir; }
@@ -339,7 +343,7 @@ AcceleratedOptimizer Accelerator::register_optimizer(AcceleratedOptimizer optimi
                                  [&](const auto& known) { return &known.optimizer() == &optimizer.optimizer(); });
   if (same != optimizers.end()) *same = optimizer;
   else optimizers.push_back(optimizer);
-  clip_before_steps(optimizer);
+  impl_->clip_before_steps(optimizer);
   impl_->record_steps(optimizer);
   impl_->observe();
   for (const auto& schedule : impl_->run.schedulers)
@@ -489,7 +493,7 @@ void Accelerator::end_training() {
   impl_->monitors.finish();
   impl_->observation.end();
   wait_for_everyone();
-  give_receipts();
+  give_receipts(*this);
 }
 
 }  // namespace accelerate

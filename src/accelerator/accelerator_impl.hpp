@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "accelerate/accelerator.hpp"
+#include "accelerate/optim/scheduler.hpp"
+#include "accelerate/optim/step_hooks.hpp"
 #include "accelerate/utils/kwargs_dict.hpp"
 #include "accelerator/file_monitors.hpp"
 #include "accelerator/run_observation.hpp"
@@ -46,6 +48,12 @@ TrainingRun deepspeed_run_of(const detail::PreparedModel& model, const char* ope
 /// A weight in few bits can't be trained: a user who trains all else, without an adapter, believes that it is.
 /// @throws ConfigError naming the first such weight
 void refuse_training_around_codes(const run_state::RunState& run);
+
+/// With ACCELERATE_RECEIPTS the main process prints its receipts, once: when its training ends, or where that is never
+/// called, with the Accelerator or the process.
+void expect_receipts(const Accelerator& accelerator);
+void give_receipts(const Accelerator& accelerator) noexcept;
+void forget_receipts(const Accelerator& accelerator) noexcept;
 
 /// Among live_runs() while it lives.
 class LiveRun {
@@ -134,6 +142,16 @@ struct Accelerator::Impl {
   /// ones too. @param f  gets the kind, the tensor, and whether it is one of many in its storage
   void for_each_held(const std::function<void(ProfileStorage::Kind, const at::Tensor&, bool is_piece)>& f) const;
   std::vector<ProfileStorage> storages() const;
+  /// This rank's place on an axis of parallelism_config.
+  int64_t coordinate(const char* dim_name) const;
+  void run_backward(const at::Tensor& loss, double weight, const BackwardOptions& how);
+  void run_backward_now(const at::Tensor& scaled, const BackwardOptions& how);
+  /// Whether models, optimizers and loaders of the run belong together. @throws ConfigError
+  void check_belonging();
+  /// The steps of this optimizer clip, as the engine's rules say.
+  void clip_before_steps(const AcceleratedOptimizer& optimizer);
+  /// The 2-norm of unscaled gradients.
+  at::Tensor global_norm(const std::vector<at::Tensor>& parameters) const;
   /// Records the numbers of its steps that the settings ask for.
   void record_steps(const AcceleratedOptimizer& optimizer);
   /// Observes the run from now on, as the settings ask.

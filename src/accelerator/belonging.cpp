@@ -125,33 +125,32 @@ void refuse_training_around_codes(const run_state::RunState& run) {
   }
 }
 
-void Accelerator::check_belonging() {
-  if (!sync_gradients()) return;
-  auto& run = impl_->run;
-  if (use_distributed()) check_that_ranks_stay_together(run, impl_->trained);
-  if (const auto now = std::pair(run.models.size(), run.optimizers.size()); now != impl_->checked) {
-    impl_->checked = now;
+void Accelerator::Impl::check_belonging() {
+  if (!gradients->sync_gradients()) return;
+  if (state->use_distributed()) check_that_ranks_stay_together(run, trained);
+  if (const auto now = std::pair(run.models.size(), run.optimizers.size()); now != checked) {
+    checked = now;
     if (!run.models.empty()) warn_of_idle_optimizers(run);
-    impl_->nobody_unscales = 0;
-    impl_->gradients_are_scaled_for_nobody = run.scaler && run.scaler->is_enabled() && !run.models.empty() &&
-                                             !some_optimizer_holds(run, prepared_parameters(run));
+    nobody_unscales = 0;
+    gradients_are_scaled_for_nobody = run.scaler && run.scaler->is_enabled() && !run.models.empty() &&
+                                      !some_optimizer_holds(run, prepared_parameters(run));
   }
   // Not at the first one: the program may use the scaler by itself, which shows when it has.
-  if (impl_->gradients_are_scaled_for_nobody && !run.scaler->has_checked() && ++impl_->nobody_unscales > 1)
+  if (gradients_are_scaled_for_nobody && !run.scaler->has_checked() && ++nobody_unscales > 1)
     raise<ConfigError>(
         "backward: in fp16 gradients are {} times too large until they are unscaled, and no prepared optimizer holds a "
         "parameter of a prepared model, expected one, whose step() does that; pass the optimizer to prepare() and step "
         "the handle that it returns, or train with mixed_precision \"bf16\" or \"no\"",
         run.scaler->get_scale());
-  if (impl_->checked_loaders || !use_distributed() || gradient_state().in_dataloader()) return;
+  if (checked_loaders || !state->use_distributed() || gradients->in_dataloader()) return;
   if (data::detail::unprepared_passes() == 0) return;
-  impl_->checked_loaders = true;
-  if (is_main_process())
+  checked_loaders = true;
+  if (state->is_main_process())
     logs::warn("accelerate.accelerator",
                "backward: the loop reads a DataLoader that was not prepared, while {} processes train: each of them "
                "reads all of its batches. Pass the loader to prepare(), which gives each its share; nothing is wrong "
                "if each process has data of its own.",
-               num_processes());
+               state->num_processes());
 }
 
 }  // namespace accelerate

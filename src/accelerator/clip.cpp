@@ -118,30 +118,30 @@ at::Tensor Accelerator::clip_grad_norm_(const std::vector<at::Tensor>& parameter
              : norm_clipped_to(max_norm, parameters, norm_type, sync_gradients(), device());
 }
 
-void Accelerator::clip_before_steps(const AcceleratedOptimizer& optimizer) {
-  const auto own = impl_->rules ? impl_->rules->max_norm : std::nullopt;
+void Accelerator::Impl::clip_before_steps(const AcceleratedOptimizer& optimizer) {
+  const auto own = rules ? rules->max_norm : std::nullopt;
   if (!own) return;
-  const auto divisor = [this, alive = std::weak_ptr(impl_->alive), &stepped = optimizer.optimizer(), limit = *own] {
-    const at::Tensor one = at::ones({}, at::TensorOptions().dtype(at::kFloat).device(device()));
-    if (alive.expired() || (limit == 0 && impl_->wrapped.empty())) return one;
+  const auto divisor = [this, alive = std::weak_ptr(alive), &stepped = optimizer.optimizer(), limit = *own] {
+    const at::Tensor one = at::ones({}, at::TensorOptions().dtype(at::kFloat).device(state->device()));
+    if (alive.expired() || (limit == 0 && wrapped.empty())) return one;
     std::vector<at::Tensor> parameters;
     for (const auto& group : stepped.param_groups())
       parameters.insert(parameters.end(), group.params().begin(), group.params().end());
-    const at::Tensor total = norm_of_unscaled(parameters, /*norm_type=*/2, /*synchronising=*/true, device());
-    if (!impl_->wrapped.empty() && !total.is_meta()) impl_->norms[&stepped] = total.item<double>();
+    const at::Tensor total = global_norm(parameters);
+    if (!wrapped.empty() && !total.is_meta()) norms[&stepped] = total.item<double>();
     if (limit == 0) return one;
-    const auto& scaler = impl_->run.scaler;
+    const auto& scaler = run.scaler;
     if (!scaler || !scaler->is_enabled() || total.is_meta() || std::isfinite(total.item<double>()))
       return ((total + 1e-6) / limit).clamp_min(1);
     // Squares may overflow where no gradient does: that skips the step, too.
-    norm_clipped_to(limit, parameters, /*norm_type=*/2, /*synchronising=*/true, device());
+    norm_clipped_to(limit, parameters, /*norm_type=*/2, /*synchronising=*/true, state->device());
     return one;
   };
-  optimizer.set_step_hooks(&impl_->rules, {.before = nullptr, .after = nullptr, .divisor = divisor});
+  optimizer.set_step_hooks(&rules, {.before = nullptr, .after = nullptr, .divisor = divisor});
 }
 
-at::Tensor Accelerator::global_norm(const std::vector<at::Tensor>& parameters) const {
-  return norm_of_unscaled(parameters, /*norm_type=*/2, /*synchronising=*/true, device());
+at::Tensor Accelerator::Impl::global_norm(const std::vector<at::Tensor>& parameters) const {
+  return norm_of_unscaled(parameters, /*norm_type=*/2, /*synchronising=*/true, state->device());
 }
 
 void Accelerator::clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value) {

@@ -51,7 +51,7 @@ std::optional<double> DeepSpeedEngineWrapper::get_global_grad_norm() const {
   if (engine.group_ended && engine.steps_before == steps_of(*trained.run, *trained.model)) {
     std::vector<at::Tensor> parameters;
     for (const auto& [name, parameter] : model_->model.parameters()) parameters.push_back(parameter);
-    const auto norm = accelerator_->global_norm(parameters).item<double>();
+    const auto norm = impl.global_norm(parameters).item<double>();
     return std::isfinite(norm) ? norm : std::numeric_limits<double>::infinity();
   }
   std::optional<double> squares;

@@ -10,18 +10,22 @@ namespace accelerate {
 
 namespace detail {
 
-PrepareNotes::PrepareNotes() : facts_(std::make_shared<parallel::PrepareFacts>()) {}
-void PrepareNotes::model(const ModelRef& model) { facts_->models.push_back(model); }
-void PrepareNotes::loader(std::optional<int64_t> batch_size) { facts_->batch_sizes.push_back(batch_size); }
-void PrepareNotes::optimizer(const torch::optim::Optimizer& optimizer) { facts_->optimizers.push_back(&optimizer); }
-void PrepareNotes::schedule() { ++facts_->schedulers; }
-void PrepareNotes::dummy(const DummyOptim& dummy) { facts_->dummy_optimizers.push_back(dummy); }
-void PrepareNotes::dummy(const DummyScheduler& dummy) { facts_->dummy_schedulers.push_back(dummy); }
+PrepareNotes no_notes() { return std::make_shared<parallel::PrepareFacts>(); }
+void note(const PrepareNotes& notes, const ModelRef& model) { notes->models.push_back(model); }
+void note(const PrepareNotes& notes, const torch::optim::Optimizer& optimizer) {
+  notes->optimizers.push_back(&optimizer);
+}
+void note(const PrepareNotes& notes, const DummyOptim& dummy) { notes->dummy_optimizers.push_back(dummy); }
+void note(const PrepareNotes& notes, const DummyScheduler& dummy) { notes->dummy_schedulers.push_back(dummy); }
+void note_loader(const PrepareNotes& notes, std::optional<int64_t> batch_size) {
+  notes->batch_sizes.push_back(batch_size);
+}
+void note_schedule(const PrepareNotes& notes) { ++notes->schedulers; }
 
 }  // namespace detail
 
 void Accelerator::hear(const detail::PrepareNotes& notes) {
-  parallel::PrepareFacts facts = notes.facts();
+  parallel::PrepareFacts facts = *notes;
   facts.split_batches = split_batches();
   const bool trains = !facts.optimizers.empty() || !facts.dummy_optimizers.empty();
   const auto rules = impl_->engine->hear(facts, gradient_accumulation_steps());

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "accelerate/comm.hpp"
+#include "accelerate/model/submodule.hpp"
 #include "accelerate/residency/deferred.hpp"
 #include "memory/file_mappings.hpp"
 #include "residency/homes/encoded.hpp"

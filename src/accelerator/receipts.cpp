@@ -131,22 +131,22 @@ std::vector<const Accelerator*>& unfinished() {
 
 }  // namespace
 
-void Accelerator::expect_receipts() const {
-  if (!receipts_wanted() || !is_main_process()) return;
+void expect_receipts(const Accelerator& accelerator) {
+  if (!receipts_wanted() || !accelerator.is_main_process()) return;
   static const bool at_exit = [] {
     unfinished();  // is there before, and so until after, what atexit() calls
     return std::atexit([] {
-             if (!unfinished().empty()) unfinished().back()->give_receipts();
+             if (!unfinished().empty()) give_receipts(*unfinished().back());
            }) == 0;
   }();
   static_cast<void>(at_exit);
-  unfinished().push_back(this);
+  unfinished().push_back(&accelerator);
 }
 
-void Accelerator::give_receipts() const noexcept {
-  if (std::erase(unfinished(), this) == 0) return;
+void give_receipts(const Accelerator& accelerator) noexcept {
+  if (std::erase(unfinished(), &accelerator) == 0) return;
   try {
-    const Receipts made = receipts();
+    const Receipts made = accelerator.receipts();
     if (const auto file = environment::text("ACCELERATE_RECEIPTS_FILE")) {
       std::ofstream(*file) << made.json();  // the launcher prints them when all ranks have ended
     } else {
@@ -158,6 +158,6 @@ void Accelerator::give_receipts() const noexcept {
   }
 }
 
-void Accelerator::forget_receipts() const noexcept { std::erase(unfinished(), this); }
+void forget_receipts(const Accelerator& accelerator) noexcept { std::erase(unfinished(), &accelerator); }
 
 }  // namespace accelerate

@@ -16,6 +16,7 @@
 
 #include "accelerate/accelerator/memory_snapshot.hpp"
 #include "accelerate/comm/comms_log.hpp"
+#include "accelerate/model/submodule.hpp"
 #include "accelerate/state.hpp"
 #include "comm/agreement.hpp"
 #include "comm/comms_log.hpp"

@@ -80,7 +80,7 @@ void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& option
         "backward: gradients are averaged over tokens (GradientAverage::tokens), which needs to know how many items "
         "the loss is the mean of: call backward(loss, num_items)");
   impl_->monitors.note_loss(loss);
-  run_backward(loss, 1.0 / static_cast<double>(gradient_accumulation_steps()), options);
+  impl_->run_backward(loss, 1.0 / static_cast<double>(gradient_accumulation_steps()), options);
 }
 
 void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const BackwardOptions& options) {
@@ -93,7 +93,7 @@ void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const Back
   impl_->monitors.note_loss(loss);
   counts::add(RunCount::items, num_items);
   // The mean times its count is a sum: sums of micro-steps and ranks add up, and are divided once by the count of all.
-  run_backward(num_items == 0 ? loss.nan_to_num() : loss, static_cast<double>(num_items), options);
+  impl_->run_backward(num_items == 0 ? loss.nan_to_num() : loss, static_cast<double>(num_items), options);
   if (!sync_gradients()) return;
   const double all = items_of_all_ranks(impl_->run.num_items, device());
   impl_->run.num_items = 0;
@@ -136,37 +136,36 @@ class AskedFor {
 
 }  // namespace
 
-void Accelerator::run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options) {
+void Accelerator::Impl::run_backward(const at::Tensor& loss, double weight, const BackwardOptions& how) {
   counts::add(RunCount::backwards);
-  run_phases::PhaseScope whole(run_phases::Phase::backward, impl_.get());
+  run_phases::PhaseScope whole(run_phases::Phase::backward, this);
   const at::Tensor weighted = weight == 1.0 ? loss : loss * weight;
-  const at::Tensor scaled = impl_->run.scaler ? impl_->run.scaler->scale(weighted) : weighted;
-  const auto engines = impl_->run.engines();
-  std::function<void()> run = [this, scaled, options, asked = AskedFor(engines)] {
+  const at::Tensor scaled = run.scaler ? run.scaler->scale(weighted) : weighted;
+  const auto engines = run.engines();
+  std::function<void()> backward = [this, scaled, how, asked = AskedFor(engines)] {
     const auto synchronisation = asked.again();
-    run_backward_now(scaled, options);
+    run_backward_now(scaled, how);
   };
   for (auto engine = engines.rbegin(); engine != engines.rend(); ++engine)
-    run = [engine = *engine, run = std::move(run)] { engine->backward(run); };
-  run();
+    backward = [engine = *engine, inner = std::move(backward)] { engine->backward(inner); };
+  backward();
   whole.end();
 }
 
-void Accelerator::run_backward_now(const at::Tensor& scaled, const BackwardOptions& options) {
-  const auto engines = impl_->run.engines();
+void Accelerator::Impl::run_backward_now(const at::Tensor& scaled, const BackwardOptions& how) {
+  const auto engines = run.engines();
   {
-    const run_phases::PhaseScope inner(run_phases::Phase::backward_inner, impl_.get());
+    const run_phases::PhaseScope inner(run_phases::Phase::backward_inner, this);
     for (const auto& engine : engines) engine->before_backward(scaled);
-    parallel::guard_backward(
-        [&] { scaled.backward({}, options.retain_graph || options.create_graph, options.create_graph); });
+    parallel::guard_backward([&] { scaled.backward({}, how.retain_graph || how.create_graph, how.create_graph); });
   }
-  const run_phases::PhaseScope reduce(run_phases::Phase::backward_reduce, impl_.get());
+  const run_phases::PhaseScope reduce(run_phases::Phase::backward_reduce, this);
   // A model whose forward has run may have a loss of its own, which comes later.
   const bool anyone =
       std::any_of(engines.begin(), engines.end(), [](const auto& engine) { return engine->took_part(); });
   for (const auto& engine : engines)
     if (!anyone || engine->took_part()) engine->after_backward();
-  for (const auto& model : impl_->run.models)
+  for (const auto& model : run.models)
     if (model->fp8) model->fp8->after_backward();
   check_belonging();
 }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/model/submodule.hpp"
 #include "accelerate/residency/deferred.hpp"
 #include "adapters/adapter_file.hpp"
 #include "adapters/lora_config.hpp"

@@ -6,6 +6,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "accelerate/model/submodule.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::bigmodel {

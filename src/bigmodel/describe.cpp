@@ -4,6 +4,7 @@
 
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/config.hpp"
+#include "accelerate/model/submodule.hpp"
 #include "formats/torch_dtypes.hpp"
 #include "utils/raise.hpp"
 

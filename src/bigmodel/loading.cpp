@@ -12,6 +12,7 @@
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/config.hpp"
 #include "accelerate/formats/gguf.hpp"
+#include "accelerate/model/submodule.hpp"
 #include "bigmodel/loading_plan.hpp"
 #include "bigmodel/replace.hpp"
 #include "codes/bitsandbytes.hpp"

@@ -12,6 +12,7 @@
 
 #include "accelerate/bigmodel/loading.hpp"
 #include "accelerate/codes/codes.hpp"
+#include "accelerate/model/submodule.hpp"
 #include "checkpoint/saved_state.hpp"
 #include "formats/weight_names.hpp"
 

@@ -7,6 +7,7 @@
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/codes/codes.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/model/submodule.hpp"
 #include "accelerate/utils/error.hpp"
 #include "bigmodel/quantizer.hpp"
 #include "codes/bitsandbytes.hpp"

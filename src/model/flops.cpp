@@ -2,6 +2,8 @@
 
 #include <unordered_map>
 
+#include "accelerate/model/submodule.hpp"
+
 namespace accelerate {
 
 FlopsPerToken flops_per_token(const ModelRef& model) {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "accelerate/model/submodule.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "accelerate/model/submodule.hpp"
 #include "model/hook_registry.hpp"
 #include "utils/raise.hpp"
 

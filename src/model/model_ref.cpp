@@ -6,6 +6,8 @@
 #include <set>
 #include <string_view>
 
+#include "accelerate/model/submodule.hpp"
+
 namespace accelerate {
 namespace {
 

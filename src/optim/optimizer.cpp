@@ -15,6 +15,7 @@
 #include "accelerate/optim/adam8bit.hpp"
 #include "accelerate/optim/grad_scaler.hpp"
 #include "accelerate/optim/own_optimizer.hpp"
+#include "accelerate/optim/step_hooks.hpp"
 #include "accelerate/state.hpp"
 #include "memory/meta_memory.hpp"
 #include "observe/run_phases.hpp"

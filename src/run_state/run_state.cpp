@@ -11,6 +11,7 @@
 #include <unordered_set>
 
 #include "accelerate/comm.hpp"
+#include "accelerate/optim/step_hooks.hpp"
 #include "checkpoint/zero_checkpoint.hpp"
 #include "comm/agreement.hpp"
 #include "optim/optimizer_state.hpp"

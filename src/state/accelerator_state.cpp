@@ -54,21 +54,25 @@ AcceleratorState::AcceleratorState(const AcceleratorStateOptions& options) : Par
 
 PrecisionType AcceleratorState::mixed_precision() const { return *shared_precision(); }
 std::string AcceleratorState::text() const {
-  const auto& plugins = deepspeed_plugins();
+  const auto& plugins = detail::deepspeed_plugins();
   return fmt::format("{}\nMixed precision type: {}\n{}", PartialState::text(), to_string(mixed_precision()),
                      plugins ? fmt::format("ds_config: {}\n", plugins->text()) : "");
 }
 std::ostream& operator<<(std::ostream& out, const AcceleratorState& state) { return out << state.text(); }
 
-std::shared_ptr<detail::DeepSpeedPlugins>& AcceleratorState::deepspeed_plugins() {
-  static std::shared_ptr<detail::DeepSpeedPlugins> plugins;
+std::shared_ptr<detail::DeepSpeedPlugins>& detail::deepspeed_plugins() {
+  static std::shared_ptr<DeepSpeedPlugins> plugins;
   return plugins;
+}
+std::shared_ptr<void>& detail::shared_engine() {
+  static std::shared_ptr<void> engine;
+  return engine;
 }
 
 namespace {
 
 detail::DeepSpeedPlugins& plugins_or_throw(const char* asked) {
-  const auto& plugins = AcceleratorState::deepspeed_plugins();
+  const auto& plugins = detail::deepspeed_plugins();
   if (!plugins)
     raise<ConfigError>(
         "{}: no DeepSpeedPlugin is there, expected an Accelerator that was made with deepspeed_plugin or "
@@ -90,16 +94,12 @@ void AcceleratorState::select_deepspeed_plugin(const std::string& name) const {
 }
 const DeepSpeedPlugin& get_active_deepspeed_plugin(const AcceleratorState& state) { return state.deepspeed_plugin(); }
 
-std::shared_ptr<void>& AcceleratorState::shared_engine() {
-  static std::shared_ptr<void> engine;
-  return engine;
-}
 bool AcceleratorState::initialized() { return shared_precision().has_value(); }
 
 void AcceleratorState::reset(bool reset_partial_state) {
   shared_precision().reset();
-  shared_engine().reset();
-  deepspeed_plugins().reset();
+  detail::shared_engine().reset();
+  detail::deepspeed_plugins().reset();
   if (reset_partial_state) PartialState::reset();
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -19,5 +20,12 @@ class DeepSpeedPlugins {
   /// The active one's configuration, as it is by now, in one line.
   virtual std::string text() const = 0;
 };
+
+/// Those of this process; null where nobody trains by any, and after AcceleratorState::reset().
+std::shared_ptr<DeepSpeedPlugins>& deepspeed_plugins();
+
+/// How models are split, as the first Accelerator was told; of a type that only Accelerators know. Later ones that are
+/// told nothing do the same. Null before, and after AcceleratorState::reset().
+std::shared_ptr<void>& shared_engine();
 
 }  // namespace accelerate::detail

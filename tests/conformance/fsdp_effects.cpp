@@ -5,6 +5,7 @@
 #include "accelerate/accelerator.hpp"
 #include "accelerate/accelerator/dry_run.hpp"
 #include "accelerate/model/no_split.hpp"
+#include "accelerate/model/submodule.hpp"
 #include "accelerate/residency.hpp"
 #include "accelerate/residency/deferred.hpp"
 #include "comm/dry_process_group.hpp"

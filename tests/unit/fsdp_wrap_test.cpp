@@ -10,6 +10,7 @@
 #include <set>
 
 #include "accelerate/model/no_split.hpp"
+#include "accelerate/model/submodule.hpp"
 #include "accelerate/models/bert.hpp"
 #include "accelerate/utils/error.hpp"
 #include "message_of.hpp"

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "accelerate/model/model_ref.hpp"
+#include "accelerate/model/submodule.hpp"
 #include "accelerate/models/bert.hpp"
 #include "accelerate/models/gpt2.hpp"
 #include "accelerate/models/llama.hpp"

@@ -1,25 +1,14 @@
 #pragma once
 
-/// A model behind `Accelerator::prepare`: the same module, with what training over several processes and in mixed
-/// precision needs around its forward.
-
-#include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
+/// A prepared model: the same module, whose forward fits training over several processes and in mixed precision.
 
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "accelerate/model/callable.hpp"
 #include "accelerate/precision.hpp"
-#include "accelerate/utils/export.hpp"
-#include "accelerate/utils/nested.hpp"
-#include "accelerate/utils/ops.hpp"
 
 namespace accelerate {
 
@@ -34,9 +23,7 @@ namespace parallel {
 class Engine;
 using Engines = std::vector<std::shared_ptr<Engine>>;
 }  // namespace parallel
-
 namespace detail {
-
 struct PreparedModel;  // accelerate/run_state/prepared_model.hpp
 
 /// The engine of each; null where a model has none.
@@ -49,19 +36,12 @@ class ACCELERATE_API ForwardScope {
  public:
   explicit ForwardScope(PreparedModel& model);
   ~ForwardScope();
-  ForwardScope(const ForwardScope&) = delete;
-  ForwardScope& operator=(const ForwardScope&) = delete;
-  /// From here to finish() autocast is on, if the model's precision is mixed.
-  void begin_autocast();
-  /// The module's forward has run; what follows computes without autocast and fp8. Collective where scales are
-  /// remembered.
-  void finish();
-  /// Whether after_forward() does anything.
-  bool has_engine() const { return engine_ != nullptr; }
+  void begin_autocast();  ///< until finish(), if the model's precision is mixed
+  void finish();  ///< of the module's forward, with its autocast and fp8; collective where scales are remembered
+  bool has_engine() const { return engine_ != nullptr; }  ///< else after_forward() does nothing
   void after_forward(const std::vector<at::Tensor>& outputs);
-  /// The dtype that floating-point inputs are converted to; unset: they stay.
+  /// Dtypes that floating-point inputs and results become; unset: they stay, but results under autocast become fp32.
   std::optional<at::ScalarType> input_dtype() const;
-  /// The dtype that floating-point results are converted to; unset: they stay, but under autocast become fp32.
   std::optional<at::ScalarType> output_dtype() const;
   bool autocasts() const;
 
@@ -76,8 +56,7 @@ class ACCELERATE_API ForwardScope {
 class ACCELERATE_API PreparedHandle {
  public:
   /// Under DeepSpeed: the model, its optimizer and schedule in DeepSpeed's files, see tagged_checkpoint.hpp, which the
-  /// caller includes. Collective.
-  /// @return the folder of the tag
+  /// caller includes. Collective. @return the folder of the tag
   std::filesystem::path save_checkpoint(const std::filesystem::path& save_dir, std::optional<std::string> tag = {},
                                         const ClientState& client_state = {}) const;
   std::filesystem::path save_checkpoint(const std::filesystem::path& save_dir, std::optional<std::string> tag,
@@ -85,18 +64,15 @@ class ACCELERATE_API PreparedHandle {
   LoadedTag load_checkpoint(const std::filesystem::path& load_dir, std::optional<std::string> tag = {}) const;
   LoadedTag load_checkpoint(const std::filesystem::path& load_dir, std::optional<std::string> tag,
                             const LoadTagOptions& options) const;
-
   /// Under DeepSpeed, at stages 1 to 3: moves states of the model from the device to the host until reload_states().
-  /// Until then a forward, a backward or a step that needs one of them is a ConfigError that names it. What lies on the
-  /// host already stays there; where the model computes on the host, only what is gathered and buffers are freed.
-  /// Collective.
+  /// Until then a forward, a backward or a step that needs one of them is a ConfigError that names it. States on the
+  /// host stay there; where the model computes on the host, only gathered ones and buffers are freed. Collective.
+  /// Options are of parallel/offload_states.hpp, which the caller includes.
   /// @throws ConfigError for nvme, at stage 0, with offload_param, and where no prepared optimizer trains the model
   void offload_states() const;
-  /// By parallel/offload_states.hpp, which the caller includes.
   void offload_states(const OffloadStatesOptions& options) const;
   /// All of them are where they were, and training goes on exactly. Without offload_states(): nothing. Collective.
   void reload_states(bool non_blocking = false) const;
-
   const std::shared_ptr<PreparedModel>& core() const { return core_; }
 
  protected:
@@ -110,11 +86,10 @@ class ACCELERATE_API PreparedHandle {
 
 /// Cheap-to-copy handle; copies share the model. `m(...)` runs the module's forward: under autocast if mixed precision
 /// is on (results come back as fp32, or as a sharded model's output_dtype says), with products in 8 bits if it is fp8
-/// (in evaluation only where the recipe says so), and so that backward averages
-/// gradients over ranks; hooks of the model (model/hooks.hpp) run around it. `m->...` is your own module; calling
-/// m->forward directly leaves out autocast and hooks, while gradients are averaged (or sharded) all the same.
-///
-/// With several processes a training forward is collective when the module has buffers (they are broadcast).
+/// (in evaluation only where the recipe says so), and so that backward averages gradients over ranks; hooks of the
+/// model (model/hooks.hpp) run around it. `m->...` is your own module; calling m->forward directly leaves out autocast
+/// and hooks, while gradients are averaged (or sharded) all the same. With several processes a training forward is
+/// collective when the module has buffers (they are broadcast).
 template <ModelLike Model> class Prepared : public Callable<Prepared<Model>, Model>, public detail::PreparedHandle {
  public:
   Prepared(Model model, std::shared_ptr<detail::PreparedModel> core)
@@ -141,10 +116,7 @@ template <ModelLike Model> class Prepared : public Callable<Prepared<Model>, Mod
   }
 
  private:
-  /// The module's forward with its hooks.
-  template <class... Args> auto run(Args&&... args) const {
-    return accelerate::call(this->model(), std::forward<Args>(args)...);
-  }
+  template <class... Args> auto run(Args&&... args) const { return call(this->model(), std::forward<Args>(args)...); }
   template <class... Args> decltype(auto) run_on(std::optional<at::ScalarType> input_dtype, Args&&... args) const {
     if (input_dtype) return run(cast_input(args, *input_dtype)...);
     return run(std::forward<Args>(args)...);

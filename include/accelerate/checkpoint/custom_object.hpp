@@ -10,8 +10,6 @@
 #include <utility>
 
 #include "accelerate/utils/archive.hpp"
-#include "accelerate/utils/export.hpp"
-#include "accelerate/utils/nested.hpp"
 
 namespace accelerate::checkpointing {
 

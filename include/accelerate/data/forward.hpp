@@ -1,20 +1,18 @@
 #pragma once
 
-/// Loaders by name only, for headers that pass them on: who makes one includes data.hpp.
+/// Loaders by name only, for headers that pass them on: programs that make one include data.hpp.
 
 #include <cstdint>
 #include <functional>
 #include <utility>
 
 namespace accelerate::data {
-
 template <class Batch> class DataLoader;
 template <class Batch> class PreparedDataLoader;
 class PreparedStatus;
 struct PrepareDataLoaderOptions;
 
-/// How rows of a dispatched batch are cut out for a rank. The default takes rows [begin, end) of tensors and of lists
-/// without tensors.
+/// Cuts a rank's rows out of a dispatched batch. Default: rows [begin, end) of tensors and of lists without tensors.
 template <class Batch>
 using SliceFunction =
     std::function<Batch(const Batch& batch, int64_t begin, int64_t end, int64_t process_index, int64_t num_processes)>;
@@ -22,7 +20,6 @@ using SliceFunction =
 }  // namespace accelerate::data
 
 namespace accelerate::detail {
-
 // Found where the loader's type is complete: at the call.
 template <class Batch>
 auto prepare_loader(const data::DataLoader<Batch>& loader, const data::PrepareDataLoaderOptions& options,
@@ -32,5 +29,4 @@ auto prepare_loader(const data::DataLoader<Batch>& loader, const data::PrepareDa
 template <class Loader> auto skip_batches(const Loader& loader, int64_t num_batches) {
   return skip_first_batches(loader, num_batches);
 }
-
 }  // namespace accelerate::detail

@@ -1,21 +1,15 @@
 #pragma once
 
-/// Calling models: your module's own forward, the same with its hooks, and the base of the handles that prepare() and
-/// its kin return.
+/// Calling models: your module's own forward, the same with its hooks, and the base of handles on models.
 
 #include <ATen/core/ivalue.h>
 #include <c10/core/GradMode.h>
 
-#include <concepts>
-#include <memory>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "accelerate/model/model_like.hpp"
 #include "accelerate/model/model_ref.hpp"
-#include "accelerate/utils/export.hpp"
 #include "accelerate/utils/nested.hpp"
 
 namespace accelerate {
@@ -23,29 +17,23 @@ namespace accelerate {
 class ModelHook;  // accelerate/model/hooks.hpp
 
 namespace detail {
-
-/// Whether any module of the process has a hook: a look at one number.
-ACCELERATE_API bool any_hooks();
-/// The module's hook; null when it has none.
-ACCELERATE_API std::shared_ptr<ModelHook> find_hook(const ModelRef& module);
+ACCELERATE_API bool any_hooks();  ///< of any module of the process: a look at one number
+ACCELERATE_API std::shared_ptr<ModelHook> find_hook(const ModelRef& module);  ///< null: it has none
 ACCELERATE_API bool runs_without_grad(const ModelHook& hook);
-/// After a forward that returns nothing.
-ACCELERATE_API void run_post_forward(ModelHook& hook, const ModelRef& module);
-
-/// The hook's pre_forward() and post_forward(). @throws ConfigError when it changed the number of tensors.
+/// Its pre_forward() and post_forward(); last: without results. @throws ConfigError for another number of tensors
 ACCELERATE_API void run_pre_forward(ModelHook& hook, const ModelRef& module, std::vector<at::Tensor>& inputs);
 ACCELERATE_API void run_post_forward(ModelHook& hook, const ModelRef& module, std::vector<at::Tensor>& outputs);
+ACCELERATE_API void run_post_forward(ModelHook& hook, const ModelRef& module);
 
 template <class T>
 inline constexpr bool may_hold_tensors = nested::TensorLike<T> || nested::IValueLike<T> || nested::is_container<T>;
 
-/// The argument with the next tensors in the place of its own. What can't hold tensors is passed on as it is.
+/// The argument with the next tensors in the place of its own; one that can't hold tensors as it is.
 template <class T> decltype(auto) with_tensors(T&& argument, const std::vector<at::Tensor>& tensors, size_t& next) {
   if constexpr (may_hold_tensors<std::remove_cvref_t<T>>)
     return nested::map_tensors(std::as_const(argument), [&](const at::Tensor&) { return tensors[next++]; });
   else return std::forward<T>(argument);
 }
-
 template <class T> void collect_tensors(const T& value, std::vector<at::Tensor>& tensors) {
   if constexpr (may_hold_tensors<T>)
     nested::for_each_tensor(value, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
@@ -55,10 +43,9 @@ template <class T> void collect_tensors(const T& value, std::vector<at::Tensor>&
 template <class Model, class Forward, class... Args>
 auto call_with_hooks(const Model& model, Forward&& forward, Args&&... args) {
   using Output = std::decay_t<decltype(forward(std::forward<Args>(args)...))>;
-  if (!any_hooks()) return static_cast<Output>(forward(std::forward<Args>(args)...));
-  const ModelRef module(model);
-  const auto hook = find_hook(module);
+  const auto hook = any_hooks() ? find_hook(model) : nullptr;
   if (!hook) return static_cast<Output>(forward(std::forward<Args>(args)...));
+  const ModelRef module(model);
   std::vector<at::Tensor> tensors;
   (collect_tensors(std::as_const(args), tensors), ...);
   run_pre_forward(*hook, module, tensors);
@@ -136,8 +123,7 @@ template <ModelLike Model, class... Args> auto call(Model& module, Args&&... arg
 
 /// A model behind a handle that is called in its place. `h(args...)` is `h.forward(args...)`, which each kind of Handle
 /// (the class that derives from this one) defines: by default the module's forward with its hooks. `h->...` and `*h`
-/// are your own module, and calling its forward directly leaves out what the handle does. Cheap to copy; copies share
-/// the model.
+/// are your own module; calling its forward directly leaves out what the handle does. Cheap to copy; shares the model.
 template <class Handle, ModelLike Model> class Callable {
  public:
   using model_type = Model;

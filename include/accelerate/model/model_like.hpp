@@ -1,7 +1,6 @@
 #pragma once
 
-/// The types that count as models. This header knows LibTorch's modules by name only, so that it costs nothing to
-/// include.
+/// The types that count as models. LibTorch's modules are known by name only: this header costs nothing to include.
 
 #include <concepts>
 #include <memory>
@@ -9,15 +8,14 @@
 
 namespace torch::nn {
 class Module;
-}  // namespace torch::nn
+}
 namespace torch::jit {
 struct Module;
-}  // namespace torch::jit
+}
 
 namespace accelerate {
 
 namespace detail {
-
 template <class M> concept ModuleHolderLike = requires(const M& m) {
   typename M::ContainedType;
   { m.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
@@ -28,7 +26,6 @@ template <class M> concept ModulePointer = requires(const M& m) {
   requires std::derived_from<typename M::element_type, torch::nn::Module>;
 };
 template <class M> concept ScriptModule = std::derived_from<M, torch::jit::Module>;
-
 }  // namespace detail
 
 /// A torch::nn::ModuleHolder, a std::shared_ptr to a subclass of torch::nn::Module, or a torch::jit::Module. A holder
@@ -36,7 +33,7 @@ template <class M> concept ScriptModule = std::derived_from<M, torch::jit::Modul
 template <class M>
 concept ModelLike = detail::ModuleHolderLike<M> || detail::ModulePointer<M> || detail::ScriptModule<M>;
 
-/// What Accelerator::prepare, dispatch_model and their kin return: unwrap() is the model.
+/// A handle that Accelerator::prepare, dispatch_model or one of their kin has returned: unwrap() is the model.
 template <class M> concept WrappedModel = requires(const M& m) {
   requires ModelLike<std::remove_cvref_t<decltype(m.unwrap())>>;
 };

@@ -2,17 +2,12 @@
 
 /// A schedule that follows its optimizers.
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <vector>
-
 #include "accelerate/optim/optimizer.hpp"
 
 namespace accelerate {
 
 namespace optim {
-class Scheduler;  // accelerate/optim/scheduler.hpp, which who makes one or reads scheduler() includes
+class Scheduler;  // accelerate/optim/scheduler.hpp
 }
 
 /// Cheap-to-copy handle; copies share it. Steps only when the optimizers did, and `num_processes` times, because a
@@ -30,8 +25,7 @@ class ACCELERATE_API AcceleratedScheduler {
   /// total_steps never goes past them.
   /// @param metric  for schedules that watch one (reduce_lr_on_plateau). It is one observation, so it moves the
   /// schedule by one step, not by num_processes. Each rank may have its own (the loss of its batches): the schedule
-  /// sees their mean, NaN where one is NaN, and all ranks keep the same rate. Collective when there is a metric: all
-  /// ranks pass one.
+  /// sees their mean, NaN where one is NaN, and all ranks keep the same rate. With a metric collective: all pass one.
   void step(std::optional<double> metric = std::nullopt) const;
 
   const std::vector<double>& get_last_lr() const;
@@ -40,8 +34,7 @@ class ACCELERATE_API AcceleratedScheduler {
   const optim::Scheduler& scheduler() const;
   /// From here on these hold it back, of which some may have been prepared after it.
   void follow(std::vector<AcceleratedOptimizer> optimizers) const;
-  /// The optimizer that the schedule drives.
-  torch::optim::Optimizer& optimizer() const;
+  torch::optim::Optimizer& optimizer() const;  ///< that the schedule drives
   c10::IValue state_dict() const;
   void load_state_dict(const c10::IValue& state) const;
 

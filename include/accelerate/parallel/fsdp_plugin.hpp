@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "accelerate/model/model_ref.hpp"
+#include "accelerate/model/submodule.hpp"
 #include "accelerate/utils/export.hpp"
 
 namespace accelerate {

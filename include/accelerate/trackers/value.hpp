@@ -1,7 +1,5 @@
 #pragma once
 
-#include <concepts>
-#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <map>
@@ -9,7 +7,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -18,13 +15,16 @@
 
 namespace accelerate {
 
+class GeneralTracker;  // accelerate/trackers/tracker.hpp
 struct TrackerValue;
 using TrackerList = std::vector<TrackerValue>;
 using TrackerValues = std::map<std::string, TrackerValue>;
+namespace detail {
+template <class T> concept NoTrackerValue = !std::is_same_v<T, TrackerValue>;
+}
 
 /// A value that trackers take: nothing (Python's None), a truth value, a number, a text, or lists and maps of these.
-/// The C++ types convert to it: `{{"loss", 0.5}, {"epoch", 3}, {"note", "warm"}, {"adam", {{"beta", 0.9}}}}`; a list is
-/// a std::vector.
+/// C++'s types convert to it: `{{"loss", 0.5}, {"epoch", 3}, {"adam", {{"beta", 0.9}}}}`; a list is a std::vector.
 struct ACCELERATE_API TrackerValue {
   using Any = std::variant<std::nullptr_t, bool, int64_t, double, std::string, TrackerList, TrackerValues>;
   Any value = nullptr;
@@ -34,8 +34,8 @@ struct ACCELERATE_API TrackerValue {
   /// Whole numbers that int64_t can't hold become doubles.
   template <class T>
   requires std::is_arithmetic_v<T> TrackerValue(T number) {
-    if constexpr (std::same_as<T, bool>) value = number;
-    else if constexpr (std::floating_point<T>) value = static_cast<double>(number);
+    if constexpr (std::is_same_v<T, bool>) value = number;
+    else if constexpr (std::is_floating_point_v<T>) value = static_cast<double>(number);
     else if (std::in_range<int64_t>(number)) value = static_cast<int64_t>(number);
     else value = static_cast<double>(number);
   }
@@ -45,12 +45,10 @@ struct ACCELERATE_API TrackerValue {
   TrackerValue(TrackerList list) : value(std::move(list)) {}
   TrackerValue(TrackerValues map) : value(std::move(map)) {}
   TrackerValue(std::initializer_list<std::pair<const std::string, TrackerValue>> map) : value(TrackerValues(map)) {}
-  template <class T>
-  requires(!std::same_as<T, TrackerValue>) TrackerValue(const std::vector<T>& list)
-      : value(TrackerList(list.begin(), list.end())) {}
-  template <class T>
-  requires(!std::same_as<T, TrackerValue>) TrackerValue(const std::map<std::string, T>& map)
-      : value(TrackerValues(map.begin(), map.end())) {}
+  template <detail::NoTrackerValue T>
+  TrackerValue(const std::vector<T>& list) : value(TrackerList(list.begin(), list.end())) {}
+  template <detail::NoTrackerValue T>
+  TrackerValue(const std::map<std::string, T>& map) : value(TrackerValues(map.begin(), map.end())) {}
   template <class T> TrackerValue(const std::optional<T>& given) {
     if (given) *this = TrackerValue(*given);
   }
@@ -65,10 +63,8 @@ struct ACCELERATE_API TrackerValue {
   const TrackerValues* map() const { return std::get_if<TrackerValues>(&value); }
   /// A number, or a truth value as 0 or 1, as in Python; nothing where it is something else.
   std::optional<double> number() const;
-  /// The same if it is whole by its type.
-  std::optional<int64_t> whole() const;
+  std::optional<int64_t> whole() const;  ///< the same if it is whole by its type
 };
-
 ACCELERATE_API bool operator==(const TrackerValue& a, const TrackerValue& b);
 
 /// A map of numbers, texts, ... as a map of values.
@@ -78,8 +74,6 @@ template <class T> TrackerValues to_tracker_values(const std::map<std::string, T
 
 /// Keyword arguments by tracker: {{"wandb", {{"tags", tags}}}}.
 using TrackerKwargs = std::map<std::string, TrackerValues>;
-
-class GeneralTracker;  // accelerate/trackers/tracker.hpp
 
 /// One element of AcceleratorOptions::log_with: a name, "all" (all that are available), or a tracker of your own.
 class ACCELERATE_API TrackerChoice {
@@ -93,8 +87,7 @@ class ACCELERATE_API TrackerChoice {
     take_name();
   }
   const std::string& name() const { return name_; }
-  /// Null where there is only a name.
-  const std::shared_ptr<GeneralTracker>& object() const { return object_; }
+  const std::shared_ptr<GeneralTracker>& object() const { return object_; }  ///< null where there is only a name
   bool operator==(const TrackerChoice&) const = default;
 
  private:

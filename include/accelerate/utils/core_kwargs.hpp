@@ -22,32 +22,23 @@ struct GradientAccumulationPlugin {
   /// Micro-steps per optimizer step. The environment's ACCELERATE_GRADIENT_ACCUMULATION_STEPS wins over `Accelerator`'s
   /// own default, never over a plugin.
   int64_t num_steps = 1;
-  /// Count a schedule's step also on micro-steps that do not step the optimizer (last_epoch stays, the internal step
-  /// count moves).
+  /// Schedules count micro-steps that do not step the optimizer, too: last_epoch stays, the internal step count moves.
   bool adjust_scheduler = true;
-  /// Synchronise at the end of a loader even in the middle of a group.
-  bool sync_with_dataloader = true;
-  /// Communicate on every micro-step (less memory with sharded engines, more traffic). `sync_gradients` and the
-  /// optimizer are not affected.
+  bool sync_with_dataloader = true;  ///< synchronise at the end of a loader even in the middle of a group
+  /// Communicate on every micro-step: less memory where sharded, more traffic. Steps are the same.
   bool sync_each_batch = false;
-  /// Extension: see GradientAverage.
-  GradientAverage average = GradientAverage::steps;
+  GradientAverage average = GradientAverage::steps;  ///< extension
 };
 
 struct DataLoaderConfiguration {
-  /// true: a loader's batch_size is the global one and each rank gets a slice. false: each rank gets batches of
-  /// batch_size.
+  /// true: a loader's batch_size is the global one and each rank gets a slice. false: it is the batches' of each rank.
   bool split_batches = false;
   /// Rank 0 reads and sends the others their part. Unset: true for streams, false for indexed data sets.
   std::optional<bool> dispatch_batches;
-  /// Complete the last global batch with samples from the start, so that every rank does the same number of steps.
-  bool even_batches = true;
-  /// Shuffle with SeedableRandomSampler: the order depends on seed and epoch only.
-  bool use_seedable_sampler = false;
-  /// Seed of that sampler; unset: LibTorch's default generator's initial seed.
-  std::optional<int64_t> data_seed;
-  /// Copy to the device without waiting (with pinned memory).
-  bool non_blocking = false;
+  bool even_batches = true;  ///< complete the last global batch by samples from the start: all ranks make equal steps
+  bool use_seedable_sampler = false;  ///< shuffle with SeedableRandomSampler: the order depends on seed and epoch only
+  std::optional<int64_t> data_seed;   ///< of that sampler; unset: LibTorch's default generator's initial seed
+  bool non_blocking = false;          ///< copy to the device without waiting (with pinned memory)
   /// Checkpoints of save_state() hold where the prepared loaders stand, in the middle of a pass, and load_state() takes
   /// them back there. (state_dict() and load_state_dict() every loader has whatever is set here.)
   bool use_stateful_dataloader = false;
@@ -55,19 +46,14 @@ struct DataLoaderConfiguration {
 
 struct ProjectConfiguration {
   std::filesystem::path project_dir;
-  /// Empty: project_dir.
-  std::filesystem::path logging_dir;
+  std::filesystem::path logging_dir;  ///< empty: project_dir
   /// save_state() without a folder writes project_dir/checkpoints/checkpoint_<n>.
   bool automatic_checkpoint_naming = false;
-  /// Keep at most this many complete ones, at least 1; the oldest goes first.
-  std::optional<int64_t> total_limit;
-  /// Number of the next automatic checkpoint.
-  int64_t iteration = 0;
-  /// Each machine writes its own copy (no shared file system).
-  bool save_on_each_node = false;
+  std::optional<int64_t> total_limit;  ///< keep at most this many complete ones, at least 1; the oldest goes first
+  int64_t iteration = 0;               ///< number of the next automatic checkpoint
+  bool save_on_each_node = false;      ///< each machine writes its own copy (no shared file system)
 };
 
-/// Which generator is meant.
 enum class RNGType {
   torch,   ///< LibTorch's default CPU generator
   device,  ///< the default generator of this rank's current accelerator (CUDA, XPU, ...); nothing where there is none
@@ -75,12 +61,10 @@ enum class RNGType {
 };
 
 struct InitProcessGroupKwargs {
-  /// "gloo", "nccl" or "mpi"; empty: nccl where the device is CUDA and it is built in, else gloo.
-  std::string backend;
+  std::string backend;  ///< "gloo", "nccl" or "mpi"; empty: nccl where the device is CUDA and it is built in, else gloo
   /// How ranks find each other: "env://" or empty is by MASTER_ADDR and MASTER_PORT, "tcp://host:port" by these.
   std::string init_method;
-  /// Longest wait for a peer in one collective. Unset: 600 s with nccl, else 1800 s.
-  std::optional<std::chrono::milliseconds> timeout;
+  std::optional<std::chrono::milliseconds> timeout;  ///< longest wait in a collective; unset: nccl 600 s, else 1800 s
 };
 
 struct AutocastKwargs {

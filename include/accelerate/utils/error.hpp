@@ -20,9 +20,8 @@ enum class ErrorKind {
   internal,    ///< A defect of this library; please report it.
 };
 
-/// Base of all exceptions that the library throws on purpose.
-///
-/// The text follows one recipe: *operation: what was found, what was expected, why probably, what to do*.
+/// Base of all exceptions that the library throws on purpose. The text follows one recipe: *operation: what was
+/// found, what was expected, why probably, what to do*.
 class ACCELERATE_API Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}

@@ -25,14 +25,13 @@
 #include <vector>
 
 #include "accelerate/utils/error.hpp"
-#include "accelerate/utils/export.hpp"
 
 namespace c10 {
 struct IValue;
 }
 namespace torch::data {
 template <typename Data, typename Target> struct Example;
-}  // namespace torch::data
+}
 
 /// Inside a struct: makes its listed members visible to every operation over batches.
 ///     struct Batch { torch::Tensor ids, mask; std::vector<std::string> text; ACCELERATE_FIELDS(ids, mask, text) };
@@ -74,7 +73,6 @@ inline constexpr bool is_container =
     Sequence<T> || Mapping<T> || TupleLike<T> || ExampleLike<T> || OptionalLike<T> || HasFields<T>;
 
 namespace detail {
-
 /// How many children every value of a type has: members of tuples, pairs, Examples and structs with fields.
 template <class T> constexpr size_t count_members() {
   if constexpr (TupleLike<T>) return std::tuple_size_v<T>;
@@ -97,7 +95,6 @@ template <class Map> auto sorted_keys(const Map& map) {
     std::sort(keys.begin(), keys.end(), [](const auto* a, const auto* b) { return *a < *b; });
   return keys;
 }
-
 /// The types of a container's direct children, those of a mapping's keys only on request.
 template <class T, bool with_keys> constexpr auto child_types() {
   if constexpr (Mapping<T> && with_keys)
@@ -123,14 +120,11 @@ template <class T, template <class> class Leaf, bool with_keys> constexpr bool c
 [[noreturn]] ACCELERATE_API void throw_only_one_is_set();
 
 template <class T> struct IsTensors : std::bool_constant<TensorLike<T> || IValueLike<T>> {};
-
 }  // namespace detail
 
-/// Whether `Leaf`, a type trait, is true of every type at the ends of T, which are no containers; `with_keys`: also of
-/// the keys of mappings.
+/// Whether `Leaf`, a type trait, is true of every type in T that is no container; `with_keys`: also of mappings' keys.
 template <class T, template <class> class Leaf, bool with_keys = false>
 inline constexpr bool all_leaves = detail::check_leaves<T, Leaf, with_keys>();
-
 /// Whether values of this type hold tensors and nothing else.
 template <class T> inline constexpr bool all_tensors = all_leaves<T, detail::IsTensors>;
 

@@ -1,19 +1,9 @@
 #pragma once
 
-/// Operations over nested batches that need no other rank. Source: reference features table 1.7; conformance:
-/// nested_ops.json.
+/// Operations over nested batches that need no other rank. Source: features table 1.7; conformance nested_ops.json.
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
-
-#include "accelerate/utils/export.hpp"
 #include "accelerate/utils/nested.hpp"
 
 namespace accelerate {
@@ -33,8 +23,7 @@ ACCELERATE_API at::Tensor stack(const std::vector<at::Tensor>& tensors);
 ACCELERATE_API at::Tensor pin_memory(const at::Tensor& tensor);
 /// Pads `dim` to `size`. @throws ShapeError when the tensor is already longer.
 ACCELERATE_API at::Tensor pad_to(const at::Tensor& tensor, int64_t size, const PadOptions& options);
-/// Appends rows of zeros as the reference does: up to ceil(batch_size / P) * P rows in total, by its own formula (see
-/// conformance nested_ops.json).
+/// Appends rows of zeros by the reference's own formula, up to ceil(batch_size / P) * P rows in total.
 ACCELERATE_API at::Tensor pad_rows(const at::Tensor& tensor, int64_t batch_size, int64_t num_processes, int64_t dim);
 ACCELERATE_API at::Tensor to_fp32(const at::Tensor& tensor);
 ACCELERATE_API int64_t batch_size(const at::Tensor& tensor);
@@ -43,8 +32,7 @@ ACCELERATE_API int64_t batch_size(const at::Tensor& tensor);
 /// A copy of `data` with f(tensor) in place of each tensor.
 template <class F, class T> T recursively_apply(F&& f, const T& data) { return nested::map_tensors(data, f); }
 
-/// Moves every tensor. With non_blocking and pinned memory the copy may still run when this returns (streams keep the
-/// order).
+/// Moves every tensor. With non_blocking and pinned memory copies may run on when this returns; streams keep the order.
 template <class T> T send_to_device(const T& data, const at::Device& device, bool non_blocking = false) {
   return nested::map_tensors(data, [&](const at::Tensor& t) { return ops::to_device(t, device, non_blocking); });
 }
@@ -54,8 +42,7 @@ template <class T> T slice_tensors(const T& data, int64_t begin, int64_t end) {
   return nested::map_tensors(data, [&](const at::Tensor& t) { return ops::slice(t, begin, end); });
 }
 
-/// Concatenates batches of equal structure, tensor by tensor. @throws ShapeError when structures differ or `data` is
-/// empty.
+/// Concatenates batches of equal structure, tensor by tensor. @throws ShapeError for differing structures or no data.
 template <class T> T concatenate(const std::vector<T>& data, int64_t dim = 0) {
   std::vector<const T*> pointers;
   for (const T& item : data) pointers.push_back(&item);
@@ -64,8 +51,7 @@ template <class T> T concatenate(const std::vector<T>& data, int64_t dim = 0) {
   });
 }
 
-/// Rows of the first tensor found (depth first), or nothing when there is no tensor. @throws ShapeError for a scalar
-/// tensor.
+/// Rows of the first tensor found (depth first), or nothing without one. @throws ShapeError for a scalar tensor.
 template <class T> std::optional<int64_t> ignorant_find_batch_size(const T& data) {
   std::optional<int64_t> found;
   nested::for_each_tensor(data, [&](const at::Tensor& t) {

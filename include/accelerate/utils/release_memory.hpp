@@ -9,25 +9,22 @@
 
 namespace accelerate {
 
-/// Gives memory that has been freed, of the host and of devices, back to the system: allocators keep it for later. Not
-/// collective.
+/// Gives freed memory, of the host and of devices, back to the system: allocators keep it for later. Not collective.
 ACCELERATE_API void return_freed_memory();
 
 /// Empties the caller's variables and gives the memory that this frees back to the system: tensors, holders of modules,
-/// what prepare() returned, optimizers, smart pointers, optionals, containers. What has no empty value is moved away:
-/// nothing but assigning to it or destroying it makes sense then. What other variables, or an Accelerator
-/// (free_memory()), share lives on. Not collective. `release_memory(model, inputs);`
+/// prepared objects, optimizers, smart pointers, optionals, containers. An object without an empty value is moved away:
+/// only assigning to it or destroying it makes sense then. Objects that other variables, or an Accelerator
+/// (free_memory()), share live on. Not collective. `release_memory(model, inputs);`
 template <class... Objects> void release_memory(Objects&... objects) {
   const auto empty = [](auto& object) {
     using Object = std::remove_reference_t<decltype(object)>;
-    if constexpr (requires { object.reset(); }) {
-      object.reset();
-    } else if constexpr (std::is_assignable_v<Object&, std::nullptr_t> &&
-                         !std::is_convertible_v<Object, std::string_view>) {
+    if constexpr (requires { object.reset(); }) object.reset();
+    else if constexpr (std::is_assignable_v<Object&, std::nullptr_t> &&
+                       !std::is_convertible_v<Object, std::string_view>)
       object = nullptr;
-    } else if constexpr (std::is_default_constructible_v<Object> && std::is_move_assignable_v<Object>) {
-      object = Object();
-    } else {
+    else if constexpr (std::is_default_constructible_v<Object> && std::is_move_assignable_v<Object>) object = Object();
+    else {
       static_assert(std::is_move_constructible_v<Object> && !std::is_const_v<Object>,
                     "release_memory: this can't be emptied; hold it by std::unique_ptr or std::optional");
       const Object gone(std::move(object));

@@ -1,30 +1,18 @@
 #pragma once
 
-#include <cstdint>
-#include <map>
-#include <string>
-#include <unordered_map>
-#include <vector>
-
-#include "accelerate/utils/error.hpp"
-#include "accelerate/utils/nested.hpp"
 #include "accelerate/utils/ops.hpp"
 
 namespace accelerate {
 
 /// Items [begin, end) of one of `parts` contiguous parts, whose sizes differ by at most one (the first parts are the
-/// larger ones), and how many to repeat so that all parts are as long as the longest. Source: conformance
-/// split_between_processes.json.
+/// larger ones), and how many to repeat so that all are as long. Source: conformance split_between_processes.json.
 struct Share {
   int64_t begin = 0, end = 0, padding = 0;
 
   static Share of(int64_t items, int64_t parts, int64_t part) {
     const int64_t each = items / parts, extra = items % parts;
-    Share share;
-    share.begin = part * each + std::min(part, extra);
-    share.end = share.begin + each + (part < extra ? 1 : 0);
-    share.padding = each + (extra > 0 ? 1 : 0) - (share.end - share.begin);
-    return share;
+    const int64_t begin = part * each + std::min(part, extra), size = each + (part < extra ? 1 : 0);
+    return {.begin = begin, .end = begin + size, .padding = each + (extra > 0 ? 1 : 0) - size};
   }
 };
 

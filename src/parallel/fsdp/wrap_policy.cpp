@@ -12,6 +12,7 @@
 
 #include "accelerate/config.hpp"
 #include "accelerate/model/no_split.hpp"
+#include "accelerate/model/submodule.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 

@@ -12,6 +12,7 @@
 #include <set>
 #include <unordered_set>
 
+#include "accelerate/model/submodule.hpp"
 #include "accelerate/utils/archive.hpp"
 #include "comm/agreement.hpp"
 #include "comm/group.hpp"

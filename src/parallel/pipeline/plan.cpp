@@ -7,6 +7,7 @@
 #include <set>
 
 #include "accelerate/config.hpp"
+#include "accelerate/model/submodule.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::parallel::pipeline {

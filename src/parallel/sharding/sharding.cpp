@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "accelerate/comm.hpp"
+#include "accelerate/model/submodule.hpp"
 #include "accelerate/residency/deferred.hpp"
 #include "accelerate/utils/error.hpp"
 #include "comm/agreement.hpp"

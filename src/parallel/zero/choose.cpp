@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "accelerate/model/hidden_size.hpp"
+#include "accelerate/model/submodule.hpp"
 #include "accelerate/optim/deepspeed_adam.hpp"
 #include "accelerate/optim/grad_scaler.hpp"
 #include "accelerate/parallel/deepspeed_plugin.hpp"
@@ -30,6 +31,7 @@
 #include "parallel/zero/translate.hpp"
 #include "parallel/zero/units.hpp"
 #include "residency/activations/checkpoint_rules.hpp"
+#include "state/deepspeed_plugins.hpp"
 #include "utils/environment.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
@@ -368,7 +370,7 @@ class ChosenZero final : public ChosenLayer {
 
 std::unique_ptr<ChosenLayer> choose_zero(const EngineRequest& request) {
   if (!request.deepspeed && request.deepspeed_plugins.empty() && !deepspeed_requested()) {
-    if (!AcceleratorState::shared_engine()) AcceleratorState::deepspeed_plugins().reset();  // of one that failed
+    if (!detail::shared_engine()) detail::deepspeed_plugins().reset();  // of one that failed
     return nullptr;
   }
   if (request.fsdp || fsdp_requested())

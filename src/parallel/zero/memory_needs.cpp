@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "accelerate/model/submodule.hpp"
 #include "accelerate/parallel/zero_memory.hpp"
 #include "utils/raise.hpp"
 

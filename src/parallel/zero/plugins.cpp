@@ -39,7 +39,7 @@ std::shared_ptr<Plugins> Plugins::of(const parallel::EngineRequest& request) {
   if (request.deepspeed) given.emplace_back("", *request.deepspeed);
   for (const auto& [name, plugin] : request.deepspeed_plugins)
     given.emplace_back(name, plugin.value_or(DeepSpeedPlugin{}));
-  auto& shared = AcceleratorState::deepspeed_plugins();
+  auto& shared = detail::deepspeed_plugins();
   const auto known = std::static_pointer_cast<Plugins>(shared);
   if (known && are_same(known->given_, given)) return known;
   const auto made = std::make_shared<Plugins>();
@@ -53,7 +53,7 @@ std::shared_ptr<Plugins> Plugins::of(const parallel::EngineRequest& request) {
   }
   if (request.deepspeed_plugins.empty())
     made->by_name_.emplace_back("", parallel::resolve(request.deepspeed.value_or(DeepSpeedPlugin{})));
-  if (!known || !AcceleratorState::shared_engine()) shared = made;  // or one that failed has left its own
+  if (!known || !detail::shared_engine()) shared = made;  // or one that failed has left its own
   return made;
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "accelerate/config.hpp"
+#include "accelerate/model/submodule.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::parallel {

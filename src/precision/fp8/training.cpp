@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "accelerate/model/submodule.hpp"
 #include "accelerate/precision/fp8.hpp"
 #include "precision/fp8/handler.hpp"
 #include "utils/raise.hpp"
