@@ -162,7 +162,6 @@ template <class Batch> inline constexpr bool is_loader<data::DataLoader<Batch>> 
 /// A model that load_and_quantize_model, dispatch_model or one of their kin has returned.
 template <class T> concept DispatchedObject = WrappedModel<T> && requires(const T& m) { m.hf_device_map(); };
 template <class T> concept ScheduleObject = std::same_as<T, optim::Scheduler>;
-
 /// T, or what a pointer of this type points to.
 template <class T> auto* pointer_to_target(T& object) {
   if constexpr (std::is_pointer_v<T>) return object;
@@ -171,7 +170,6 @@ template <class T> auto* pointer_to_target(T& object) {
 }
 template <class T>
 using target_t = std::remove_cv_t<std::remove_pointer_t<decltype(pointer_to_target(std::declval<T&>()))>>;
-
 template <class T> concept TorchLoader = requires(T* p) {
   []<class D, class B, class R>(torch::data::DataLoaderBase<D, B, R>*) {}(p);
 };
@@ -572,7 +570,6 @@ class ACCELERATE_API Accelerator {
     else if constexpr (std::same_as<T, DummyScheduler>) return prepare_dummy(object);
     else return std::move(object);
   }
-
   std::shared_ptr<detail::PreparedModel> prepare_core(const ModelRef& model, bool evaluation_mode,
                                                       std::optional<bool> device_placement);
   AcceleratedOptimizer register_optimizer(AcceleratedOptimizer optimizer);
@@ -588,7 +585,6 @@ class ACCELERATE_API Accelerator {
   Scope suspend_sync(const parallel::Engines& models);
   Scope resume_sync(const std::shared_ptr<parallel::Engine>& model);
   void join(const parallel::Engines& models, const std::function<void()>& loop, std::optional<bool> even_batches);
-
   std::unique_ptr<Impl> impl_;
 };
 

@@ -27,7 +27,6 @@ ACCELERATE_API void run_post_forward(ModelHook& hook, const ModelRef& module);
 
 template <class T>
 inline constexpr bool may_hold_tensors = nested::TensorLike<T> || nested::IValueLike<T> || nested::is_container<T>;
-
 /// The argument with the next tensors in the place of its own; one that can't hold tensors as it is.
 template <class T> decltype(auto) with_tensors(T&& argument, const std::vector<at::Tensor>& tensors, size_t& next) {
   if constexpr (may_hold_tensors<std::remove_cvref_t<T>>)

@@ -15,7 +15,6 @@
 namespace accelerate {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
-
 struct Submodule;  // accelerate/model/submodule.hpp
 
 /// A module of any kind, seen by its named tensors. Functions of a `const ModelRef&` take every model as it is, also

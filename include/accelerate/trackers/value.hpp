@@ -71,7 +71,6 @@ ACCELERATE_API bool operator==(const TrackerValue& a, const TrackerValue& b);
 template <class T> TrackerValues to_tracker_values(const std::map<std::string, T>& values) {
   return TrackerValues(values.begin(), values.end());
 }
-
 /// Keyword arguments by tracker: {{"wandb", {{"tags", tags}}}}.
 using TrackerKwargs = std::map<std::string, TrackerValues>;
 

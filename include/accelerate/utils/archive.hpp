@@ -102,7 +102,6 @@ template <class T> std::string to_bytes(const T& value) {
   writer.write(value);
   return writer.take();
 }
-
 template <class T> T from_bytes(const std::string& bytes) {
   T value{};
   ArchiveReader reader(bytes);
