@@ -119,9 +119,9 @@ class ACCELERATE_API LoraAdapter {
 ACCELERATE_API LoraAdapter add_adapter(const ModelRef& model, const LoraConfig& config);
 
 /// Adds the adapter that a folder holds, written by save() or by PEFT's save_pretrained(): adapter_model.safetensors,
-/// or else adapter_model.bin. Of which modules is what its tensors say; those of layers that layers_to_transform leaves
-/// out are left out, as PEFT does. Tensors of the model itself (modules_to_save, biases, embeddings, rows of them) take
-/// the place of the model's.
+/// or else adapter_model.bin. Its tensors say which modules it is for; tensors of layers that layers_to_transform
+/// leaves out are ignored, as in PEFT. Tensors of the model itself (modules_to_save, biases, embeddings, rows of them)
+/// take the place of the model's.
 /// @param is_trainable  go on training it; else its parameters are frozen, too
 /// @throws CheckpointError, and leaves the model as it was, where files are missing or damaged, tensors fit no module,
 /// or the config asks for what is not offered: other kinds than LoRA, use_dora, training rows of embeddings,

@@ -14,7 +14,7 @@
 
 namespace accelerate {
 
-/// What `accelerate launch` is asked to start.
+/// A job that `accelerate launch` is asked to start.
 ///
 /// `command` is what runs; all else are settings. Any setting can be given in `settings` by its name, with the text
 /// that would follow the flag. The fields are the common ones with their C++ types, each short for the entry of its

@@ -154,7 +154,7 @@ class ACCELERATE_API Profile {
   [[nodiscard]] explicit Profile(ProfileKwargs kwargs = {}, ProfileProcess process = {});
   Profile(Profile&&) noexcept;
   Profile& operator=(Profile&&) = delete;
-  /// Stops. What fails then is a warning; call stop() to catch it.
+  /// Stops. A failure then is a warning; call stop() to catch it.
   ~Profile();
 
   /// The next step begins. With a schedule it starts and ends recordings.

@@ -107,9 +107,9 @@ F("GradientAccumulationPlugin::num_steps", file, "(impl_->run.step + 1) % «grad
   t + "ReferenceAccumulationExampleEndsAt204")
 F("GradientAccumulationPlugin::sync_each_batch", file, "use_distributed() && «gradients.sync_each_batch()»", "false",
   "ddp_tests Ddp.EqualsOneProcessAfterEveryStep")
-F("BackwardOptions::retain_graph", file, "«options.retain_graph» || options.create_graph, options.create_graph",
+F("BackwardOptions::retain_graph", file, "«how.retain_graph» || how.create_graph, how.create_graph",
   "false", o + "GraphsAreKeptOrMadeForGradients")
-F("BackwardOptions::create_graph", file, "options.retain_graph || options.create_graph, «options.create_graph»",
+F("BackwardOptions::create_graph", file, "how.retain_graph || how.create_graph, «how.create_graph»",
   "false", o + "GraphsAreKeptOrMadeForGradients")
 
 file = "src/accelerator/checkpointing.cpp"
@@ -1620,7 +1620,7 @@ F("join_uneven_inputs puts even_batches back", file, "«loader->override_even_ba
 file = "src/accelerator/belonging.cpp"
 F("layers that come later are named", file, "if («model->engine->averages(parameter)») trained.insert", "true",
   h + "ALayerThatComesLaterIsNamedInEachStep")
-F("fp16 that nobody unscales is named", file, "«impl_->gradients_are_scaled_for_nobody» &&", "false",
+F("fp16 that nobody unscales is named", file, "«gradients_are_scaled_for_nobody» &&", "false",
   t + "Fp16WithoutAPreparedOptimizerIsNamed")
 file = "src/accelerator/training.cpp"
 F("backward divides by the steps of a group", file,
@@ -2681,7 +2681,7 @@ F("DeepSpeed and FSDP at once are refused", file, "if («request.fsdp || fsdp_re
 F("another optimizer's step may have changed the scale", "src/accelerator/clip.cpp",
   "known = known && «run.optimizers.size() == 1» &&", "true", z + "EachOptimizerIsClippedByTheScaleOfItsOwnGradients")
 F("gradients are clipped before each step", "src/accelerator/clip.cpp",
-  "«optimizer.set_step_hooks(&impl_->rules, {.before = nullptr, .after = nullptr, .divisor = divisor});»", "",
+  "«optimizer.set_step_hooks(&rules, {.before = nullptr, .after = nullptr, .divisor = divisor});»", "",
   z + "TheFilesLimitClips",
   z + "EveryStageTrainsAsOneProcess")
 F("the file's schedule follows the optimizer's steps", "src/accelerator/dummies.cpp", "/*split_batches=*/«true»", "false",
@@ -2785,7 +2785,7 @@ F("the engine's backward says where groups end", "src/accelerator/deepspeed_engi
 F("the engine tells of steps that nobody takes", "src/accelerator/deepspeed_engine.cpp",
   "engine = {.group_ended = «true»,", "false", y + "AStepThatNobodyTakesIsNamed")
 F("norms are known after the step", "src/accelerator/clip.cpp",
-  "«if (!impl_->wrapped.empty() && !total.is_meta()) impl_->norms[&stepped] = total.item<double>();»", "",
+  "«if (!wrapped.empty() && !total.is_meta()) norms[&stepped] = total.item<double>();»", "",
   y + "TellsTheNormOfAllGradients")
 F("gradients of DeepSpeed keep 16 bits", file, "if («stage < 3 || ranks == 1») settings.kept_gradients", "false",
   "zero_memory_tests ZeroMemory.ModelStatesAreThoseOfThePaper")

@@ -48,7 +48,7 @@ struct LoadOptions {
 };
 
 /// Reads into the dict: tensors in place, converted to their dtype and device, each rank its parts; everything else is
-/// replaced by what the file has. What the file has besides is left there. Parameters of a model that came from
+/// replaced by the file's. All else in the file is left there. Parameters of a model that came from
 /// get_model_state_dict() without cpu_offload have the new values then, on all ranks.
 /// @throws CheckpointError, with every value that is missing or has another size or kind (name, found, expected), also
 /// for damaged files: then nothing has changed. If the disk fails while elements are read, some have.

@@ -37,7 +37,7 @@ struct IsTransparent : std::bool_constant<nested::TensorLike<T> || nested::IValu
 /// Cheap-to-copy handle; copies share the pipeline. `p(...)` is the model's forward without gradients.
 ///
 /// Collective: all ranks call it with arguments of the same types. Tensors of rank 0's arguments are everyone's; others
-/// may pass undefined ones in their place. What is no tensor should be equal on all ranks. Tensors with as many rows as
+/// may pass undefined ones in their place. Other arguments should be equal on all ranks. Tensors with as many rows as
 /// the first one are cut along dimension 0, in parts as equal as can be (the reference pads instead); the rest goes to
 /// each part whole. Results are joined along dimension 0. With one process it is the plain forward.
 /// Parameters of other stages are on the meta device.

@@ -9,7 +9,7 @@
 
 namespace accelerate {
 
-/// What LibTorch's allocator of one device has, in bytes. Zeros until something has been allocated there.
+/// The bytes that LibTorch's allocator of one device has. Zeros until something has been allocated there.
 struct DeviceMemory {
   std::string device;          ///< "cuda:0"
   int64_t allocated = 0;       ///< in tensors, now

@@ -52,7 +52,7 @@ struct ModuleSummary {
 };
 
 struct SummaryOptions {
-  /// How far down the tree modules are listed; 0: the model alone. What is deeper counts in its parents all the same.
+  /// How far down the tree modules are listed; 0: the model alone. Deeper ones count in their parents.
   /// Unset: all modules.
   std::optional<int64_t> depth;
 };

@@ -37,8 +37,8 @@ struct ModelDescription {
 ACCELERATE_API std::vector<std::string> known_architectures();
 
 /// The model that a config.json (its text) describes, as `AutoModel.from_config` of transformers 5 or `create_model` of
-/// timm would build it in fp32, buffers included. What the config leaves out has the library's default. Weights that a
-/// model always shares are one, also where the reference's command counts each of their names (T5's embedding).
+/// timm would build it in fp32, buffers included. Fields that the config leaves out have the library's default. Weights
+/// that a model always shares are one, also where the reference's command counts each of their names (T5's embedding).
 /// @param class_name  another class than AutoModel's, with a language model's head: "GPT2LMHeadModel",
 /// "LlamaForCausalLM", ... The head is not tied to the embedding, as without weights.
 /// @throws ConfigError for an architecture or class that is not known, naming the nearest; CheckpointError for text

@@ -125,8 +125,8 @@ ACCELERATE_API std::map<std::string, at::Tensor> quantized_state_dict(const Mode
 
 /// Writes model.safetensors with quantized_state_dict(), and `quantization_config` into the folder's config.json (made
 /// if there is none; its other fields stay), so that transformers and load_and_quantize_model() load the folder. Each
-/// file is replaced when its new one is whole. Who is killed in between leaves a config.json with all its fields whose
-/// quant_method, "unfinished_save", is refused by from_json() and by transformers.
+/// file is replaced when its new one is whole. A process killed in between leaves a config.json with all its fields
+/// whose quant_method, "unfinished_save", is refused by from_json() and by transformers.
 /// @param config  with which the weights were encoded; modules that keep_in_fp32_modules kept are among those that the
 /// folder says to skip
 /// @throws ConfigError for a model without codes, or with other ones than `config` says; otherwise as

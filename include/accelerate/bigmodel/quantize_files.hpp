@@ -1,7 +1,7 @@
 #pragma once
 
 /// A model's files in few bits, made from its files tensor by tensor: no model is built, and neither weights nor codes
-/// are in memory as a whole. What `accelerate quantize` does.
+/// are in memory as a whole. `accelerate quantize` calls this.
 
 #include <c10/core/ScalarType.h>
 
@@ -33,8 +33,8 @@ struct QuantizeFilesOptions {
   std::optional<at::ScalarType> compute_dtype = std::nullopt;
   /// Of int8: llm_int8_threshold in config.json; unset: 6. 0: no column of activations keeps its numbers.
   std::optional<double> threshold = std::nullopt;
-  /// Of a folder: what a file of weights has at most ("5GB", "500MiB"). What is more is in several files with an index,
-  /// a weight and its scales in the same one. Unset: "50GB", transformers' default.
+  /// Of a folder: the most that a file of weights has ("5GB", "500MiB"). More goes to several files with an index, a
+  /// weight and its scales to the same one. Unset: "50GB", transformers' default.
   std::optional<std::string> max_shard_size = std::nullopt;
   /// Fills in QuantizedTensor::error: everything is decoded once more.
   bool measure_errors = false;
@@ -67,8 +67,8 @@ struct QuantizedFiles {
 /// .gguf file. @param to  a folder or a .gguf file, which appears when it is whole; beside it there are temporary files
 /// meanwhile, for folders twice as large as the result. Those of runs for the same `to` that were killed are removed.
 /// - Names and shapes are those that config.json describes; but for GGUF's blocks of a .gguf file, whose model need not
-///   be known. What every program works out by itself (masks, frequencies, positions) may be there besides. A head that
-///   is a copy of the embeddings it is tied to is left out.
+///   be known. Tensors that every program works out by itself (masks, frequencies, positions) may be there besides. A
+///   head that is a copy of the embeddings it is tied to is left out.
 /// - Folders: layers are known from the architecture (describe_architecture()). Heads stay, as does what
 ///   transformers would leave out by itself; config.json gets a quantization_config that names them. Weights that are
 ///   stored as [inputs, outputs] (GPT-2's) have the codes of their transposes, as in transformers. Everything else in

@@ -50,8 +50,8 @@ ACCELERATE_API void drop_packed(const Codes& codes);
 
 /// Gives the codes' memory up as soon as a product has put them into its own order: then there is one copy of them, and
 /// not two. The codes keep their data themselves from now on; in the place of `codes.data`, and of scales of nf4 and
-/// fp4 that are no codes, are tensors without memory (on the meta device) of the same sizes. What is done with codes
-/// here (decode(), embedding(), linear() …) works as before; unpacked() has them to the bit.
+/// fp4 that are no codes, are tensors without memory (on the meta device) of the same sizes. The functions here
+/// (decode(), embedding(), linear() …) work as before; unpacked() has them to the bit.
 /// @param codes    of its copies from before, each keeps the data that it has
 /// @param in_file  the data is in a mapped file, where it stays; its pages, which the file has anyway, may go from
 ///                 memory instead. Nobody may have written to them

@@ -30,8 +30,8 @@ ACCELERATE_API std::vector<CommsRecord> comms_records();
 /// The same as the table that log_summary() prints. Not collective.
 ACCELERATE_API std::string comms_table();
 
-/// What this rank waited for slower ones: the shortest time that any rank was in a collective is what that one cost,
-/// and the rest is waiting.
+/// The time that this rank waited for slower ones: the shortest time that any rank was in a collective is its cost, and
+/// the rest is waiting.
 struct StragglerRecord {
   std::string operation;
   int64_t bytes = 0, count = 0;

@@ -1,7 +1,7 @@
 #pragma once
 
-/// Batches whose type is erased. What carries batches about (workers, feeds, prepared loaders: src/data) is ordinary
-/// code over `AnyBatch`; all that it asks of a type of batches is one `BatchOps`, which is made from the functions over
+/// Batches whose type is erased. Workers, feeds and prepared loaders (src/data), which carry them about, are ordinary
+/// code over `AnyBatch`; all that they ask of a type of batches is one `BatchOps`, which is made from the functions over
 /// nested batches once per type.
 
 #include <c10/core/Device.h>
@@ -39,7 +39,7 @@ template <class Batch> Batch& batch_as(const AnyBatch& batch) { return *static_c
 /// The batch that one step has read.
 struct LoadedBatch {
   AnyBatch batch;
-  /// What LoaderStatus::remainder() is when this is the last one; unset: what the sizes say.
+  /// The value of LoaderStatus::remainder() when this is the last one; unset: as the sizes say.
   std::optional<int64_t> remainder;
 };
 

@@ -64,7 +64,7 @@ struct ACCELERATE_API LlamaRopeScaling {
 /// The fields of config.json; defaults are transformers', those of Llama-2-7b.
 struct ACCELERATE_API LlamaConfig {
   /// llama, mistral, qwen2 or mixtral: begins the names of the modules' classes (LlamaDecoderLayer,
-  /// MistralDecoderLayer, …), by which units are chosen. What these architectures differ in are the fields below.
+  /// MistralDecoderLayer, …), by which units are chosen. These architectures differ in the fields below.
   std::string model_type = "llama";
   int64_t vocab_size = 32000;
   int64_t hidden_size = 4096;

@@ -92,7 +92,7 @@ class ACCELERATE_API StreamDecoder {
         stop_strings_(std::move(stop_strings)) {}
   /// @return the characters that are complete with this token, perhaps none: an id beyond the vocabulary has no text
   std::string push(int64_t id);
-  /// The rest of the text. What is left of an unfinished character is U+FFFD.
+  /// The rest of the text, with U+FFFD for an unfinished character.
   std::string finish();
   /// Whether a stop string has come; no text follows then.
   bool stopped() const { return stopped_; }

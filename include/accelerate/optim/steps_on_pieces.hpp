@@ -35,7 +35,7 @@ class ACCELERATE_API Shards {
   /// Something that needs whole tensors, by the number of a shard in a list.
   struct Job {
     std::function<at::Tensor(size_t number)> values;  ///< of this rank's shard, as large as that
-    /// What is made of all ranks' values, which lie where their elements do: of the same sizes, contiguous. Called on
+    /// Makes a tensor of all ranks' values, which lie where their elements do: of the same sizes, contiguous. Called on
     /// one rank.
     std::function<at::Tensor(size_t number, const at::Tensor& whole)> make;
     std::function<void(size_t number, const at::Tensor& made)> take;  ///< this rank's shard of that

@@ -45,8 +45,8 @@ class ACCELERATE_API GradientFuture {
   GradientFuture(at::Tensor tensor);  // NOLINT(google-explicit-constructor)
   /// Its value is a tensor, or a list of one.
   GradientFuture(c10::intrusive_ptr<c10::ivalue::Future> future);  // NOLINT(google-explicit-constructor)
-  /// What `next` makes of it; called when it is there, possibly by another thread. It must not call collectives, which
-  /// ranks might do in different orders then.
+  /// The result of `next` on it, which is called when it is there, possibly by another thread, and must not call
+  /// collectives: ranks might do these in different orders.
   GradientFuture then(std::function<at::Tensor(const at::Tensor&)> next) const;
 
   const c10::intrusive_ptr<c10::ivalue::Future>& future() const { return future_; }

@@ -1,6 +1,6 @@
 #pragma once
 
-/// What `Accelerator::prepare` gives a model to: how ranks train it together. All that the facade, clipping and
+/// How ranks train a model together: `Accelerator::prepare` gives it to an engine. All that the facade, clipping and
 /// checkpoints know of that is here. It is a stack of layers (src/parallel/layer.hpp), one for each technique;
 /// src/parallel/engines.cpp lists those that a program can ask for.
 

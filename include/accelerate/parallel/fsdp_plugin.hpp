@@ -110,7 +110,7 @@ struct MixedPrecision {
   std::optional<std::vector<std::string>> module_classes_to_ignore;
 };
 
-/// What Accelerator::get_state_dict() and get_optimizer_state_dict() give the program with full_state_dict. Files are
+/// The form in which get_state_dict() and get_optimizer_state_dict() give states with full_state_dict. Files are
 /// written alike whatever it says: by rank 0, part by part. With the other types anything but the defaults is an error,
 /// because their shards go to files only.
 struct StateDictConfig {
@@ -121,8 +121,8 @@ struct StateDictConfig {
 };
 
 /// Fields that are unset come from the environment variable FSDP_<FIELD> that `accelerate launch` sets, else the
-/// default stands here. What is set wins. Fields "of version 1" have no meaning in version 2: set there, they warn and
-/// become unset.
+/// default stands here. Fields that are set win. Fields "of version 1" have no meaning in version 2: set there, they
+/// warn and become unset.
 struct FullyShardedDataParallelPlugin {
   /// Which of PyTorch's two interfaces the other fields are read as. Both are one engine here. FSDP_VERSION, else 1.
   std::optional<int64_t> fsdp_version;

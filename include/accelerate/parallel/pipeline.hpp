@@ -1,7 +1,7 @@
 #pragma once
 
-/// What `prepare_pippy` (accelerate/accelerator/inference.hpp) is made of: stages of a model on the ranks, and one call
-/// of its forward over them.
+/// The parts of `prepare_pippy` (accelerate/accelerator/inference.hpp): stages of a model on the ranks, and one call of
+/// its forward over them.
 
 #include <ATen/core/Tensor.h>
 
@@ -17,7 +17,7 @@
 
 namespace accelerate {
 
-/// What "auto" split points make equal over the stages, as far as whole layers allow.
+/// The measure that "auto" split points make equal over the stages, as far as whole layers allow.
 enum class PipelineBalance {
   bytes,  ///< of parameters
   time,   ///< of a forward with the example inputs, measured on rank 0, which needs all weights for that

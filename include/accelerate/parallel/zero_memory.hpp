@@ -1,6 +1,6 @@
 #pragma once
 
-/// What DeepSpeed's functions of these names say that a model needs for its states: in 16 bits, with Adam, without
+/// The bytes that a model needs for its states by DeepSpeed's functions of these names: in 16 bits, with Adam, without
 /// activations. Rules of thumb by the number of parameters; what a training loop needs here is told by a dry run
 /// (accelerator/dry_run.hpp, `accelerate estimate-memory --strategy`).
 /// Source: DeepSpeed's manual, "Memory Requirements".

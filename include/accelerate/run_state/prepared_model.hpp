@@ -1,6 +1,6 @@
 #pragma once
 
-/// What `prepare` made of a model, whatever its type.
+/// A model that `prepare` has taken, whatever its type.
 
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>

@@ -27,7 +27,7 @@ ACCELERATE_API bool is_mpi_available();
 
 /// Whether the library of that name can be loaded by the dynamic loader ("libcurl.so.4").
 ACCELERATE_API bool is_shared_library_available(const std::string& name);
-/// What REST trackers need.
+/// REST trackers need it.
 inline bool is_libcurl_available() { return is_shared_library_available("libcurl.so.4"); }
 
 /// Whether the Python that trackers with an SDK in Python run in (ACCELERATE_PYTHON, else python3 on the PATH) finds a

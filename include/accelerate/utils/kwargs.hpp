@@ -17,7 +17,7 @@ namespace accelerate {
 
 enum class DDPCommunicationHookType { no, fp16, bf16, power_sgd, batched_power_sgd };
 
-/// How PowerSGD compresses gradients: a matrix travels as two narrow ones whose product comes near it. What that loses
+/// How PowerSGD compresses gradients: a matrix travels as two narrow ones whose product comes near it. The loss
 /// is added to the next step's gradients. Defaults and meaning are those of PyTorch's PowerSGDState (arXiv:1905.13727).
 struct PowerSGDOptions {
   /// Columns of the narrow matrices, at least 1. Each doubling doubles what travels.
@@ -85,7 +85,7 @@ struct GradScalerKwargs {
 
 class Profile;  // accelerate/profiler.hpp
 
-/// What `Accelerator::profile` records.
+/// Settings of `Accelerator::profile`.
 struct ProfileKwargs {
   /// "cpu", "cuda", "xpu", "mtia" or "hpu"; unset: all that there are. One that is not there is left out with a
   /// warning.

@@ -40,8 +40,8 @@ using KwargsValue = std::variant<std::nullptr_t, bool, int64_t, double, std::str
                                  std::vector<std::string>, std::map<std::string, int64_t>, std::vector<bool>>;
 using KwargsDict = std::map<std::string, KwargsValue>;
 
-/// All fields by the names that the reference passes on, for logs and trackers. What is set by functions of its own
-/// (communication hooks) is left out, as there.
+/// All fields by the names that the reference passes on, for logs and trackers. Settings by functions of their
+/// own (communication hooks) are left out, as there.
 ACCELERATE_API KwargsDict to_dict(const DistributedDataParallelKwargs& kwargs);
 ACCELERATE_API KwargsDict to_dict(const GradScalerKwargs& kwargs);
 ACCELERATE_API KwargsDict to_dict(const InitProcessGroupKwargs& kwargs);

@@ -26,7 +26,7 @@ struct LogRecord {
   int64_t rank = 0;     ///< of this process in the job
 };
 
-/// Takes a record; called on the thread that logs, by several threads at a time. What it throws is dropped, and the
+/// Takes a record; called on the thread that logs, by several threads at a time. Its exceptions are dropped, and the
 /// record goes to the default sink.
 using LogSink = std::function<void(const LogRecord&)>;
 
