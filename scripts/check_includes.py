@@ -17,7 +17,7 @@ It fails on
   - world_group() in parallel, data or optim (BY_AXES), where comm::mesh() says who works with whom;
   - settings.cpp of a layer (src/parallel/*/), which the launcher compiles, reaching LibTorch or another module than `config`;
   - a plugin's header in src/parallel/sharding, which is told what to do in terms of nobody's plugin;
-  - more than 24 headers with 2,400 lines behind accelerator.hpp;
+  - accelerator.hpp and the headers that it includes being more than 24 or longer than 2,400 lines together;
   - the program given with --program being linked with LibTorch.
 
 usage: check_includes.py [--program build/release/bin/accelerate]
@@ -37,7 +37,7 @@ TORCH_FREE = ("cli", "launch", "config", "timeline", "programs/sagemaker")  # wi
 UMBRELLA = "umbrella"
 OWN_LIBRARY = ("models",)
 BY_AXES = ("parallel", "data", "optim")
-FACE_HEADERS, FACE_LINES = 24, 2400  # behind accelerator.hpp, which every program compiles
+FACE_HEADERS, FACE_LINES = 24, 2400  # accelerator.hpp and all that it includes, which every program compiles
 LAYERS = PUBLIC / "accelerate/parallel/layers"  # plugins of layers, which programs that use them include
 
 
@@ -197,10 +197,10 @@ def check():
     problems += [f"accelerate.hpp does not reach {path.relative_to(PUBLIC)}" for path in sources("include")
                  if path not in everything and not is_door(path) and not path.is_relative_to(LAYERS)
                  and module_of(path, arrows) not in OWN_LIBRARY]
-    face = reached(PUBLIC / "accelerate/accelerator.hpp", set()) - {PUBLIC / "accelerate/accelerator.hpp"}
+    face = reached(PUBLIC / "accelerate/accelerator.hpp", set())
     lines = sum(path.read_text().count("\n") for path in face)
     if len(face) > FACE_HEADERS or lines > FACE_LINES:
-        problems.append(f"accelerator.hpp includes {len(face)} headers with {lines} lines, expected at most {FACE_HEADERS} with {FACE_LINES}: "
+        problems.append(f"accelerator.hpp and what it includes are {len(face)} headers with {lines} lines, expected at most {FACE_HEADERS} with {FACE_LINES}: "
                         "name types by forward declarations, hold options by Given<>, and let those who use a type include its header")
     problems += [f"{path.relative_to(ROOT)}: an example includes the private header '{name}'" for path in sources("examples")
                  for name, target in includes(path) if target and target.is_relative_to(PRIVATE)]
