@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "accelerate/comm.hpp"
+#include "accelerate/optim/scheduler.hpp"
 #include "checkpoint/loss_scaler_object.hpp"
 #include "comm/agreement.hpp"
 #include "formats/torch_archive.hpp"

@@ -13,7 +13,7 @@ namespace detail {
 /// The rows of all ranks' tensors, of which each may have as many as it likes; a number counts as a row.
 template <class T> T gather_rows(const T& data) {
   const T rows = nested::map_tensors(data, [](const at::Tensor& t) { return t.dim() == 0 ? t.unsqueeze(0) : t; });
-  return concatenate(gather_object(std::vector<T>{rows}));
+  return accelerate::concatenate(gather_object(std::vector<T>{rows}));
 }
 }  // namespace detail
 
