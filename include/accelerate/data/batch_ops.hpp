@@ -1,8 +1,8 @@
 #pragma once
 
 /// Batches whose type is erased. Workers, feeds and prepared loaders (src/data), which carry them about, are ordinary
-/// code over `AnyBatch`; all that they ask of a type of batches is one `BatchOps`, which is made from the functions over
-/// nested batches once per type.
+/// code over `AnyBatch`; all that they ask of a type of batches is one `BatchOps`, which is made from the functions
+/// over nested batches once per type.
 
 #include <c10/core/Device.h>
 
