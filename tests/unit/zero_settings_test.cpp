@@ -427,14 +427,16 @@ TEST(ZeroSettings, KeysOfWhatIsNotDividedSayWhy) {
 }
 
 TEST(ZeroSettings, WhatIsNotInThisVersionIsRefusedWhereItWouldAct) {
-  const std::string nvme =
-      R"("zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/local"}})";
-  EXPECT_THAT(refusal(nvme),
-              HasSubstr("'zero_optimization.offload_param.device' is nvme, which is not in this version"));
-  const auto below =
-      settings_of(R"("zero_optimization": {"stage": 2, "offload_param": {"device": "nvme", "nvme_path": "/local"}})");
-  EXPECT_EQ(entry_of(below, "zero_optimization.offload_param.device").reason, "only stage 3 splits parameters");
-  EXPECT_EQ(settings_of(nvme, {.ranks = 2, .later_is_error = false}).zero_optimization.offload_param.device, "nvme");
+  const auto muon = [](const std::string& device) {
+    return R"("optimizer": {"type": "Muon"}, "zero_optimization": {"stage": 3, "save_muon_momentum_buffer_in_memory": true,
+               "offload_optimizer": {"device": ")" +
+           device + R"(", "nvme_path": "/local"}})";
+  };
+  const std::string key = "zero_optimization.save_muon_momentum_buffer_in_memory";
+  EXPECT_THAT(refusal(muon("nvme")), HasSubstr("'" + key + "' is true, which is not in this version"));
+  EXPECT_NE(entry_of(settings_of(muon("cpu")), key).reason, "");
+  EXPECT_TRUE(settings_of(muon("nvme"), {.ranks = 2, .later_is_error = false})
+                  .zero_optimization.save_muon_momentum_buffer_in_memory);
 }
 
 TEST(ZeroSettings, ZeroPlusPlusActsWhereSomethingTravels) {
