@@ -94,7 +94,7 @@ struct AcceleratorOptions {
   ProjectConfiguration project_config;
   std::optional<GradientAccumulationPlugin> gradient_accumulation_plugin;  ///< instead of gradient_accumulation_steps
   /// Shard parameters, gradients and optimizer states. Also on when `accelerate launch --use_fsdp` started this
-  /// process. Until AcceleratorState::reset() later Accelerators have the first one's, as they have parallelism_config.
+  /// process. A later Accelerator that is given none has the first one's until AcceleratorState::reset().
   Given<FullyShardedDataParallelPlugin> fsdp_plugin;
   /// Train by a DeepSpeed configuration (docs/deepspeed.md): ZeRO's stages, precision, clipping, and what stands in for
   /// optimizers and schedules. Also on when `accelerate launch --use_deepspeed` started this process. Shared as
@@ -114,7 +114,7 @@ struct AcceleratorOptions {
   Given<TorchDynamoPlugin> dynamo_plugin;
   /// How ranks are laid out. dp_replicate_size alone: data parallelism. With dp_shard_size: sharding within groups of
   /// so many ranks, with fsdp_plugin's other settings (fsdp_version 2, also when nothing else asks for it). Other axes
-  /// are refused. Also read when `accelerate launch --use_parallelism_config` started this process.
+  /// are refused. Also read where `accelerate launch --use_parallelism_config` started this. Shared as fsdp_plugin.
   Given<ParallelismConfig> parallelism_config;
   /// Extension: settings of further ways to split the training of a model (src/parallel), each a struct of a header of
   /// its own, at most one of each: {ColumnsPlugin{.size = 2}}. One that nothing here takes is refused by name. A later
@@ -189,7 +189,7 @@ ACCELERATE_API void note_schedule(const PrepareNotes& notes);
 }  // namespace detail
 
 /// One per training run; several of a process share state: others may clip, or prepare again without a second layer,
-/// objects that one has prepared. The first construction is collective (see PartialState). Only reading is thread-safe.
+/// objects that one has prepared. The first construction is collective (see PartialState). Only reads are thread-safe.
 class ACCELERATE_API Accelerator {
  public:
   explicit Accelerator(AcceleratorOptions options = {});
@@ -202,7 +202,7 @@ class ACCELERATE_API Accelerator {
   const AcceleratorState& state() const;
   const GradientState& gradient_state() const;
   const at::Device& device() const { return state().device(); }
-  DistributedType distributed_type() const;  ///< FSDP where models are sharded, else by the processes
+  DistributedType distributed_type() const;  ///< FSDP where models are sharded, else as the processes are
   int64_t num_processes() const { return state().num_processes(); }
   int64_t process_index() const { return state().process_index(); }
   int64_t local_process_index() const { return state().local_process_index(); }
@@ -400,9 +400,9 @@ class ACCELERATE_API Accelerator {
   /// only (empty elsewhere), gathered unit by unit; collective then. With full_state_dict the plugin's
   /// state_dict_config says who gets them and where they lie.
   std::map<std::string, at::Tensor> get_state_dict(const ModelRef& model) const;
-  /// An optimizer's state by its parameters' names: {"state": {name: {kind: tensor}}, "param_groups": […]}, for
-  /// checkpoints of your own. Tensors are whole copies on the host, in the optimizer's dtypes. Collective. Of
-  /// sharded parameters rank 0 gets it, the others an empty dict; with full_state_dict by its optim_state_dict_config.
+  /// An optimizer's state by its parameters' names, for checkpoints of your own: {"state": {name: {kind: tensor}},
+  /// "param_groups": […]}. Tensors are whole copies on the host, in the optimizer's dtypes. Collective. Of sharded
+  /// parameters rank 0 gets it, others an empty dict; with full_state_dict by the plugin's optim_state_dict_config.
   c10::IValue get_optimizer_state_dict(const AcceleratedOptimizer& optimizer) const;
   /// Writes everything that was prepared or registered; with automatic naming into a new folder. Collective. @return
   /// the folder. It appears whole or not at all: what is written goes into another one, which gets the name when all is
@@ -494,7 +494,7 @@ class ACCELERATE_API Accelerator {
   Receipts receipts() const;
   /// The model's modules, where their tensors live, and what each rank keeps of them; see model_summary.hpp. Takes
   /// models prepared or not, dispatched, sharded, without memory yet. Reads no values. Collective; the same on all
-  /// ranks but for bytes_here. The main process prints it as a table, collectively, too.
+  /// ranks but for bytes_here. print_summary() shows it as a table on the main process, and is collective, too.
   ModelSummary summary(const ModelRef& model) const;
   void print_summary(const ModelRef& model) const;
   void print_summary(const ModelRef& model, const SummaryOptions& options) const;

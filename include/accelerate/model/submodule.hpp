@@ -10,7 +10,8 @@ namespace accelerate {
 /// A place in a model's tree of modules. A module that is registered at several places appears at each of them.
 struct Submodule {
   std::string path;  ///< dotted name from the root, which is ""
-  /// Without namespaces, template arguments and the `Impl` of LibTorch's module holders: "BertLayer".
+  /// The class's own name, without namespaces, template arguments and the `Impl` of LibTorch's module holders:
+  /// "BertLayer".
   std::string class_name;
   /// The C++ type ("mymodels::BertLayerImpl") or the script type ("__torch__.mymodels.BertLayer").
   std::string qualified_class_name;

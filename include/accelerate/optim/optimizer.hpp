@@ -66,7 +66,7 @@ class ACCELERATE_API AcceleratedOptimizer {
   };
   StepCounts step_counts() const;
   void set_step_counts(const StepCounts& counts) const;
-  /// For engines whose parameters are shared with other ranks, see optim/step_hooks.hpp. The latest of each `owner`.
+  /// For engines whose parameters are shared with other ranks, see optim/step_hooks.hpp. Each owner's latest set holds.
   struct StepHooks;
   void set_step_hooks(const void* owner, StepHooks hooks) const;
   /// Steps on those of its parameters that are among these and have gradients, now, whatever accumulates, without
