@@ -428,8 +428,8 @@ TEST(ZeroSettings, KeysOfWhatIsNotDividedSayWhy) {
 
 TEST(ZeroSettings, WhatIsNotInThisVersionIsRefusedWhereItWouldAct) {
   const auto muon = [](const std::string& device) {
-    return R"("optimizer": {"type": "Muon"}, "zero_optimization": {"stage": 3, "save_muon_momentum_buffer_in_memory": true,
-               "offload_optimizer": {"device": ")" +
+    return R"("optimizer": {"type": "Muon"}, "zero_optimization": {"stage": 3,
+               "save_muon_momentum_buffer_in_memory": true, "offload_optimizer": {"device": ")" +
            device + R"(", "nvme_path": "/local"}})";
   };
   const std::string key = "zero_optimization.save_muon_momentum_buffer_in_memory";
