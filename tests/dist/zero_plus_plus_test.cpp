@@ -212,7 +212,8 @@ TEST(ZeroPlusPlus, BetweenMachinesAveragesTravel) {
       accelerator.backward(loss);
       EXPECT_TRUE(x.grad().equal(seen)) << "the same codes, from the neighbour";
       EXPECT_EQ(times("all_gather", bytes8(kBlocks / kRanks)), 2);
-      EXPECT_EQ(times("all_gather", bytes8(kBlocks / kNear)), 1) << "the second one has stayed";
+      // The second one has stayed; so does the first one as soon as it is known to follow at once.
+      EXPECT_EQ(times("all_gather", bytes8(kBlocks / kNear)), step == 0 ? 1 : 0);
       EXPECT_EQ(times("reduce_scatter", bytes4(kBlocks)), 2) << "on the machine";
       EXPECT_EQ(times("reduce_scatter", bytes4(kBlocks / kNear)), 2) << "between machines";
       EXPECT_TRUE(safe_get_full_grad(m->first->weight).to(dtype).equal(average_as_codes(dtype, kRanks, kNear)));
