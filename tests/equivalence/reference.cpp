@@ -481,6 +481,8 @@ class Reference final : public Machine {
     });
     if (!synchronises()) {
       unsettled_ = true;
+      // A sum of codes is not the code of a sum.
+      if (layout_->always_reduces && layout_->gradients_as_codes) average();
       return;
     }
     average();
