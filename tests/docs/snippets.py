@@ -40,7 +40,7 @@ ROOT = HERE.parent.parent
 OUTPUT = {"text", "console"}
 FILES = {"yaml", "json", "python", "cmake", "dockerfile", "ini"}
 KNOWN = {"prelude", "after", "name", "ranks", "file", "throws", "only", "because"}
-DEADLINE_S = 120
+DEADLINE_S = 600
 
 
 class Snippet:
