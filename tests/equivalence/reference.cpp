@@ -404,7 +404,7 @@ class Reference final : public Machine {
       const bool as_code = layout_->weights_as_codes && replica.parameters[i].numel() > (layout_->own_limit ? 4 : 0);
       const at::Tensor value =
           (as_code ? as_codes(replica.parameters[i], 127) : replica.parameters[i]).to(computed.scalar_type());
-      if (!at::equal(computed, value)) computed.copy_(value);
+      if (!at::allclose(computed, value, 0, 0, /*equal_nan=*/true)) computed.copy_(value);
     }
   }
 
