@@ -154,8 +154,9 @@ void Accelerator::clip_grad_value_(const std::vector<at::Tensor>& parameters, do
         throw ConfigError(
             "clip_grad_value_: found a complex gradient, expected real ones: complex numbers have no order. Clip by "
             "clip_grad_norm_, or pass the other parameters only");
-  for (const at::Tensor& gradient : gradients.whole) gradient.clamp_(-clip_value, clip_value);
-  for (const at::Tensor& gradient : gradients.pieces) gradient.clamp_(-clip_value, clip_value);
+  gradients.change([&](const auto& some) {
+    for (const at::Tensor& gradient : some) gradient.clamp_(-clip_value, clip_value);
+  });
 }
 
 }  // namespace accelerate

@@ -308,6 +308,8 @@ template <class Kernel> class FusedStepOf : public FusedStep {
       }
       // Fused kernels don't say that they have written; homes of images, and autograd, want to know.
       for (const at::Tensor& parameter : bucket.params) parameter.unsafeGetTensorImpl()->bump_version();
+      if (bucket.device.is_cpu() && number_of(scale) != 1)  // our kernels leave them divided
+        for (const at::Tensor& gradient : bucket.grads) gradient.unsafeGetTensorImpl()->bump_version();
       bucket.grads.clear();  // backward reuses a gradient's memory only if nobody else holds it
       outdated |= Kernel::lists_outdated(bucket);
     }

@@ -18,6 +18,7 @@
 #include "optim/ivalue_access.hpp"
 #include "optim/scale_rule.hpp"
 #include "optim/widen_gradient.hpp"
+#include "residency/disk/by_turns.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::optim {
@@ -40,7 +41,9 @@ void multiply_gradients(torch::optim::Optimizer& optimizer, const at::Tensor& fa
   for (auto& group : optimizer.param_groups())
     for (auto& param : group.params())
       if (const auto& grad = param.grad(); grad.defined()) add_to(gradients, grad.is_sparse() ? grad._values() : grad);
-  for (auto& [key, grads] : gradients) at::_foreach_mul_(grads, factor.to(grads[0].device()));
+  for (auto& [key, grads] : gradients)
+    residency::by_turns(grads, /*changes=*/true,
+                        [&](const auto& some, const auto&) { at::_foreach_mul_(some, factor.to(some[0].device())); });
 }
 
 /// A number for each of the optimizer's parameters, on the host; undefined where there are none to look at.
@@ -190,8 +193,13 @@ void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, Watched& 
     if (grads[0].is_meta()) continue;
     at::Tensor found_here = fp32_scalar(0, grads[0].device());
     // Gradients of offloaded parameters are on the host, which must not read the scale before it is there.
-    at::_amp_foreach_non_finite_check_and_unscale_(grads, found_here, inverse_scale.to(grads[0].device()));
-    for (const at::Tensor& grad : grads) grad.unsafeGetTensorImpl()->bump_version();  // the kernel leaves that out
+    const at::Tensor factor = inverse_scale.to(grads[0].device());
+    const bool changes = !factor.is_cpu() || factor.item<float>() != 1;  // else it only looks
+    residency::by_turns(grads, changes, [&](const auto& some, const auto&) {
+      at::_amp_foreach_non_finite_check_and_unscale_(some, found_here, factor);
+      for (const at::Tensor& grad : some)
+        if (changes) grad.unsafeGetTensorImpl()->bump_version();  // the kernel leaves that out
+    });
     found_inf = at::maximum(found_inf, found_here.to(found_inf.device()));
   }
   // Were one rank to skip alone, the ranks' parameters would drift apart unnoticed.

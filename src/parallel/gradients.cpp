@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "accelerate/comm.hpp"
+#include "residency/disk/by_turns.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -22,10 +23,15 @@ at::Tensor norm_of_all(const std::vector<at::Tensor>& tensors, double norm_type,
     if (tensor.numel() > 0)
       (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16 ? low : some).push_back(tensor);
   if (some.empty() && low.empty()) return at::zeros({}, at::TensorOptions().device(device));
-  std::vector<at::Tensor> norms;
-  if (!some.empty()) norms = at::_foreach_norm(some, norm_type);
-  if (!low.empty())
-    for (auto& norm : at::_foreach_norm(low, norm_type, at::kFloat)) norms.push_back(std::move(norm));
+  std::vector<at::Tensor> norms(some.size() + low.size());
+  residency::by_turns(some, /*changes=*/false, [&](const auto& here, const auto& numbers) {
+    const auto found = at::_foreach_norm(here, norm_type);
+    for (size_t i = 0; i < found.size(); ++i) norms[numbers[i]] = found[i];
+  });
+  residency::by_turns(low, /*changes=*/false, [&](const auto& here, const auto& numbers) {
+    const auto found = at::_foreach_norm(here, norm_type, at::kFloat);
+    for (size_t i = 0; i < found.size(); ++i) norms[some.size() + numbers[i]] = found[i];
+  });
   for (auto& norm : norms) norm = norm.to(norms.front().device());  // a model may lie on several devices
   return at::linalg_vector_norm(at::stack(norms), norm_type);
 }
@@ -33,13 +39,17 @@ at::Tensor norm_of_all(const std::vector<at::Tensor>& tensors, double norm_type,
 }  // namespace
 
 void Gradients::scale(const at::Scalar& factor) const {
-  if (!whole.empty()) at::_foreach_mul_(whole, factor);
-  if (!pieces.empty()) at::_foreach_mul_(pieces, factor);
+  change([&](const auto& some) { at::_foreach_mul_(some, factor); });
 }
 
 void Gradients::scale(const at::Tensor& factor) const {
-  if (!whole.empty()) at::_foreach_mul_(whole, factor);
-  if (!pieces.empty()) at::_foreach_mul_(pieces, factor);
+  change([&](const auto& some) { at::_foreach_mul_(some, factor); });
+}
+
+void Gradients::change(const std::function<void(const std::vector<at::Tensor>&)>& f) const {
+  const auto use = [&](const auto& some, const auto&) { f(some); };
+  residency::by_turns(whole, /*changes=*/true, use);
+  residency::by_turns(pieces, /*changes=*/true, use);
 }
 
 Gradients gradients_of(const Engines& engines, const std::vector<at::Tensor>& parameters) {

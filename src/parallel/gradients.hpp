@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <unordered_set>
 #include <vector>
 
@@ -18,6 +19,8 @@ struct Gradients {
   /// Multiplies all of them in place; `factor` is a number or a scalar tensor.
   void scale(const at::Scalar& factor) const;
   void scale(const at::Tensor& factor) const;
+  /// f changes some of them after the other, in place.
+  void change(const std::function<void(const std::vector<at::Tensor>& some)>& f) const;
 };
 
 /// Tensors that no engine knows count as parameters that are whole everywhere. A tensor that is listed several times

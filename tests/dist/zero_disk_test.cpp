@@ -7,6 +7,9 @@
 
 #include <csignal>
 #include <filesystem>
+#include <functional>
+#include <map>
+#include <utility>
 
 #include "accelerate/accelerate.hpp"
 #include "accelerate/residency.hpp"
@@ -15,7 +18,9 @@
 #include "parallel/sharding/counts.hpp"
 #include "ranks.hpp"
 #include "residency/counters.hpp"
+#include "residency/disk/disk_memory.hpp"
 #include "scratch.hpp"
+#include "variable.hpp"
 #include "zero_runs.hpp"
 
 namespace {
@@ -334,6 +339,167 @@ RANKS_TEST(ZeroDisk, WritesAndReadsBetweenStepsAreSeen, 1, 2, 3) {
     }
   }
   ::unsetenv("ACCELERATE_SHARED_MEMORY");
+}
+
+namespace {
+
+/// What a program has in hand between backward and step.
+struct Hand {
+  Accelerator& accelerator;
+  ThreeLayers& model;
+  AcceleratedOptimizer& opt;
+  std::vector<at::Tensor> seen = {};
+
+  std::vector<at::Tensor> gradients() const {
+    std::vector<at::Tensor> all;
+    for (const auto& group : opt.param_groups())
+      for (const auto& piece : group.params())
+        if (piece.grad().defined() && piece.numel() > 0) all.push_back(piece.grad());
+    return all;
+  }
+  void see(const at::Tensor& tensor) { seen.push_back(tensor.detach().to(at::kFloat).clone()); }
+};
+using Habit = std::function<void(Hand&, int64_t step)>;
+
+AcceleratorOptions by_file(const std::string& precision, bool on_disk, const std::string& clipping = kUnclipped) {
+  auto by = plugin(2, on_disk ? On::states : On::nothing);
+  by.hf_ds_config->set_value("gradient_clipping", clipping == kUnclipped ? 0.0 : 0.05);
+  return {.mixed_precision = precision, .cpu = true, .deepspeed_plugin = std::move(by)};
+}
+AcceleratorOptions in_folder(const std::string& precision, bool on_disk) {
+  FullyShardedDataParallelPlugin by{.auto_wrap_policy = AutoWrapPolicy::size_based_wrap, .min_num_params = 20};
+  if (on_disk) by.offload_folder = support::scratch("shards");
+  AcceleratorOptions options{.mixed_precision = precision, .cpu = true, .fsdp_plugin = std::move(by)};
+  if (precision == "fp16") options.kwargs_handlers.emplace_back(GradScalerKwargs{.init_scale = 64});
+  options.gradient_accumulation_steps = kMicroSteps;
+  return options;
+}
+
+std::vector<at::Tensor> seen_by(const AcceleratorOptions& options, const Habit& before_step,
+                                const Habit& after_step = {}) {
+  support::reset_states();
+  Accelerator accelerator(options);
+  ThreeLayers model;
+  auto [m, opt] = accelerator.prepare(model, with_momentum(model->parameters()));
+  Hand hand{.accelerator = accelerator, .model = model, .opt = opt};
+  for (int64_t step = 0; step < kSteps; ++step)
+    for (int64_t micro = 0; micro < kMicroSteps; ++micro) {
+      const auto scope = accelerator.accumulate(m);
+      const auto batch = batch_of(step, micro, accelerator.process_index());
+      const bool casts = options.deepspeed_plugin.has_value();
+      accelerator.backward(loss_of(m(casts ? batch.to(m->first->weight.scalar_type()) : batch)));
+      const bool is_last = micro + 1 == kMicroSteps;
+      if (is_last) before_step(hand, step);
+      opt.step();
+      if (is_last && after_step) after_step(hand, step);
+      opt.zero_grad();
+    }
+  for (const auto& parameter : model->parameters()) hand.see(parameter);
+  return hand.seen;
+}
+
+void expect_alike(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i].equal(expected[i])) << "seen as number " << i;
+}
+
+void see_gradients(Hand& hand, int64_t) {
+  for (const auto& gradient : hand.gradients()) hand.see(gradient);
+}
+
+}  // namespace
+
+// Sums over micro-steps, too. Nobody has looked, so no page of them is in memory.
+RANKS_TEST(ZeroDisk, GradientsLieOnTheDiskFromBackwardToStep, 1, 2) {
+  support::on_both_stores([](const std::string& store) {
+    SCOPED_TRACE(store);
+    for (const auto& options : {by_file("no", true), by_file("bf16", true), in_folder("no", true)}) {
+      int64_t looked = 0;
+      seen_by(options, [&](Hand& hand, int64_t) {
+        for (const auto& gradient : hand.gradients()) {
+          const auto disk = residency::DiskMemory::of(gradient);
+          ASSERT_TRUE(disk != nullptr);
+          EXPECT_FALSE(disk->may_have_been_touched(gradient));
+          ++looked;
+        }
+      });
+      EXPECT_GT(looked, 0);
+    }
+  });
+}
+
+RANKS_TEST(ZeroDisk, WhatProgramsDoWithGradientsActs, 1, 2) {
+  const std::map<std::string, std::pair<Habit, Habit>> habits{
+      {"look", {see_gradients, see_gradients}},
+      {"look at whole ones",
+       {[](Hand& hand, int64_t) {
+          for (const auto& parameter : hand.model->parameters())
+            if (parameter.grad().defined()) hand.see(parameter.grad());
+        },
+        {}}},
+      {"scale one", {[](Hand& hand, int64_t) { hand.model->second->weight.mutable_grad().mul_(0.5); }, see_gradients}},
+      {"write past all counting",
+       {[](Hand& hand, int64_t) {
+          for (auto& gradient : hand.gradients()) gradient.data().clamp_(-1e-3, 1e-3);
+        },
+        see_gradients}},
+      {"replace one",
+       {[](Hand& hand, int64_t) {
+          auto& weight = hand.model->first->weight;
+          weight.mutable_grad() = torch::ones_like(weight);
+        },
+        {}}},
+      {"fill with zeros", {[](Hand& hand, int64_t) { hand.opt.zero_grad(/*set_to_none=*/false); }, see_gradients}},
+      {"clear", {[](Hand& hand, int64_t step) { step % 2 == 1 ? hand.opt.zero_grad() : void(); }, {}}},
+      {"tell the norm",
+       {[](Hand& hand, int64_t) { hand.see(hand.accelerator.clip_grad_norm_(hand.model->parameters(), 1000)); },
+        see_gradients}},
+      {"clip to a norm",
+       {[](Hand& hand, int64_t) { hand.see(hand.accelerator.clip_grad_norm_(hand.model->parameters(), 0.01)); },
+        see_gradients}},
+      {"clip by value",
+       {[](Hand& hand, int64_t) { hand.accelerator.clip_grad_value_(hand.model->parameters(), 1e-3); }, see_gradients}},
+      {"unscale", {[](Hand& hand, int64_t) { hand.accelerator.unscale_gradients(); }, see_gradients}}};
+  const auto alike = [&](const std::string& what, const AcceleratorOptions& on_disk, const AcceleratorOptions& here) {
+    for (const auto& [name, habit] : habits) {
+      SCOPED_TRACE(what + ", " + name);
+      expect_alike(seen_by(on_disk, habit.first, habit.second), seen_by(here, habit.first, habit.second));
+    }
+  };
+  for (const std::string precision : {"no", "fp16"}) {
+    support::on_both_stores([&](const std::string& store) {
+      alike(store + ", " + precision, by_file(precision, true), by_file(precision, false));
+    });
+    const support::Variable sent("ACCELERATE_SHARED_MEMORY", "0");
+    alike("a folder, " + precision, in_folder(precision, true), in_folder(precision, false));
+  }
+  support::on_both_stores([&](const std::string& store) {
+    SCOPED_TRACE(store + ", the file clips");
+    for (const std::string precision : {"no", "bf16", "fp16"})
+      expect_alike(seen_by(by_file(precision, true, "clips"), see_gradients, see_gradients),
+                   seen_by(by_file(precision, false, "clips"), see_gradients, see_gradients));
+  });
+}
+
+// Neither norms nor a look for overflows leave pages of them in memory; a divided gradient is written.
+RANKS_TEST(ZeroDisk, GradientsAreLookedAtByTurns, 1, 2) {
+  const support::Variable sent("ACCELERATE_SHARED_MEMORY", "0");
+  const auto are_untouched = [](Hand& hand, int64_t) {
+    for (const auto& gradient : hand.gradients())
+      EXPECT_FALSE(residency::DiskMemory::of(gradient)->may_have_been_touched(gradient));
+  };
+  for (const std::string precision : {"no", "fp16"}) {
+    SCOPED_TRACE(precision);
+    seen_by(in_folder(precision, true), [&](Hand& hand, int64_t step) {
+      for (const double limit : {1000.0, 0.01}) {
+        hand.accelerator.clip_grad_norm_(hand.model->parameters(), limit);
+        are_untouched(hand, step);
+      }
+      hand.accelerator.clip_grad_value_(hand.model->parameters(), 1e-3);
+      are_untouched(hand, step);
+    });
+    seen_by(by_file(precision, true, "clips"), are_untouched, are_untouched);
+  }
 }
 
 TEST(ZeroDisk, WrongFoldersAndNumbersAreNamed) {

@@ -151,13 +151,10 @@ F("fused steps write unseen", file, "«parameter.unsafeGetTensorImpl()->bump_ver
 file = "src/parallel/gradients.cpp"
 F("norms of pieces are added up", file, "«largest ? total : total.pow(norm_type)»).view({1})", "total")
 F("norms leave whole tensors out", file, "if («whole.empty()») return total;", "(shared || whole.empty())")
-F("clipping scales whole tensors only", file,
-  "void Gradients::scale(const at::Tensor& factor) const {\n  if (!whole.empty()) at::_foreach_mul_(whole, factor);\n  «if (!pieces.empty()) at::_foreach_mul_(pieces, factor);»",
-  "")
 F("norms of each rank alone", file, "const bool shared = «comm::world_size() > 1» &&", "false")
 file = "src/accelerator/clip.cpp"
-F("values of whole tensors are not clipped", file,
-  "for (const at::Tensor& gradient : «gradients.whole») gradient.clamp_(-clip_value, clip_value);",
+F("values of whole tensors are not clipped", "src/parallel/gradients.cpp",
+  "residency::by_turns(«whole», /*changes=*/true, use);",
   "std::vector<at::Tensor>()")
 file = "src/optim/grad_scaler.cpp"
 F("the step does not divide by the file's limit", "src/optim/optimizer.cpp",

@@ -1595,8 +1595,8 @@ F("clipping unscales those that hold what is clipped", file, "if (run->scaler &&
   h + "AGanClipsInFp16")
 F("a second Accelerator clips what the first one trains", file,
   "const auto runs = «live_runs()»;", "std::vector<run_state::RunState*>()", h + "ASecondAcceleratorSeesWhatTheFirstTrains")
-F("clip_grad_value_ clip_value", file, "gradients.whole) gradient.clamp_(-«clip_value», clip_value);", "1e4", clip)
-F("clip_grad_value_ of pieces", file, "gradients.pieces) «gradient.clamp_(-clip_value, clip_value);»", "",
+F("clip_grad_value_ clip_value", file, "gradient.clamp_(-«clip_value», clip_value);", "1e4", clip)
+F("clip_grad_value_ of pieces", "src/parallel/gradients.cpp", "«residency::by_turns(pieces, /*changes=*/true, use);»", "",
   "engines_tests Engines.ClipTheNormOfTheWhole")
 F("clipping waits for what was not averaged yet", file, "if (synchronising) «engine->settle_gradients();»", "",
   c + "CheckpointRanks.WhatTheLastMicroStepLeavesOutIsAveragedAlsoInAResumedRun")
@@ -2977,9 +2977,24 @@ file = "src/residency/homes/kept_slice.cpp"
 F("images are made of masters that have changed", file, "«*made_of == masters._version()»", "true",
   z + "ParametersOnADiskTrainAsInMemory")
 file = "src/parallel/sharding/shards_on_disk.cpp"
-F("what a step leaves goes to the disk", file, "«if (state.dim() > 0) states_->take(state);»", "",
+F("what a step leaves goes to the disk", file, "«take(moments, /*whole=*/true);»", "",
   z + "StatesOnADiskTrainAsInMemory")
 F("a full disk is told after the step", file, "«if (!failed_) failed_ = std::current_exception();»", "",
   z + "AFullDiskIsNamedOnAllRanksAndLosesNothing")
+F("gradients go to the disk of the states", "src/parallel/sharding/sharding.cpp",
+  "const ShardedPart& part) { «store->disk().after_gradients(part);» });", "",
+  z + "GradientsLieOnTheDiskFromBackwardToStep")
+F("sums of gradients come back to be added to", file, "«states_->bring(gradients)->wait();»", "",
+  z + "GradientsLieOnTheDiskFromBackwardToStep")
+F("gradients that go leave no memory to be used again", "src/parallel/sharding/shared_memory_store.cpp",
+  "gradient = «gradients_go()» ?", "false", z + "GradientsLieOnTheDiskFromBackwardToStep")
+F("gradients that a step has divided are written", file, "if («gradient._version() == version») as_they_were.", "true",
+  z + "WhatProgramsDoWithGradientsActs")
+F("a step's kernels tell that they have divided gradients", "src/optim/fused_step.cpp",
+  "if («bucket.device.is_cpu() && number_of(scale) != 1») //", "false", z + "WhatProgramsDoWithGradientsActs")
+F("what lies on a disk comes in turns", "src/residency/disk/by_turns.cpp",
+  "turn < turns.size() && «turns[turn].disk» ?", "false", z + "GradientsAreLookedAtByTurns")
+F("what has been changed in its turn is written", "src/residency/disk/by_turns.cpp", "if (disk && «changes») disk->send(",
+  "false", m + "TensorsComeByTurns")
 F("FullyShardedDataParallelPlugin::offload_folder", "src/parallel/fsdp/translate.cpp", "if («plugin.offload_folder») {",
   "false", "zero_disk_tests FsdpDisk.AFolderTrainsAsMemory")

@@ -19,6 +19,7 @@
 #include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 #include "residency/counters.hpp"
+#include "residency/disk/by_turns.hpp"
 #include "residency/disk/disk_memory.hpp"
 #include "scratch.hpp"
 
@@ -117,10 +118,44 @@ TEST_P(OnADisk, BytesGoToTheDiskAndComeBack) {
   EXPECT_TRUE(disk->may_have_been_touched(tensors.back())) << "it was read where it lies";
 }
 
+// Each storage once, however many lie in it and wherever they stand in the list.
+TEST_P(OnADisk, TensorsComeByTurns) {
+  const at::Tensor both = torch::arange(2000, at::kFloat), here = torch::full({3}, 7.0);
+  const at::Tensor large = torch::ones({(33 << 20) / 4}), none = torch::empty({0});
+  disk->take(both);
+  disk->take(large);
+  disk->send({both, large})->wait();
+  const std::vector<at::Tensor> all{both.narrow(0, 0, 1000), large, here, none, both.narrow(0, 1000, 1000)};
+  for (const bool changes : {false, true}) {
+    const int64_t read_before = read(), written_before = written();
+    std::vector<size_t> order;
+    by_turns(all, changes, [&](const auto& some, const auto& numbers) {
+      for (size_t i = 0; i < some.size(); ++i) {
+        EXPECT_TRUE(some[i].is_same(all[numbers[i]]));
+        order.push_back(numbers[i]);
+        if (changes) at::Tensor(some[i]).add_(1);
+      }
+    });
+    EXPECT_THAT(order, testing::ElementsAre(0, 2, 3, 4, 1));
+    const int64_t bytes = 8192 + (33 << 20);
+    EXPECT_EQ(read() - read_before, bytes);
+    EXPECT_EQ(written() - written_before, changes ? bytes : 0);
+    EXPECT_FALSE(disk->may_have_been_touched(both));
+  }
+  EXPECT_TRUE(both.equal(torch::arange(2000, at::kFloat) + 1));
+  EXPECT_TRUE(large.equal(torch::full_like(large, 2)));
+  EXPECT_TRUE(here.equal(torch::full({3}, 8.0)));
+}
+
 TEST_P(OnADisk, WhatIsNoWholeStorageStaysInMemory) {
   const at::Tensor whole = torch::ones({8, 2}), part = whole[3];
   disk->take(part);
   EXPECT_FALSE(disk->has(part));
+  const at::Tensor other = torch::ones({8, 2}), its_part = other[3];
+  disk->take(its_part, /*whole=*/false);
+  EXPECT_TRUE(disk->has(other));
+  disk->send({its_part})->wait();
+  EXPECT_TRUE(other.equal(torch::ones({8, 2})));
   disk->take(at::Tensor());
   disk->take(torch::empty({0}));
   disk->bring({part, at::Tensor()})->wait();

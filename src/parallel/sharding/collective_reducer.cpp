@@ -27,6 +27,8 @@ class LocalReducer final : public GradientReducer {
 
   bool take(ShardedPart& part, ShardedMember& member, const at::Tensor& gradient) override {
     at::NoGradGuard no_grad;
+    auto& arrived = arrived_[part.index];
+    if (arrived.empty()) tell_coming(part);
     auto& shard = member.shard;
     // In the order of the parameter's bytes, which need not be the order of its indices.
     const auto type =
@@ -38,7 +40,6 @@ class LocalReducer final : public GradientReducer {
     if (options_.keeps_low_precision() && type != shard.scalar_type())
       counts::add(ShardingCount::low_precision_gradients);
     add_to_gradient(shard, flat, options_.widens());
-    auto& arrived = arrived_[part.index];
     arrived.resize(part.members.size());
     arrived[member.index] = 1;
     if (!has_all(part.index)) return false;
@@ -276,6 +277,7 @@ class CollectiveReducer final : public GradientReducer {
     if (keeps && result.scalar_type() != part.master_dtype) counts::add(ShardingCount::low_precision_gradients);
     // Offloaded masters take their gradients on the host.
     result = result.to(part.master.device(), keeps ? result.scalar_type() : part.master_dtype);
+    tell_coming(part);
     part.add_to_gradients(result, used, options_.widens());
     tell_given(part);
   }

@@ -32,6 +32,7 @@ enum class ShardingCount {
   groups_from_disk,       ///< stepped on, what optimizers keep of them having come from one
   groups_read_ahead,      ///< of these, under way before they were needed
   groups_written_behind,  ///< of these, on their way back when the step on them was over
+  gradients_to_disk,      ///< parts' gradients of a backward that went to one
   replica_gradients,
   number_of_counts
 };

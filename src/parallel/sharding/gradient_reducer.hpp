@@ -35,6 +35,9 @@ class GradientReducer {
   virtual void trim() {}
   /// Leaves out the average over replicas, or does it again.
   void set_apart(bool apart) { apart_ = apart; }
+  /// Called within take() or finish() before the shards of a part get a backward's gradients: they go elsewhere when
+  /// they are given, so that the next ones come in memory of their own.
+  void set_coming(std::function<void(const ShardedPart&)> coming) { coming_ = std::move(coming); }
   /// Called within take() or finish() when the shards of a part have all of a backward's gradients, part by part in the
   /// order in which they are complete: a later one may still come.
   void set_given(std::function<void(const ShardedPart&)> given) { given_ = std::move(given); }
@@ -43,9 +46,14 @@ class GradientReducer {
   void tell_given(const ShardedPart& part) const {
     if (given_) given_(part);
   }
+  void tell_coming(const ShardedPart& part) const {
+    if (coming_) coming_(part);
+  }
+  bool gradients_go() const { return coming_ != nullptr; }
   bool apart_ = false;
 
  private:
+  std::function<void(const ShardedPart&)> coming_;
   std::function<void(const ShardedPart&)> given_;
 };
 

@@ -343,6 +343,11 @@ struct Sharding::Impl {
     if (settings.tells_changed_order && (!group || group->rank() == 0)) tell_of_orders();
     units->set_change({.begin = [this] { store->before_step(*units); }, .end = [this] { publish(); }});
     reducer = store->make_reducer();
+    if (store->disk().has_states()) {
+      reducer->set_coming(
+          [this](const ShardedPart& part) { or_tell_peers([&] { store->disk().before_gradients(part); }); });
+      reducer->set_given([this](const ShardedPart& part) { store->disk().after_gradients(part); });
+    }
     gradients = std::make_unique<WholeGradients>(parts, groups, [this] { store->meet("reading a gradient"); });
     for (auto& part : parts)
       for (auto& member : part.members) member_of_piece[member.shard.unsafeGetTensorImpl()] = &member;
@@ -529,6 +534,7 @@ struct Sharding::Impl {
     else finish();
     announced = was_announced;
     backward_is_due = false;
+    store->disk().settle_gradients();
     end_pass();
     show_gradients();
     gradients_are_open = true;
@@ -557,6 +563,7 @@ struct Sharding::Impl {
       group->all_gather(at::zeros({1}, at::TensorOptions().device(group->device())),
                         "the end of a backward that threw");
     reducer->finish();
+    store->disk().settle_gradients();
     for (auto& part : parts)
       for (auto& member : part.members)
         if (part.trainable) {

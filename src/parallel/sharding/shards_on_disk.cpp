@@ -136,6 +136,10 @@ void ShardsOnDisk::before_group(size_t group, const std::vector<at::Tensor>& sta
   });
   auto needed = masters_of(group);
   needed.insert(needed.end(), states.begin(), states.end());
+  const auto gradients = gradients_of(groups_[group]);
+  for (const auto& gradient : gradients)
+    if (states_->has(gradient)) gradients_here_.emplace_back(gradient, gradient._version());
+  needed.insert(needed.end(), gradients.begin(), gradients.end());
   bring(group, std::move(needed)).wait();
   kept_.resize(groups_.size());
   // Two optimizers of one model step on other parameters of the group: tensors read ahead for the other one go.
@@ -152,6 +156,8 @@ void ShardsOnDisk::before_group(size_t group, const std::vector<at::Tensor>& sta
   if (!how_.reads_ahead || next >= groups_.size() || in_memory >= how_.groups_in_memory) return;
   auto wanted = masters_of(next);
   wanted.insert(wanted.end(), kept_[next].begin(), kept_[next].end());
+  const auto gradients_to_come = gradients_of(groups_[next]);
+  wanted.insert(wanted.end(), gradients_to_come.begin(), gradients_to_come.end());
   coming_ = bring(next, std::move(wanted));
 }
 
@@ -161,27 +167,50 @@ void ShardsOnDisk::before_dry_group(size_t group, const std::vector<at::Tensor>&
     if (master.scalar_type() != parts_[groups_[group].front()].compute_dtype || has_parameters_)
       bytes += static_cast<int64_t>(master.nbytes());
   for (const auto& state : states) bytes += static_cast<int64_t>(state.nbytes());
+  for (const auto& gradient : gradients_of(groups_[group])) bytes += static_cast<int64_t>(gradient.nbytes());
   const int64_t at_a_time =
       std::min<int64_t>(how_.groups_in_memory, 1 + (how_.reads_ahead ? 1 : 0) + (how_.writes_behind ? 1 : 0));
   const meta_memory::Purpose buffers(MemoryUse::optimizer);
   dry_buffers_ = at::empty({bytes * at_a_time}, at::TensorOptions().dtype(at::kByte).device(at::kMeta));
 }
 
+std::vector<at::Tensor> ShardsOnDisk::gradients_of(const std::vector<size_t>& parts) const {
+  std::vector<at::Tensor> gradients;
+  if (!has_states_) return gradients;
+  for (const size_t index : parts)
+    for (const auto& member : parts_[index].members)
+      if (const at::Tensor& gradient = member.shard.grad(); gradient.defined() && gradient.numel() > 0)
+        gradients.push_back(gradient);
+  return gradients;
+}
+
+void ShardsOnDisk::take(const std::vector<at::Tensor>& tensors, bool whole) {
+  postpone([&] {
+    for (const auto& tensor : tensors) states_->take(tensor, whole);
+  });
+}
+
 void ShardsOnDisk::after_group(size_t group, const std::vector<at::Tensor>& states) {
+  std::vector<at::Tensor> moments;
+  for (const auto& state : states)
+    if (state.dim() > 0) moments.push_back(state);  // not counts of steps
   if (is_dry_) {
     dry_buffers_.reset();
-    for (const auto& state : states)  // which lie in a file from now on
-      if (state.dim() > 0) state.storage().set_data_ptr_noswap(at::DataPtr(nullptr, at::Device(at::kMeta)));
-    return;
+    return lie_in_a_file(moments);
   }
-  if (states_)
-    postpone([&] {
-      for (const auto& state : states)
-        if (state.dim() > 0) states_->take(state);  // not counts of steps
-    });
+  const auto gradients = gradients_of(groups_[group]);  // a step may have put others in their place
+  if (states_) {
+    take(moments, /*whole=*/true);
+    take(gradients, /*whole=*/false);
+    std::vector<at::Tensor> as_they_were;
+    for (const auto& [gradient, version] : std::exchange(gradients_here_, {}))
+      if (gradient._version() == version) as_they_were.push_back(gradient);
+    states_->drop(as_they_were);
+  }
   kept_[group] = states;
   auto all = masters_of(group);
   all.insert(all.end(), states.begin(), states.end());
+  all.insert(all.end(), gradients.begin(), gradients.end());
   going_.push_back(send(group, std::move(all)));
   const int64_t may_go = how_.writes_behind ? how_.groups_in_memory - 1 - (coming_ ? 1 : 0) : 0;
   while (static_cast<int64_t>(going_.size()) > may_go) {
@@ -189,6 +218,38 @@ void ShardsOnDisk::after_group(size_t group, const std::vector<at::Tensor>& stat
     going_.erase(going_.begin());
   }
   if (!going_.empty()) counts::add(ShardingCount::groups_written_behind);
+}
+
+void ShardsOnDisk::lie_in_a_file(const std::vector<at::Tensor>& dry) {
+  for (const auto& tensor : dry) tensor.storage().set_data_ptr_noswap(at::DataPtr(nullptr, at::Device(at::kMeta)));
+}
+
+void ShardsOnDisk::before_gradients(const ShardedPart& part) {
+  if (!states_) return;
+  std::erase_if(gradients_going_, [&](UnderWay& going) {
+    if (going.group == part.index) postpone([&] { going.wait(); });
+    return going.group == part.index;
+  });
+  const auto gradients = gradients_of({part.index});
+  if (std::any_of(gradients.begin(), gradients.end(), [&](const auto& gradient) { return states_->has(gradient); }))
+    states_->bring(gradients)->wait();
+}
+
+void ShardsOnDisk::after_gradients(const ShardedPart& part) {
+  auto gradients = gradients_of({part.index});
+  if (gradients.empty()) return;
+  if (is_dry_) return lie_in_a_file(gradients);
+  take(gradients, /*whole=*/false);
+  counts::add(ShardingCount::gradients_to_disk);
+  // While one goes, backward makes the next.
+  for (; gradients_going_.size() > 1; gradients_going_.erase(gradients_going_.begin()))
+    postpone([&] { gradients_going_.front().wait(); });
+  gradients_going_.push_back(send(part.index, std::move(gradients)));
+}
+
+void ShardsOnDisk::settle_gradients() {
+  for (; !gradients_going_.empty(); gradients_going_.erase(gradients_going_.begin()))
+    postpone([&] { gradients_going_.front().wait(); });
 }
 
 void ShardsOnDisk::settle() {

@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "parallel/sharding/settings.hpp"
@@ -24,6 +25,7 @@ class ShardsOnDisk {
 
   /// Whether optimizers step on one group after the other.
   bool steps_in_groups() const { return has_states_ || has_parameters_; }
+  bool has_states() const { return has_states_; }
   bool has_parameters() const { return has_parameters_; }
 
   /// Gives part.master memory, zeros, if it or what units are made of lies on a disk. Nothing: neither does.
@@ -39,12 +41,24 @@ class ShardsOnDisk {
   /// Around a step on a group, with what the optimizer keeps of it. Blocks.
   void before_group(size_t group, const std::vector<at::Tensor>& states);
   void after_group(size_t group, const std::vector<at::Tensor>& states);
+  // Shards' gradients lie on the disk of the states from backward to step.
+  /// A part's are about to be added to: they are in memory.
+  void before_gradients(const ShardedPart& part);
+  /// They have all of a backward, and go. Nobody may write to them until settle_gradients().
+  void after_gradients(const ShardedPart& part);
+  /// Those of this backward are on the disk.
+  void settle_gradients();
   /// All that was written is on the disk. @throws ResourceError if that, or finding room for it, has failed since the
   /// last time: tensors without a place there are in memory, and nothing is lost
   void settle();
 
  private:
   std::vector<at::Tensor> masters_of(size_t group) const;
+  /// Of parts, by their indices; none where states are in memory.
+  std::vector<at::Tensor> gradients_of(const std::vector<size_t>& parts) const;
+  /// Gives a place on the disk of the states to what has none. @param whole  as DiskMemory::take()
+  void take(const std::vector<at::Tensor>& tensors, bool whole);
+  static void lie_in_a_file(const std::vector<at::Tensor>& dry);
   /// On that disk, if the second is true.
   at::Tensor zeros(const std::shared_ptr<residency::DiskMemory>& disk, bool on_disk, int64_t numel,
                    const at::TensorOptions& options) const;
@@ -76,6 +90,8 @@ class ShardsOnDisk {
   std::vector<std::vector<at::Tensor>> kept_;  ///< by group: what came with it the last time
   std::optional<UnderWay> coming_;
   std::vector<UnderWay> going_;
+  std::vector<std::pair<at::Tensor, int64_t>> gradients_here_;  ///< that have come for a step, and their versions then
+  std::vector<UnderWay> gradients_going_;                       ///< their groups are indices of parts
   std::exception_ptr failed_;
 };
 

@@ -339,7 +339,8 @@ class SharedReducer final : public GradientReducer {
   /// The shards get their shards of a part's average.
   void give(size_t p) {
     ShardedPart& part = parts_[p];
-    const at::Tensor& gradient = states_[p].gradient;
+    const at::Tensor gradient = gradients_go() ? std::exchange(states_[p].gradient, {}) : states_[p].gradient;
+    tell_coming(part);
     if (options_.times != 1) at::Tensor(gradient).mul_(options_.times);
     if (options_.keeps_low_precision() && gradient.scalar_type() != part.master_dtype)
       counts::add(ShardingCount::low_precision_gradients);

@@ -103,13 +103,14 @@ class DiskMemory::Moving final : public Transfer {
       for (const auto& place : places_) arriving_.push_back(disk_->take_buffer(place->bytes));
     else
       for (const auto& place : places_) place->is_copy = false;  // what the file has is half written, if it fails
-    start();
+    if (!places_.empty()) start();
   }
   ~Moving() override {
     under_way_.reset();  // which waits
     for (auto& buffer : arriving_) disk_->give_buffer(std::move(buffer));
   }
   void wait() override {
+    if (places_.empty()) return;
     disk_->finish(writes_, under_way_, [this] { start(); });
     for (size_t i = 0; i < places_.size(); ++i) {
       auto& place = places_[i];
@@ -218,12 +219,16 @@ void DiskMemory::give_buffer(std::unique_ptr<Buffer> buffer) {
   free_.emplace(buffer->bytes, std::move(buffer));
 }
 
-DiskMemory::Place* DiskMemory::place_of(const at::Tensor& tensor) const {
+DiskMemory::Place* DiskMemory::any_place_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
   const at::DataPtr& pointer = tensor.storage().data_ptr();
   if (pointer.get_deleter() != &Place::let_go) return nullptr;
-  Place* const place = static_cast<std::shared_ptr<Place>*>(pointer.get_context())->get();
-  return place->disk.get() == this ? place : nullptr;
+  return static_cast<std::shared_ptr<Place>*>(pointer.get_context())->get();
+}
+
+DiskMemory::Place* DiskMemory::place_of(const at::Tensor& tensor) const {
+  Place* const place = any_place_of(tensor);
+  return place && place->disk.get() == this ? place : nullptr;
 }
 
 std::vector<std::shared_ptr<DiskMemory::Place>> DiskMemory::places_of(const std::vector<at::Tensor>& tensors,
@@ -254,10 +259,10 @@ at::Tensor DiskMemory::zeros(at::IntArrayRef sizes, at::ScalarType dtype) {
   return tensor.set_(c10::Storage(std::move(storage)), 0, sizes);
 }
 
-void DiskMemory::take(const at::Tensor& tensor) {
+void DiskMemory::take(const at::Tensor& tensor, bool whole) {
   if (!tensor.defined() || !tensor.is_cpu() || !tensor.has_storage() || tensor.nbytes() == 0) return;
   const c10::Storage& storage = tensor.storage();
-  if (storage.nbytes() != tensor.nbytes() || storage.data_ptr().get_deleter() == &Place::let_go) return;
+  if ((whole && storage.nbytes() != tensor.nbytes()) || storage.data_ptr().get_deleter() == &Place::let_go) return;
   const auto place = std::make_shared<Place>(shared_from_this(), static_cast<int64_t>(storage.nbytes()));
   place->buffer = take_buffer(place->bytes);
   std::memcpy(place->buffer->data, storage.data(), storage.nbytes());
@@ -267,6 +272,11 @@ void DiskMemory::take(const at::Tensor& tensor) {
 }
 
 bool DiskMemory::has(const at::Tensor& tensor) const { return place_of(tensor) != nullptr; }
+
+std::shared_ptr<DiskMemory> DiskMemory::of(const at::Tensor& tensor) {
+  const Place* const place = any_place_of(tensor);
+  return place ? place->disk : nullptr;
+}
 
 std::unique_ptr<Transfer> DiskMemory::bring(const std::vector<at::Tensor>& tensors) {
   return std::make_unique<Moving>(shared_from_this(), /*writes=*/false, places_of(tensors, /*in_memory=*/false));

@@ -31,9 +31,12 @@ class DiskMemory : public std::enable_shared_from_this<DiskMemory> {
   at::Tensor zeros(at::IntArrayRef sizes, at::ScalarType dtype);
   /// Gives the tensor's storage a place in the file; it is in memory, as after bring(). Nothing for one that has one,
   /// of this disk or another, and for one that is not the whole of its storage. @throws ResourceError as above
-  void take(const at::Tensor& tensor);
+  /// @param whole  false: a part of its storage stands for all of it
+  void take(const at::Tensor& tensor, bool whole = true);
   /// Whether this disk is where the tensor's bytes have their place.
   bool has(const at::Tensor& tensor) const;
+  /// Which one is; null: none.
+  static std::shared_ptr<DiskMemory> of(const at::Tensor& tensor);
 
   /// Brings those that have a place here and are not in memory; waited for, they are. @throws ResourceError (wait())
   /// when the disk fails; they lie in the file then, as before.
@@ -59,7 +62,8 @@ class DiskMemory : public std::enable_shared_from_this<DiskMemory> {
   struct Buffer;
   class Moving;
   class Reading;
-  Place* place_of(const at::Tensor& tensor) const;
+  static Place* any_place_of(const at::Tensor& tensor);
+  Place* place_of(const at::Tensor& tensor) const;  ///< if it is here
   /// Each once, those that are in memory, or those that are not.
   std::vector<std::shared_ptr<Place>> places_of(const std::vector<at::Tensor>& tensors, bool in_memory) const;
   std::unique_ptr<Transfer> begin(bool writes, std::vector<DirectIo::Range> ranges);
