@@ -108,7 +108,7 @@ RANKS_TEST(ZeroDisk, StatesOnADiskTrainAsInMemory, 1, 2, 3) {
           expect_same_bits(found, expected);
           EXPECT_EQ(expected.read + expected.written, 0);
           EXPECT_GT(found.read, 0);
-          EXPECT_GE(found.written, found.read);
+          EXPECT_GT(found.written, 0);
         }
         expect_same_bits(trained(precision, plugin(number, On::states), adamw),
                          trained(precision, plugin(number, On::nothing), adamw));
@@ -467,9 +467,7 @@ RANKS_TEST(ZeroDisk, WhatProgramsDoWithGradientsActs, 1, 2) {
     }
   };
   for (const std::string precision : {"no", "fp16"}) {
-    support::on_both_stores([&](const std::string& store) {
-      alike(store + ", " + precision, by_file(precision, true), by_file(precision, false));
-    });
+    alike("shared memory, " + precision, by_file(precision, true), by_file(precision, false));
     const support::Variable sent("ACCELERATE_SHARED_MEMORY", "0");
     alike("a folder, " + precision, in_folder(precision, true), in_folder(precision, false));
   }
