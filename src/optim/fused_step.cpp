@@ -292,35 +292,20 @@ template <class Kernel> class FusedStepOf : public FusedStep {
   }
 
   void run(const std::optional<at::Tensor>& grad_scale) override {
-    at::NoGradGuard no_grad;
-    if (!lists_are_current()) build_lists();
-    for (size_t i = 0; i < entries_.size(); ++i)
-      buckets_[layout_[i].bucket].grads.push_back(std::move(entries_[i].grad));
-    bool outdated = false;
-    for (auto& bucket : buckets_) {
-      const auto& options = static_cast<const Options&>(optimizer_.param_groups()[bucket.group].options());
-      const auto scale = grad_scale ? std::optional(grad_scale->to(bucket.device)) : std::nullopt;
-      count_step(bucket);
+    fill_lists();
+    step_on_lists(grad_scale, [&](Bucket<State>& bucket, const Options& options, const auto& scale) {
       if (auto rest = take_over(bucket, options, scale)) {
         if (!rest->params.empty()) Kernel::run(*rest, options, scale);
       } else {
         Kernel::run(bucket, options, scale);
       }
-      // Fused kernels don't say that they have written; homes of images, and autograd, want to know.
-      for (const at::Tensor& parameter : bucket.params) parameter.unsafeGetTensorImpl()->bump_version();
-      if (bucket.device.is_cpu() && number_of(scale) != 1)  // our kernels leave them divided
-        for (const at::Tensor& gradient : bucket.grads) gradient.unsafeGetTensorImpl()->bump_version();
-      bucket.grads.clear();  // backward reuses a gradient's memory only if nobody else holds it
-      outdated |= Kernel::lists_outdated(bucket);
-    }
-    if (outdated) layout_.clear(), buckets_.clear();  // a step without any gradient needs no lists
-    entries_.clear();
-    ahead_.end_step();
+    });
   }
 
-  const char* compute_ahead(const std::unordered_set<const at::TensorImpl*>& which, double divisor) override {
-    const at::NoGradGuard no_grad;
-    std::vector<Bucket<State>> coming;
+  void end_step() override { ahead_.end_step(); }
+
+  const char* prepare_ahead(const Parameters& which) override {
+    coming_.clear();
     const auto& groups = optimizer_.param_groups();
     for (size_t g = 0; g < groups.size(); ++g) {
       const auto& options = static_cast<const Options&>(groups[g].options());
@@ -331,22 +316,45 @@ template <class Kernel> class FusedStepOf : public FusedStep {
         if (const char* reason = why_not(param, options, state)) return reason;
         if (!param.grad().defined() || (Kernel::needs_state(options) && !state)) continue;  // a step makes the state
         const int64_t step = state ? Kernel::steps_taken(*state) : 0;
-        auto same = std::find_if(coming.begin(), coming.end(), [&](const auto& bucket) {
+        auto same = std::find_if(coming_.begin(), coming_.end(), [&](const auto& bucket) {
           return bucket.group == g && bucket.dtype == param.scalar_type() && bucket.step == step;
         });
-        if (same == coming.end()) same = coming.emplace(coming.end(), g, param.device(), param.scalar_type(), step);
+        if (same == coming_.end()) same = coming_.emplace(coming_.end(), g, param.device(), param.scalar_type(), step);
         same->params.push_back(param);
         same->grads.push_back(param.grad());
         if (state) Kernel::add(*same, state, options);
       }
     }
-    if (ahead_.waits()) return nullptr;
-    for (auto& bucket : coming) {
-      count_step(bucket);  // none of the states
-      ahead_.compute(Kernel::rule(bucket, static_cast<const Options&>(groups[bucket.group].options())),
-                     lists_of(bucket), divisor);
-    }
+    if (ahead_.waits()) coming_.clear();
     return nullptr;
+  }
+
+  bool has_ahead() const override { return !coming_.empty(); }
+
+  void compute_ahead(double divisor, const Elsewhere& elsewhere) override {
+    const at::NoGradGuard no_grad;
+    for (auto& bucket : std::exchange(coming_, {}))
+      ahead_.compute(next_rule(bucket, options_of(bucket)), lists_of(bucket), divisor, elsewhere);
+  }
+
+  bool fits_ahead(const Parameters& these, const std::optional<at::Tensor>& grad_scale,
+                  const Elsewhere& elsewhere) override {
+    if (entries_.empty() || ahead_.count(these) != entries_.size()) return false;
+    for (const Entry& entry : entries_)
+      if (!entry.state &&
+          Kernel::needs_state(static_cast<const Options&>(optimizer_.param_groups()[entry.group].options())))
+        return false;
+    const at::NoGradGuard no_grad;
+    fill_lists();
+    return std::all_of(buckets_.begin(), buckets_.end(), [&](Bucket<State>& bucket) {
+      return ahead_.fits(next_rule(bucket, options_of(bucket)), lists_of(bucket), number_of(grad_scale), elsewhere);
+    });
+  }
+
+  void take_ahead(const std::optional<at::Tensor>& grad_scale) override {
+    step_on_lists(grad_scale, [&](Bucket<State>& bucket, const Options&, const auto& scale) {
+      ahead_.take(lists_of(bucket), number_of(scale));
+    });
   }
 
  private:
@@ -373,6 +381,40 @@ template <class Kernel> class FusedStepOf : public FusedStep {
       ++bucket.step;
       for (State* state : bucket.states) state->step(bucket.step);
     }
+  }
+  const Options& options_of(const Bucket<State>& bucket) const {
+    return static_cast<const Options&>(optimizer_.param_groups()[bucket.group].options());
+  }
+  /// Of a step that is not counted yet.
+  static auto next_rule(Bucket<State>& bucket, const Options& options) {
+    bucket.step += Kernel::kCountsSteps ? 1 : 0;
+    const auto rule = Kernel::rule(bucket, options);
+    bucket.step -= Kernel::kCountsSteps ? 1 : 0;
+    return rule;
+  }
+  /// The entries' gradients are in the lists.
+  void fill_lists() {
+    const at::NoGradGuard no_grad;
+    if (!lists_are_current()) build_lists();
+    for (size_t i = 0; i < entries_.size(); ++i)
+      buckets_[layout_[i].bucket].grads.push_back(std::move(entries_[i].grad));
+  }
+  template <class Step> void step_on_lists(const std::optional<at::Tensor>& grad_scale, const Step& step) {
+    const at::NoGradGuard no_grad;
+    bool outdated = false;
+    for (auto& bucket : buckets_) {
+      const auto scale = grad_scale ? std::optional(grad_scale->to(bucket.device)) : std::nullopt;
+      count_step(bucket);
+      step(bucket, options_of(bucket), scale);
+      // Fused kernels don't say that they have written; homes of images, and autograd, want to know.
+      for (const at::Tensor& parameter : bucket.params) parameter.unsafeGetTensorImpl()->bump_version();
+      if (bucket.device.is_cpu() && number_of(scale) != 1)  // our kernels leave them divided
+        for (const at::Tensor& gradient : bucket.grads) gradient.unsafeGetTensorImpl()->bump_version();
+      bucket.grads.clear();  // backward reuses a gradient's memory only if nobody else holds it
+      outdated |= Kernel::lists_outdated(bucket);
+    }
+    if (outdated) layout_.clear(), buckets_.clear();  // a step without any gradient needs no lists
+    entries_.clear();
   }
   static kernels::StepLists lists_of(const Bucket<State>& bucket) {
     return {bucket.params, bucket.grads, bucket.first, bucket.second, bucket.largest};
@@ -496,6 +538,7 @@ template <class Kernel> class FusedStepOf : public FusedStep {
   std::vector<Entry> entries_;
   std::vector<Origin> layout_;
   std::vector<Bucket<State>> buckets_;
+  std::vector<Bucket<State>> coming_;  ///< what the coming step can be computed of
   StepsAhead<decltype(Kernel::rule(std::declval<Bucket<State>>(), std::declval<Options>()))> ahead_;
 };
 

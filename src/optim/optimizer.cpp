@@ -64,6 +64,8 @@ struct AcceleratedOptimizer::Impl {
 
   /// Steps on all parameters that have gradients. @param grad_scale  what these are to be divided by
   void take(const std::optional<at::Tensor>& grad_scale);
+  /// The same of those that the optimizer has for now, of which more come in the same step.
+  void take_some(const std::optional<at::Tensor>& grad_scale);
   /// Some of the parameters, which hooks are told of.
   struct Part {
     const StepHooks* hooks;
@@ -72,7 +74,12 @@ struct AcceleratedOptimizer::Impl {
   };
   /// Empty: the step is on all at once.
   std::vector<Part> parts() const;
+  /// The one that these are of; nothing: they are in none.
+  std::optional<Part> part_of(const std::unordered_set<const at::TensorImpl*>& parameters) const;
   void take_part_by_part(const std::vector<Part>& parts, const std::optional<at::Tensor>& grad_scale);
+  /// Of a part, which is all that the optimizer has for now. @return whether what was computed ahead was its step
+  bool take_ahead(const Part& part, const std::unordered_set<const at::TensorImpl*>& parameters,
+                  const std::optional<at::Tensor>& grad_scale);
 
   /// Whether the fused kernels take this step.
   bool prepare_fused() {
@@ -278,21 +285,34 @@ void AcceleratedOptimizer::step_ahead(const std::vector<at::Tensor>& parameters)
   Impl& self = *impl_;
   Parameters which;
   for (const auto& parameter : parameters) which.insert(parameter.unsafeGetTensorImpl());
-  const auto& groups = self.optimizer->param_groups();
-  if (std::none_of(groups.begin(), groups.end(), [&](const auto& group) {
-        return std::any_of(group.params().begin(), group.params().end(), [&](const at::Tensor& parameter) {
-          return which.contains(parameter.unsafeGetTensorImpl());
-        });
-      }))
-    return;
+  size_t own = 0;
+  for (const auto& group : self.optimizer->param_groups())
+    for (const auto& parameter : group.params()) own += which.contains(parameter.unsafeGetTensorImpl()) ? 1 : 0;
+  if (own == 0) return;
   const char* reason = nullptr;
   if (!self.fused)
     reason = self.options.fused == false ? "its `fused` is false" : "its class has no step of this library's kernels";
-  for (const auto& [owner, hooks] : self.hooks)
-    if (hooks.parts && !hooks.parts().empty()) reason = "its states are elsewhere between steps";
-  const meta_memory::Purpose states(MemoryUse::optimizer);
-  if (!reason && self.gradients.sync_gradients())
-    reason = self.fused->compute_ahead(which, self.scaler && self.scaler->is_enabled() ? self.scaler->get_scale() : 1);
+  const meta_memory::Purpose purpose(MemoryUse::optimizer);
+  bool any = false;
+  if (!reason && self.gradients.sync_gradients()) {
+    reason = self.fused->prepare_ahead(which);
+    any = !reason && self.fused->has_ahead();
+  }
+  if (any) {
+    const double divisor = self.scaler && self.scaler->is_enabled() ? self.scaler->get_scale() : 1;
+    const auto part = self.part_of(which);
+    if (!part) {
+      self.fused->compute_ahead(divisor, nullptr);
+    } else if (const auto& ahead = part->hooks->ahead; !ahead.before) {
+      reason = "its states are elsewhere between steps";
+    } else if (own != part->parameters.size()) {
+      return;  // whether it can was asked, of several parts: they come one by one
+    } else if (const auto kept = optim::states_of(*self.optimizer, part->parameters);
+               ahead.before(part->number, kept)) {
+      self.fused->compute_ahead(divisor, ahead.elsewhere);
+      ahead.after(part->number, kept);
+    }
+  }
   if (reason)
     raise<ConfigError>(
         "step_in_backward: found an optimizer of class {} that can't compute its step while backward runs: {}. "
@@ -302,6 +322,11 @@ void AcceleratedOptimizer::step_ahead(const std::vector<at::Tensor>& parameters)
 }
 
 void AcceleratedOptimizer::Impl::take(const std::optional<at::Tensor>& grad_scale) {
+  take_some(grad_scale);
+  if (fused) fused->end_step();
+}
+
+void AcceleratedOptimizer::Impl::take_some(const std::optional<at::Tensor>& grad_scale) {
   if (prepare_fused()) return fused->run(grad_scale);
   if (grad_scale) {
     at::NoGradGuard no_grad;
@@ -336,6 +361,13 @@ std::vector<AcceleratedOptimizer::Impl::Part> AcceleratedOptimizer::Impl::parts(
   return all;
 }
 
+std::optional<AcceleratedOptimizer::Impl::Part> AcceleratedOptimizer::Impl::part_of(
+    const Parameters& parameters) const {
+  for (Part& part : parts())
+    if (parameters.contains(part.parameters.front().unsafeGetTensorImpl())) return std::move(part);
+  return std::nullopt;
+}
+
 void AcceleratedOptimizer::Impl::take_part_by_part(const std::vector<Part>& parts,
                                                    const std::optional<at::Tensor>& grad_scale) {
   Parameters in_parts;
@@ -343,17 +375,30 @@ void AcceleratedOptimizer::Impl::take_part_by_part(const std::vector<Part>& part
     Parameters wanted;
     for (const auto& parameter : part.parameters) wanted.insert(parameter.unsafeGetTensorImpl());
     in_parts.insert(wanted.begin(), wanted.end());
+    const OnlySome some(*optimizer,
+                        [&](const at::Tensor& parameter) { return wanted.contains(parameter.unsafeGetTensorImpl()); });
+    if (take_ahead(part, wanted, grad_scale)) continue;
     if (part.hooks->before_part) part.hooks->before_part(part.number, optim::states_of(*optimizer, part.parameters));
-    {
-      const OnlySome some(
-          *optimizer, [&](const at::Tensor& parameter) { return wanted.contains(parameter.unsafeGetTensorImpl()); });
-      take(grad_scale);
-    }
+    take_some(grad_scale);
     if (part.hooks->after_part) part.hooks->after_part(part.number, optim::states_of(*optimizer, part.parameters));
   }
   const OnlySome rest(*optimizer,
                       [&](const at::Tensor& parameter) { return !in_parts.contains(parameter.unsafeGetTensorImpl()); });
   take(grad_scale);
+}
+
+bool AcceleratedOptimizer::Impl::take_ahead(const Part& part, const Parameters& parameters,
+                                            const std::optional<at::Tensor>& grad_scale) {
+  const auto& ahead = part.hooks->ahead;
+  if (!ahead.take || !prepare_fused()) return false;
+  if (!fused->fits_ahead(parameters, grad_scale, ahead.elsewhere) ||
+      !ahead.take(part.number, grad_scale && grad_scale->item<double>() != 1)) {
+    fused->discard();
+    return false;
+  }
+  fused->take_ahead(grad_scale);
+  ahead.taken(part.number);
+  return true;
 }
 
 at::Tensor AcceleratedOptimizer::Impl::step_now(const LossClosure& closure) {
@@ -371,7 +416,10 @@ at::Tensor AcceleratedOptimizer::Impl::step_now(const LossClosure& closure) {
         self.take_part_by_part(parts, self.divided_by(grad_scale));
       };
     else if (self.prepare_fused())
-      own_step = [&](const std::optional<at::Tensor>& grad_scale) { self.fused->run(self.divided_by(grad_scale)); };
+      own_step = [&](const std::optional<at::Tensor>& grad_scale) {
+        self.fused->run(self.divided_by(grad_scale));
+        self.fused->end_step();
+      };
     else if (self.replaces_step()) {
       // In the dtype that loses nothing, which the scaler knows. A dry run stands for kernels that leave them as they
       // are.

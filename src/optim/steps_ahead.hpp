@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -18,24 +20,35 @@ namespace accelerate::optim {
 /// New values of parameters that were computed before their step. A program may do anything between the two; so the old
 /// values stay where they are, and a step takes the new ones over only where it would compute the same: parameters and
 /// gradients are compared by digests, since not every write is counted by a tensor's version (LibTorch's own SGD writes
-/// through data()). @param Rule  of the step's kernel
+/// through data()). Some tensors are elsewhere: nobody reads them again to compare, new values are computed in their
+/// place, and who has brought them keeps those beside the old ones and knows whether these were touched. @param Rule of
+/// the step's kernel
 template <class Rule> class StepsAhead {
  public:
   bool empty() const { return ahead_.empty(); }
 
+  using Elsewhere = std::function<bool(const at::Tensor&)>;  ///< null: nothing is
+
   /// Computes the step on all of these. On the meta device it only makes room.
-  void compute(const Rule& rule, const kernels::StepLists& lists, double divisor) {
+  void compute(const Rule& rule, const kernels::StepLists& lists, double divisor, const Elsewhere& elsewhere) {
     std::vector<at::Tensor> params, first, second, largest;
     for (size_t i = 0; i < lists.parameters.size(); ++i) {
       Ahead& one = ahead_[lists.parameters[i].unsafeGetTensorImpl()];
       one.is_there = false;
       one.rule = rule;
-      const auto room = [](std::vector<at::Tensor>& all, at::Tensor& fresh, const at::Tensor& old) {
-        if (old.defined()) all.push_back(room_like(old, fresh));
+      one.divisor = divisor;
+      one.of_part = elsewhere != nullptr;
+      const auto room = [&](std::vector<at::Tensor>& all, at::Tensor& fresh, const at::Tensor& old) {
+        if (!old.defined()) return;
+        if (is(elsewhere, old)) fresh.reset(), all.push_back(old);
+        else all.push_back(room_like(old, fresh));
       };
       room(params, one.parameter, lists.parameters[i]);
       const States old = states_at(lists, i);
-      for (size_t s = 0; s < kStates; ++s) one.old_states[s] = OldState(old[s]);
+      for (size_t s = 0; s < kStates; ++s) one.old_states[s] = OldState(old[s], is(elsewhere, old[s]));
+      // Where nothing is elsewhere bytes tell, and backward shall use the gradient's memory again.
+      if (elsewhere)
+        one.old_gradient = OldState(lists.gradients[i], true), one.old_version = lists.parameters[i]._version();
       room(first, one.states[0], old[0]);
       room(second, one.states[1], old[1]);
       room(largest, one.states[2], old[2]);
@@ -58,6 +71,24 @@ template <class Rule> class StepsAhead {
     return left;
   }
 
+  /// How many of these have new values.
+  size_t count(const std::unordered_set<const at::TensorImpl*>& parameters) const {
+    return static_cast<size_t>(std::count_if(parameters.begin(), parameters.end(), [&](const auto* parameter) {
+      const auto found = ahead_.find(parameter);
+      return found != ahead_.end() && found->second.is_there;
+    }));
+  }
+  /// Whether a step on these would compute all of them the same, as far as can be seen without what is elsewhere.
+  bool fits(const Rule& rule, const kernels::StepLists& lists, double divisor, const Elsewhere& elsewhere) const {
+    for (size_t i = 0; i < lists.parameters.size(); ++i)
+      if (!fits_one(rule, lists, i, divisor, elsewhere)) return false;
+    return true;
+  }
+  /// A step on these is what was computed.
+  void take(const kernels::StepLists& lists, double divisor) {
+    for (size_t i = 0; i < lists.parameters.size(); ++i) take_one(lists, i, divisor);
+  }
+
   /// Whether nothing is to be computed for the next step: it would probably be for nothing, as before (a program that
   /// clips gradients in each step).
   bool waits() const { return waits_ > 0; }
@@ -71,6 +102,7 @@ template <class Rule> class StepsAhead {
       missed |= one.is_there;
       one.is_there = one.was_there = false;
       one.old_states = {};
+      one.old_gradient = {};
     }
     if (missed) waits_ = next_wait_ = std::clamp<int64_t>(2 * next_wait_, 1, kLongest);
     else if (any) next_wait_ = 0;
@@ -85,12 +117,13 @@ template <class Rule> class StepsAhead {
   class OldState {
    public:
     OldState() = default;
-    explicit OldState(const at::Tensor& state) : tensor_(state) {
-      if (state.defined()) version_ = state._version(), sample_ = sample_of(state);
+    /// @param elsewhere  it is, where no sample is taken
+    OldState(const at::Tensor& state, bool elsewhere) : tensor_(state), elsewhere_(elsewhere) {
+      if (state.defined()) version_ = state._version(), sample_ = elsewhere ? 0 : sample_of(state);
     }
     bool is_still(const at::Tensor& state) const {
       return state.is_same(tensor_) &&
-             (!state.defined() || (state._version() == version_ && sample_of(state) == sample_));
+             (!state.defined() || (state._version() == version_ && (elsewhere_ || sample_of(state) == sample_)));
     }
 
    private:
@@ -116,15 +149,25 @@ template <class Rule> class StepsAhead {
     at::Tensor tensor_;  ///< held, so that no other one comes to lie in its place
     int64_t version_ = 0;
     uint64_t sample_ = 0;
+    bool elsewhere_ = false;
   };
   struct Ahead {
     bool is_there = false, was_there = false;  ///< was: until a step took it over
     Rule rule = {};
+    double divisor = 1;
+    bool of_part = false;  ///< of which something may be elsewhere: all of it is taken, or nothing
     kernels::StepDigest read;
     std::array<OldState, kStates> old_states;
-    at::Tensor parameter;  ///< new
-    States states;         ///< new
+    OldState old_gradient;    ///< of a part
+    int64_t old_version = 0;  ///< of the parameter, likewise
+    // New ones; undefined where they are elsewhere.
+    at::Tensor parameter;
+    States states;
   };
+
+  static bool is(const Elsewhere& elsewhere, const at::Tensor& tensor) {
+    return elsewhere && tensor.defined() && elsewhere(tensor);
+  }
 
   static States states_at(const kernels::StepLists& lists, size_t i) {
     const auto at = [i](at::TensorList list) { return list.empty() ? at::Tensor() : list[i]; };
@@ -142,26 +185,52 @@ template <class Rule> class StepsAhead {
   }
 
   bool take_one_over(const Rule& rule, const kernels::StepLists& lists, size_t i, double divisor) {
+    if (!fits_one(rule, lists, i, divisor, nullptr)) return false;
+    take_one(lists, i, divisor);
+    return true;
+  }
+
+  bool fits_one(const Rule& rule, const kernels::StepLists& lists, size_t i, double divisor,
+                const Elsewhere& elsewhere) const {
     const at::Tensor& parameter = lists.parameters[i];
     const auto found = ahead_.find(parameter.unsafeGetTensorImpl());
     if (found == ahead_.end() || !found->second.is_there) return false;
-    Ahead& one = found->second;
+    const Ahead& one = found->second;
     const States states = states_at(lists, i);
     for (size_t s = 0; s < kStates; ++s)
       if (!one.old_states[s].is_still(states[s])) return false;
-    const auto part = [i](at::TensorList list) { return list.empty() ? list : list.slice(i, 1); };
-    const kernels::StepLists alone{part(lists.parameters), part(lists.gradients), {}};
-    if (!(one.rule == rule) || one.parameter.sizes() != parameter.sizes() ||
-        kernels::digests(alone.slices(), divisor).front() != one.read)
-      return false;
-    parameter.detach().copy_(one.parameter);
+    if (!(one.rule == rule) || one.of_part != (elsewhere != nullptr)) return false;
+    if (!elsewhere)
+      return one.parameter.defined() && one.parameter.sizes() == parameter.sizes() &&
+             kernels::digests(alone(lists, i).slices(), divisor).front() == one.read;
+    // One of the two may be elsewhere.
+    const at::Tensor& gradient = lists.gradients[i];
+    const auto digest = [](const at::Tensor& tensor, double by) {
+      return kernels::digests(kernels::StepLists{tensor, tensor, {}}.slices(), by).front();
+    };
+    const bool same_parameter = is(elsewhere, parameter)
+                                    ? !one.parameter.defined() && parameter._version() == one.old_version
+                                    : one.parameter.defined() && one.parameter.sizes() == parameter.sizes() &&
+                                          digest(parameter, 1).parameter == one.read.parameter;
+    return same_parameter && (is(elsewhere, gradient) ? divisor == one.divisor && one.old_gradient.is_still(gradient)
+                                                      : digest(gradient, divisor).gradient == one.read.gradient);
+  }
+
+  void take_one(const kernels::StepLists& lists, size_t i, double divisor) {
+    Ahead& one = ahead_.at(lists.parameters[i].unsafeGetTensorImpl());
+    if (one.parameter.defined()) lists.parameters[i].detach().copy_(one.parameter);
+    const States states = states_at(lists, i);
     for (size_t s = 0; s < kStates; ++s)
-      if (states[s].defined()) take_bytes(states[s], one.states[s]);
-    if (divisor != 1) kernels::divide_gradients(alone.slices(), divisor);
+      if (states[s].defined() && one.states[s].defined()) take_bytes(states[s], one.states[s]);
+    if (divisor != 1) kernels::divide_gradients(alone(lists, i).slices(), divisor);
     one.is_there = false;
     one.was_there = true;
     counts::add(OptimCount::steps_taken_over);
-    return true;
+  }
+
+  /// What a digest is of.
+  static kernels::StepLists alone(const kernels::StepLists& lists, size_t i) {
+    return {lists.parameters.slice(i, 1), lists.gradients.slice(i, 1), {}};
   }
 
   /// `fresh` may have any values afterwards. Nothing is copied where each has a storage for itself: they are exchanged.

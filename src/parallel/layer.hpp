@@ -96,6 +96,27 @@ class ACCELERATE_API Layer {
   /// AcceleratedOptimizer::step_ahead(). The layer calls it within backward, whenever gradients are there.
   virtual void set_step_ahead(std::function<void(const std::vector<at::Tensor>&)> step) { static_cast<void>(step); }
 
+  // Of a layer that has parts, too: `step` is called for one part at a time, and bytes of it are elsewhere. What has
+  // its bytes in memory is for the optimizer to keep new values of; what is_elsewhere() gets them in its own place.
+
+  /// Before the new values of a part are computed, as before_part(). @return false: they are not to be
+  virtual bool before_ahead(size_t part, const std::vector<at::Tensor>& states) {
+    static_cast<void>(part), static_cast<void>(states);
+    return false;
+  }
+  /// Puts them beside the old ones, which are what everybody sees from here on.
+  virtual void after_ahead(size_t part, const std::vector<at::Tensor>& states) {
+    static_cast<void>(part), static_cast<void>(states);
+  }
+  virtual bool is_elsewhere(const at::Tensor& tensor) const { return static_cast<void>(tensor), false; }
+  /// In place of a step on the part: new values become what it has, unless somebody may have changed anything that they
+  /// were made of and is elsewhere. @param divides  gradients are about to be divided  @return whether they have
+  virtual bool take_ahead(size_t part, bool divides) {
+    return static_cast<void>(part), static_cast<void>(divides), false;
+  }
+  /// The optimizer has done the same with what it kept.
+  virtual void after_take(size_t part) { static_cast<void>(part); }
+
   // Replicas that train apart for a while. Only a layer that has replicas() is asked.
 
   virtual void set_apart(bool apart) { static_cast<void>(apart); }

@@ -15,6 +15,7 @@
 #include "checkpoint/zero_checkpoint.hpp"
 #include "comm/agreement.hpp"
 #include "optim/optimizer_state.hpp"
+#include "parallel/layer.hpp"
 #include "run_state/counts.hpp"
 #include "run_state/pieces_for_steps.hpp"
 #include "run_state/state_parts.hpp"
@@ -121,6 +122,36 @@ void look_for_whole(parallel::Engine& engine, const std::unordered_set<const voi
 
 }  // namespace
 
+namespace {
+
+/// Null: optimizers of its parameters step on all of them at once.
+parallel::Layer* layer_with_parts(const parallel::Engine& engine) {
+  const auto found = std::find_if(engine.layers().begin(), engine.layers().end(),
+                                  [](const auto& layer) { return !layer->step_parts().empty(); });
+  return found == engine.layers().end() ? nullptr : found->get();
+}
+
+AcceleratedOptimizer::StepHooks::Ahead steps_ahead_of(const std::shared_ptr<parallel::Engine>& engine) {
+  using States = std::vector<at::Tensor>;
+  const auto layer = [told = std::weak_ptr(engine), owned = layer_with_parts(*engine)] {
+    return told.expired() ? nullptr : owned;
+  };
+  return {
+      .before = [layer](size_t part, const States& states) { return layer() && layer()->before_ahead(part, states); },
+      .after =
+          [layer](size_t part, const States& states) {
+            if (layer()) layer()->after_ahead(part, states);
+          },
+      .elsewhere = [layer](const at::Tensor& tensor) { return layer() && layer()->is_elsewhere(tensor); },
+      .take = [layer](size_t part, bool divides) { return layer() && layer()->take_ahead(part, divides); },
+      .taken =
+          [layer](size_t part) {
+            if (layer()) layer()->after_take(part);
+          }};
+}
+
+}  // namespace
+
 void give_pieces_to_optimizers(const RunState& run) {
   using Tensors = std::unordered_set<const void*>;
   const auto engines = run.engines();
@@ -178,6 +209,7 @@ void give_pieces_to_optimizers(const RunState& run) {
         };
         hooks.before_part = tell_part(&parallel::Engine::before_part);
         hooks.after_part = tell_part(&parallel::Engine::after_part);
+        if (engine->steps_ahead()) hooks.ahead = steps_ahead_of(engine);
       }
       optimizer.set_step_hooks(engine.get(), std::move(hooks));
     }

@@ -4,16 +4,22 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/resource.h>
+
+#include <csignal>
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "accelerate/accelerate.hpp"
 #include "both_stores.hpp"
 #include "message_of.hpp"
 #include "optim/counts.hpp"
+#include "parallel/sharding/counts.hpp"
 #include "ranks.hpp"
+#include "residency/counters.hpp"
 #include "scratch.hpp"
 #include "utils/counts.hpp"
 #include "variable.hpp"
@@ -24,6 +30,8 @@ namespace {
 using namespace accelerate;
 using namespace zero_runs;
 using optim::OptimCount;
+using parallel::ShardingCount;
+using residency::ResidencyCount;
 using testing::AllOf;
 using testing::HasSubstr;
 
@@ -89,6 +97,25 @@ AcceleratorOptions zero(int64_t number, const std::string& more = kUnclipped, co
   return {.mixed_precision = precision, .cpu = true, .deepspeed_plugin = std::move(plugin)};
 }
 
+// States and masters of another dtype than that of the computation lie on a disk, or all of these.
+AcceleratorOptions zero_on_disk(int64_t number, const std::string& more = kUnclipped,
+                                const std::string& precision = "no", int64_t group = 40) {
+  auto options = zero(number, more, precision);
+  auto& config = *options.deepspeed_plugin->hf_ds_config;
+  config.set_value("zero_force_ds_cpu_optimizer", false);
+  config.set_value("zero_optimization.sub_group_size", group);
+  const auto lay = [&](const std::string& what) {
+    config.set_value("zero_optimization." + what + ".device", std::string("nvme"));
+    config.set_value("zero_optimization." + what + ".nvme_path", support::scratch("nvme").string());
+  };
+  lay("offload_optimizer");
+  if (number == 3) lay("offload_param"), config.set_value("zero_optimization.offload_param.max_in_cpu", int64_t{0});
+  return options;
+}
+AcceleratorOptions fsdp_on_disk(const std::string& precision = "no") {
+  return fsdp({.offload_folder = support::scratch("shards")}, precision);
+}
+
 /// The objects that a program has in hand.
 struct Run {
   Accelerator& accelerator;
@@ -131,6 +158,7 @@ using Program = std::function<void(Run&)>;
 struct Result {
   std::vector<at::Tensor> seen;
   int64_t computed, taken, bytes;
+  int64_t groups, groups_taken;  ///< of those that lie on a disk
 };
 
 /// @param ahead  unset: as the environment says
@@ -153,7 +181,9 @@ Result run(const Setup& setup, std::optional<bool> ahead, const Program& program
   return {.seen = std::move(one.seen),
           .computed = counts::read(OptimCount::steps_ahead),
           .taken = counts::read(OptimCount::steps_taken_over),
-          .bytes = counts::read(OptimCount::ahead_bytes)};
+          .bytes = counts::read(OptimCount::ahead_bytes),
+          .groups = counts::read(ShardingCount::groups_ahead),
+          .groups_taken = counts::read(ShardingCount::groups_taken_over)};
 }
 
 /// Runs it without and with the setting. @return the second, which has seen the same bits
@@ -476,6 +506,201 @@ RANKS_TEST(StepInBackward, StepsThatOverflowHappenNowhere, 2) {
   });
 }
 
+namespace {
+
+/// Bytes between memory and disks.
+struct Moved {
+  int64_t read, written;
+  static Moved now() {
+    return {counts::read(ResidencyCount::disk_bytes_read), counts::read(ResidencyCount::disk_bytes_written)};
+  }
+  Moved since(const Moved& before) const { return {read - before.read, written - before.written}; }
+};
+
+/// Of a step that was taken over nothing is read or written in step(), but in backward.
+void expect_within_backward(Run& run) {
+  for (int64_t step = 0; step < kSteps; ++step) {
+    const at::Tensor loss = run.loss(step);
+    const Moved before = Moved::now();
+    const int64_t taken = counts::read(ShardingCount::groups_taken_over);
+    run.accelerator.backward(loss);
+    const Moved within = Moved::now().since(before), between = Moved::now();
+    run.opt.step();
+    const Moved in_step = Moved::now().since(between);
+    if (counts::read(ShardingCount::groups_taken_over) > taken) {
+      EXPECT_GT(within.read, 0) << step;
+      EXPECT_GT(within.written, 0) << step;
+      EXPECT_EQ(in_step.read, 0) << step;
+      EXPECT_EQ(in_step.written, 0) << step;
+    }
+    run.opt.zero_grad();
+  }
+}
+
+}  // namespace
+
+RANKS_TEST(StepInBackward, BytesOnADiskComeAndGoWithinBackward, 1, 2, 3) {
+  const std::vector<Setup> setups{
+      {"ZeRO 1", zero_on_disk(1)},         {"ZeRO 2, AdamW, bf16", zero_on_disk(2, kUnclipped, "bf16"), kAdamW},
+      {"ZeRO 3", zero_on_disk(3), kAdamW}, {"ZeRO 3, bf16", zero_on_disk(3, kUnclipped, "bf16")},
+      {"FSDP", fsdp_on_disk(), kAdamW},    {"FSDP, bf16", fsdp_on_disk("bf16")},
+  };
+  support::on_both_stores([&](const std::string& store) {
+    for (const Setup& setup : setups) {
+      if (support::world_size() > 2 && setup.name != "ZeRO 2, AdamW, bf16" && setup.name != "FSDP") continue;
+      SCOPED_TRACE(store + ", " + setup.name);
+      const auto found = same_as_plain(setup, expect_within_backward);
+      EXPECT_EQ(found.computed, (kSteps - 1) * kUsed) << "but the first step, which makes the states";
+      EXPECT_EQ(found.taken, found.computed);
+      EXPECT_GT(found.groups, 0);
+      EXPECT_EQ(found.groups_taken, found.groups);
+    }
+  });
+}
+
+// In the order of the backward before; the first one of each is not awaited.
+RANKS_TEST(StepInBackward, GroupsOnADiskComeAheadOfTheirStep, 1, 2) {
+  support::on_both_stores([](const std::string& store) {
+    SCOPED_TRACE(store);
+    int64_t ahead = 0;
+    const auto found = run({"", zero_on_disk(2)}, true, [&](Run& run) {
+      run.backward(0);
+      run.step();
+      const int64_t before = counts::read(ShardingCount::groups_read_ahead);
+      for (int64_t step = 1; step < kSteps; ++step) {
+        run.backward(step);
+        run.step();
+      }
+      ahead = counts::read(ShardingCount::groups_read_ahead) - before;
+    });
+    EXPECT_GT(found.groups, 2 * (kSteps - 1));
+    EXPECT_EQ(ahead, found.groups - (kSteps - 1));
+  });
+}
+
+RANKS_TEST(StepInBackward, NoHabitOfAProgramChangesItsNumbersOnADisk, 1, 2) {
+  const std::set<std::string> taken_over{"change it there and back", "clip by a norm that is not", "step twice"};
+  support::on_both_stores([&](const std::string& store) {
+    // All that FSDP holds lies on a disk, so that its ranks never share memory.
+    const Setup setup = store.back() == '0' ? Setup{"FSDP", fsdp_on_disk()} : Setup{"ZeRO 2", zero_on_disk(2)};
+    for (const auto& [name, habit] : kHabits) {
+      SCOPED_TRACE(store + ", " + setup.name + ", " + name);
+      const auto& [takes_over, between] = habit;
+      if (name == kOwnLimit && setup.options.deepspeed_plugin) continue;  // there the file's limit holds
+      const auto found = same_as_plain(setup, with_each_step(between));
+      EXPECT_GT(found.computed, 0);
+      if (taken_over.contains(name)) EXPECT_GT(found.taken, 0);
+      else if (!takes_over) EXPECT_LT(found.taken, found.computed);
+    }
+  });
+}
+
+RANKS_TEST(StepInBackward, ClippingAndOverflowsActOnADisk, 1, 2) {
+  const auto bursting = [](Run& run) {
+    for (int64_t step = 0; step < 2 * kSteps; ++step) {
+      const bool bursts = step % 3 == 1 && run.accelerator.is_last_process();
+      run.accelerator.backward(run.loss(step) * (bursts ? 1e30 : 1.0));
+      run.opt.step();
+      for (const auto& piece : run.stepped_on())
+        if (piece.grad().defined()) run.see(piece.grad());
+      run.opt.zero_grad();
+      run.see(torch::tensor(run.opt.step_was_skipped() ? 1.0 : 0.0));
+    }
+  };
+  const std::string scale = R"(, "fp16": {"enabled": "auto", "initial_scale_power": 4})";
+  support::on_both_stores([&](const std::string& store) {
+    SCOPED_TRACE(store);
+    for (const Setup& setup :
+         {Setup{"FSDP", fsdp_on_disk("fp16")}, Setup{"ZeRO 2", zero_on_disk(2, kUnclipped + scale, "fp16")}}) {
+      SCOPED_TRACE(setup.name);
+      const auto found = same_as_plain(setup, bursting);
+      EXPECT_GT(found.taken, 0);
+      EXPECT_LT(found.taken, found.computed);
+    }
+    const auto clipped = same_as_plain({"", zero_on_disk(2, R"(, "gradient_clipping": 0.05)")}, several_steps);
+    EXPECT_LT(clipped.taken, clipped.computed);
+    const auto unreached = same_as_plain({"", zero_on_disk(2, R"(, "gradient_clipping": 1000)")}, several_steps);
+    EXPECT_EQ(unreached.taken, unreached.computed) << "norms are read, and leave nothing touched";
+    EXPECT_GT(unreached.taken, 0);
+  });
+}
+
+RANKS_TEST(StepInBackward, OnADiskAccumulationComputesTheLastStepOnly, 1, 2) {
+  auto options = zero_on_disk(2);
+  options.deepspeed_plugin->hf_ds_config->set_value("gradient_accumulation_steps", int64_t{2});
+  const auto found = same_as_plain({"", options}, [](Run& run) {
+    for (int64_t step = 0; step < kSteps; ++step)
+      for (int64_t micro = 0; micro < 2; ++micro) {
+        const auto scope = run.accumulate();
+        run.accelerator.backward(run.loss(step, micro));
+        run.step();
+      }
+  });
+  EXPECT_EQ(found.computed, (kSteps - 1) * kUsed);
+  EXPECT_EQ(found.taken, found.computed);
+}
+
+// Masters have one place for new values: those of both.
+RANKS_TEST(StepInBackward, TwoOptimizersOfOneGroupStepPlainlyOnADisk, 1, 2) {
+  std::vector<std::vector<at::Tensor>> ends;
+  for (const bool ahead : {false, true}) {
+    support::reset_states();
+    counts::reset();
+    auto options = fsdp_on_disk();
+    options.fsdp_plugin->step_in_backward = ahead;
+    Accelerator accelerator(options);
+    Net model;
+    torch::optim::AdamW first(model->first->parameters(), 0.2), others(model->second->parameters(), 0.05);
+    auto [m, one, two] = accelerator.prepare(model, first, others);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      accelerator.backward(loss_of(m(batch_of(step, 0, accelerator.process_index()))));
+      one.step();
+      if (step % 2 == 0) two.step();
+      one.zero_grad();
+      two.zero_grad();
+    }
+    ends.emplace_back();
+    for (const auto& parameter : model->parameters()) ends.back().push_back(parameter.detach().clone());
+    EXPECT_EQ(counts::read(ShardingCount::groups_taken_over), 0);
+  }
+  for (size_t i = 0; i < ends[0].size(); ++i) EXPECT_TRUE(ends[0][i].equal(ends[1][i])) << i;
+}
+
+// States that have no room beside them are stepped on plainly, and all ranks hear of it after the step.
+RANKS_TEST(StepInBackward, AFullDiskIsNamedOnAllRanksAndLosesNothing, 1, 2) {
+  support::on_both_stores([](const std::string& store) {
+    SCOPED_TRACE(store);
+    bool fills = false;
+    std::string error;
+    const auto program = [&](Run& run) {
+      error.clear();
+      rlimit before{};
+      ::getrlimit(RLIMIT_FSIZE, &before);
+      const rlimit small{.rlim_cur = 4096, .rlim_max = before.rlim_max};
+      ::signal(SIGXFSZ, SIG_IGN);
+      for (int64_t step = 0; step < kSteps; ++step) {
+        const at::Tensor loss = run.loss(step);
+        const bool full = fills && step == 1;
+        if (full && run.accelerator.is_last_process()) ::setrlimit(RLIMIT_FSIZE, &small);
+        run.accelerator.backward(loss);
+        ::setrlimit(RLIMIT_FSIZE, &before);
+        if (full) error = support::message_of<ResourceError>([&] { run.opt.step(); });
+        else run.opt.step();
+        run.opt.zero_grad();
+      }
+    };
+    const Setup setup{"", zero_on_disk(2), kAdamW};
+    const auto expected = run(setup, false, program);
+    fills = true;
+    const auto found = run(setup, true, program);
+    EXPECT_THAT(error, AllOf(HasSubstr("optimizer states on disk"), HasSubstr("the optimizer's states")));
+    ASSERT_EQ(found.seen.size(), expected.seen.size());
+    for (size_t i = 0; i < found.seen.size(); ++i) EXPECT_TRUE(found.seen[i].equal(expected.seen[i])) << i;
+    EXPECT_GT(found.taken, 0);
+    EXPECT_LT(found.taken, (kSteps - 1) * kUsed + (support::world_size() > 1 ? 1 : 0));
+  });
+}
+
 RANKS_TEST(StepInBackward, TwoOptimizersStepEachForItself, 1, 2) {
   std::vector<std::vector<at::Tensor>> ends;
   for (const bool ahead : {false, true}) {
@@ -564,4 +789,34 @@ TEST(StepInBackward, DryRunsCountWhatIsKept) {
   EXPECT_GT(plain, 0);
   // `spare` has neither a step nor states.
   EXPECT_EQ(bytes_of_optimizer(true), plain / 2 * 5);
+}
+
+// On a disk new values cost no memory, but the group that is stepped on, and in 16 bits what is computed with.
+TEST(StepInBackward, DryRunsCountWhatIsKeptOnADisk) {
+  if (support::is_rank()) GTEST_SKIP() << "runs in one process only";
+  const auto bytes_of_optimizer = [](const std::string& precision, bool ahead) {
+    const auto report = dry_run({.num_processes = 2}, [&](const DryRunMark& mark) {
+      auto options = zero_on_disk(2, kUnclipped, precision);
+      options.cpu = false;  // the dry run has its own device
+      options.deepspeed_plugin->step_in_backward = ahead;
+      Accelerator accelerator(options);
+      Net model;
+      auto [m, opt] = accelerator.prepare(model, torch::optim::AdamW(model->parameters(), 0.1));
+      const auto dtype = model->first->weight.scalar_type();
+      for (int64_t step = 0; step < 2; ++step) {
+        accelerator.backward(m(torch::zeros({4, 5}, accelerator.device()).to(dtype)).sum());
+        mark("backward");
+        opt.step();
+        opt.zero_grad();
+        mark("step");
+      }
+    });
+    return report.phase("backward").at_end[MemoryUse::optimizer];
+  };
+  EXPECT_EQ(bytes_of_optimizer("no", false), 0);
+  EXPECT_EQ(bytes_of_optimizer("bf16", false), 0);
+  const int64_t masters = bytes_of_optimizer("no", true), images = bytes_of_optimizer("bf16", true);
+  EXPECT_GT(masters, 0) << "they lie in memory, and so do their new values";
+  EXPECT_GT(images, 0);
+  EXPECT_LT(images, masters) << "masters and states lie on the disk";
 }

@@ -322,8 +322,7 @@ bool can_step_ahead(const std::map<std::string, std::string>& settings) {
   const auto& low = layout_named(settings.at("layout")).whole_in_16_bits;
   const bool has_kernel = optimizer != "foreign" && optimizer != "adamw8bit";
   const bool is_exact = settings.at("dtype") != "bf16" && (!low || low->masters || settings.at("precision") == "no");
-  const bool is_here = settings.at("layout").find("_disk") == std::string::npos;
-  return has_kernel && settings.at("model") != "complex" && is_exact && is_here;
+  return has_kernel && settings.at("model") != "complex" && is_exact;
 }
 
 bool is_mixed(const Layout& layout) {

@@ -2967,7 +2967,7 @@ F("the next request waits for all", file, "refill = «how.refills_at_once» ||",
 F("the ring is told of each request", file, "slot, «how.one_by_one»)) error", "false", d + "GoesByRequestsAsItIsTold")
 file = "src/residency/disk/disk_memory.cpp"
 F("room that is used again begins with zeros", file,
-  "if («::fallocate(file_.descriptor(), FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, place->offset, place->bytes) != 0»)",
+  "if («::fallocate(file_.descriptor(), FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, place->here.offset, place->bytes) != 0»)",
   "false", m + "TensorsEndAtAnyTime")
 F("what could not be written is not dropped", file, "«if (!place->is_copy) continue;»", "",
   m + "WhatCouldNotBeWrittenStaysInMemory")
@@ -2982,7 +2982,7 @@ F("what a step leaves goes to the disk", file, "«take(moments, /*whole=*/true);
 F("a full disk is told after the step", file, "«if (!failed_) failed_ = std::current_exception();»", "",
   z + "AFullDiskIsNamedOnAllRanksAndLosesNothing")
 F("gradients go to the disk of the states", "src/parallel/sharding/sharding.cpp",
-  "const ShardedPart& part) { «store->disk().after_gradients(part);» });", "",
+  "} else if (!step_ahead) { «disk.after_gradients({part.index});»", "",
   z + "GradientsLieOnTheDiskFromBackwardToStep")
 F("sums of gradients come back to be added to", file, "«states_->bring(gradients)->wait();»", "",
   z + "GradientsLieOnTheDiskFromBackwardToStep")

@@ -40,20 +40,20 @@ F("gradients are divided by the loss's scale ahead", "src/optim/optimizer.cpp",
 # ---- what is taken over
 file = "src/optim/steps_ahead.hpp"
 F("a step's gradients and parameters are those of the step ahead", file,
-  "«kernels::digests(alone.slices(), divisor).front() != one.read»)", "false",
+  "«kernels::digests(alone(lists, i).slices(), divisor).front() == one.read»;", "true",
   b + "NoHabitOfAProgramChangesItsNumbers")
 F("its rates are, too", file, "if («!(one.rule == rule)» ||", "false", b + "NoHabitOfAProgramChangesItsNumbers")
 F("its states are, too", file, "return «state.is_same(tensor_)» &&", "true", b + "NoHabitOfAProgramChangesItsNumbers")
-F("nobody has written to its states", file, "«state._version() == version_» && sample_of", "true",
+F("nobody has written to its states", file, "«state._version() == version_» &&", "true",
   b + "NoHabitOfAProgramChangesItsNumbers")
-F("nobody has written to its states past their versions", file, "&& «sample_of(state) == sample_»", "true",
+F("nobody has written to its states past their versions", file, "(elsewhere_ || «sample_of(state) == sample_»)", "true",
   b + "NoHabitOfAProgramChangesItsNumbers")
-F("states come with their parameter", file, "if («states[s].defined()») take_bytes(", "false",
+F("states come with their parameter", file, "if («states[s].defined() && one.states[s].defined()») take_bytes(", "false",
   b + "TheStepIsTakenOverInEveryLayout")
-F("parameters come", file, "«parameter.detach().copy_(one.parameter);»", "", b + "TheStepIsTakenOverInEveryLayout")
-F("gradients of a step that was taken over are left divided", file, "«if (divisor != 1) kernels::divide_gradients(alone.slices(), divisor);»",
+F("parameters come", file, "if («one.parameter.defined()») lists.parameters[i].detach().copy_(", "false", b + "TheStepIsTakenOverInEveryLayout")
+F("gradients of a step that was taken over are left divided", file, "«if (divisor != 1) kernels::divide_gradients(alone(lists, i).slices(), divisor);»",
   "", b + "GradientsAreLeftAsAStepLeavesThem")
-F("new values are taken over once", file, "kernels::divide_gradients(alone.slices(), divisor); «one.is_there = false;»", "",
+F("new values are taken over once", file, "kernels::divide_gradients(alone(lists, i).slices(), divisor); «one.is_there = false;»", "",
   b + "TheStepIsTakenOverInEveryLayout")
 F("after steps for nothing some are left out", file, "bool waits() const { return «waits_ > 0»; }", "false",
   b + "ARunThatClipsEachStepComputesFewAhead")
@@ -67,3 +67,39 @@ F("digests know the place", "src/optim/kernels/step_bodies.hpp", "((before + sta
   k + "DigestsTellWhatHasChanged")
 F("digests have both halves of a double", "src/optim/kernels/step_bodies.hpp", "sum += (bits & 0xffffffffU) * weight + «(bits >> 32)» *",
   "0U", k + "DigestsTellWhatHasChanged")
+
+# ---- of what lies on a disk
+d = b + "BytesOnADiskComeAndGoWithinBackward"
+h = b + "NoHabitOfAProgramChangesItsNumbersOnADisk"
+file = "src/parallel/sharding/shards_on_disk.cpp"
+F("the next group of a backward comes ahead", file, "&& «in_memory < how_.groups_in_memory») {", "false",
+  b + "GroupsOnADiskComeAheadOfTheirStep")
+F("a backward's order is that of the last one", file, "if («order_.empty()») return group > 0 ?", "true",
+  b + "GroupsOnADiskComeAheadOfTheirStep")
+F("nobody has written to masters on a disk", file,
+  "if («has(masters[i]) && masters[i]._version() != ahead.versions[i]») return false;", "false", h)
+F("nobody has touched what lies on a disk", file, "if («disk && disk->has(tensor) && disk->may_have_been_touched(tensor)») return false;",
+  "false", h)
+F("new values take the place of old ones on the disk of the states", file, "«if (states_) states_->exchange(ahead.tensors);»",
+  "", d)
+F("they do so on the disk of parameters", file, "«if (parameters_) parameters_->exchange(ahead.tensors);»", "", d)
+F("two optimizers of one group step on it plainly", file, "if («ahead.shared») return false;", "false",
+  b + "TwoOptimizersOfOneGroupStepPlainlyOnADisk")
+F("a step ahead needs room on the disk", file, "if (can && «postpone(find_room)») return true;", "true",
+  b + "AFullDiskIsNamedOnAllRanksAndLosesNothing")
+F("gradients of a step that was taken over are divided on the disk", file, "if («gradients_here_.empty()») return;", "true",
+  b + "ClippingAndOverflowsActOnADisk")
+F("what a step is taken over of is all that it is computed of", "src/optim/fused_step.cpp",
+  "«ahead_.count(these) != entries_.size()») return false;", "false", h)
+F("what lies elsewhere is computed in its place", "src/optim/steps_ahead.hpp",
+  "if («is(elsewhere, old)») fresh.reset(), all.push_back(old);", "false", d)
+F("gradients that lie elsewhere are the same", "src/optim/steps_ahead.hpp",
+  "divisor == one.divisor && «one.old_gradient.is_still(gradient)»", "true", h)
+F("what is computed with is made ahead", "src/parallel/sharding/sharding.cpp",
+  "disk.postpone([&] { «impl_->store->make_ahead(part);» });", "", d)
+F("what was made ahead is taken", "src/residency/homes/kept_slice.cpp", "«DiskMemory::of(bytes)->exchange({bytes});»", "", d)
+F("old values lie in the file while new ones are beside", "src/residency/disk/disk_memory.cpp",
+  "for (const auto& place : places) { «Place::point(place, place->here.mapped);» values.push_back(", "",
+  "residency_tests OnADisk.OtherValuesLieBesideThem")
+F("factors of one leave gradients on a disk alone", "src/parallel/gradients.cpp",
+  "factor.is_cpu() && «factor.item<double>() == 1») return;", "false", h)

@@ -226,6 +226,44 @@ TEST_P(OnADisk, WhatCouldNotBeWrittenStaysInMemory) {
   EXPECT_TRUE(second.equal(torch::full({100'000}, 2.0)));
 }
 
+TEST_P(OnADisk, OtherValuesLieBesideThem) {
+  const auto values = drawn();
+  std::vector<at::Tensor> tensors;
+  for (const auto& value : values) {
+    tensors.push_back(value.clone());
+    disk->take(tensors.back());
+  }
+  const auto expect = [&](double times) {
+    for (size_t i = 0; i < values.size(); ++i) EXPECT_TRUE(tensors[i].equal(values[i] * times)) << kSizes[i];
+  };
+  EXPECT_FALSE(disk->are_copies(tensors)) << "they were never written";
+  disk->send(tensors)->wait();
+  disk->bring(tensors)->wait();
+  EXPECT_TRUE(disk->are_copies(tensors));
+  disk->make_room_beside(tensors);
+  for (auto& tensor : tensors) tensor.mul_(2);
+  const auto going = disk->send_beside(tensors);
+  expect(1);
+  going->wait();
+  expect(1);
+  const int64_t read_before = read(), written_before = written();
+  disk->exchange(tensors);
+  EXPECT_FALSE(disk->may_have_been_touched(tensors.back()));
+  EXPECT_EQ(read() + written(), read_before + written_before);
+  expect(2);
+  disk->exchange(tensors);  // back
+  expect(1);
+  disk->write_beside(tensors[2], values[2] * 3)->wait();
+  expect(1);
+  disk->exchange({tensors[2]});
+  EXPECT_TRUE(tensors[2].equal(values[2] * 3));
+  disk->bring(tensors)->wait();
+  EXPECT_TRUE(tensors[2].equal(values[2] * 3));
+  disk->exchange(tensors);  // what came is dropped
+  EXPECT_TRUE(tensors[2].equal(values[2]));
+  EXPECT_TRUE(tensors[3].equal(values[3] * 2));
+}
+
 // The file has no name, so nobody can take it away.
 TEST_P(OnADisk, NothingIsLeftInTheFolder) {
   const at::Tensor tensor = disk->zeros({10'000}, at::kFloat);

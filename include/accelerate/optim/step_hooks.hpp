@@ -25,6 +25,22 @@ struct AcceleratedOptimizer::StepHooks {
   /// all at once. Around each part, with what the optimizer keeps of its parameters.
   std::function<std::vector<std::vector<at::Tensor>>()> parts = nullptr;
   std::function<void(size_t part, const std::vector<at::Tensor>&states)> before_part = nullptr, after_part = nullptr;
+  /// For parts that step_ahead() steps on, one at a time, whose bytes may be elsewhere. All of them, or none: then it
+  /// refuses parts.
+  struct Ahead {
+    /// Before it computes new values, with what the optimizer keeps of the part; false: it is not to.
+    std::function<bool(size_t part, const std::vector<at::Tensor>& states)> before = nullptr;
+    /// The new values are there: in memory that step_ahead() keeps, and in the very bytes of tensors that are
+    /// elsewhere.
+    std::function<void(size_t part, const std::vector<at::Tensor>& states)> after = nullptr;
+    std::function<bool(const at::Tensor&)> elsewhere = nullptr;
+    /// step() would compute the same, as far as it can see: tensors that are elsewhere take their new values, and this
+    /// is true, unless somebody may have touched them.
+    std::function<bool(size_t part, bool divides_gradients)> take = nullptr;
+    /// All others have taken theirs.
+    std::function<void(size_t part)> taken = nullptr;
+  };
+  Ahead ahead = {};
 };
 
 }  // namespace accelerate

@@ -148,8 +148,8 @@ struct FullyShardedDataParallelPlugin {
   std::optional<std::variant<AutoWrapPolicy, WrapFunction>> auto_wrap_policy;
   /// FSDP_OFFLOAD_PARAMS, else false.
   std::optional<CPUOffload> cpu_offload;
-  /// Our extension: shards, masters and what optimizers keep lie in files of this folder (docs/fsdp.md), which is made
-  /// where there is none; gradients are on the host, as with cpu_offload. FSDP_OFFLOAD_FOLDER.
+  /// Our extension: shards, masters, what optimizers keep and, from backward to step, gradients lie in files of this
+  /// folder (docs/fsdp.md), which is made where there is none. FSDP_OFFLOAD_FOLDER.
   std::optional<std::filesystem::path> offload_folder;
   /// Modules whose parameters are left alone (with all that is below them), or a regular expression that a module's
   /// whole dotted name must match. FSDP_IGNORED_MODULES.
@@ -210,8 +210,8 @@ struct FullyShardedDataParallelPlugin {
   /// on, into memory of its own; step() then takes the new values over where it would compute the same ones, and
   /// computes anew what has changed in between (gradients that were clipped, a learning rate). Results are those of
   /// false to the bit, and nothing can be seen before step(). It costs a copy of what this rank holds of parameters and
-  /// of the optimizer's states, so it is never on by itself. For optimizers with a step of ours
-  /// (AcceleratedOptimizer::step_ahead) on parameters that lie on the host. FSDP_STEP_IN_BACKWARD, else false.
+  /// of the optimizer's states (where those lie on a disk, there), so it is never on by itself. For optimizers with a
+  /// step of ours (AcceleratedOptimizer::step_ahead) on parameters that lie on the host. FSDP_STEP_IN_BACKWARD, else false.
   std::optional<bool> step_in_backward;
 };
 

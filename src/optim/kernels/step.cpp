@@ -160,7 +160,7 @@ void step_on_ahead(const StepSlice& s, const SliceAhead& ahead, size_t number, i
                    double divisor, const Body& body, Digests& digests) {
   const auto copy = [&](const void* old, void* fresh, at::ScalarType type) {
     const auto size = static_cast<int64_t>(c10::elementSize(type));
-    if (fresh)
+    if (fresh && fresh != old)
       std::memcpy(static_cast<char*>(fresh) + from * size, static_cast<const char*>(old) + from * size,
                   static_cast<size_t>(count * size));
   };

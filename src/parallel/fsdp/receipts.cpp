@@ -194,7 +194,7 @@ Deed offload_folder(const ShardedFacts& f) {
   if (!f.sharding->offload_folder) return off("unset");
   return acted("{} of units live in files, and {} of states have come from one to be stepped on",
                counted(read(ShardingCount::parts_on_disk), "part", "parts"),
-               counted(read(ShardingCount::groups_from_disk), "group", "groups"));
+               counted(read(ShardingCount::groups_from_disk) + read(ShardingCount::groups_ahead), "group", "groups"));
 }
 Asked offload_folder_asked(const ShardedFacts& f) {
   const auto& folder = f.given.offload_folder;

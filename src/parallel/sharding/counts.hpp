@@ -30,8 +30,10 @@ enum class ShardingCount {
   parts_pinned,
   parts_on_disk,          ///< whose shards units are gathered from lie on a disk
   groups_from_disk,       ///< stepped on, what optimizers keep of them having come from one
-  groups_read_ahead,      ///< of these, under way before they were needed
+  groups_read_ahead,      ///< of these, and of groups_ahead, under way before they were needed
   groups_written_behind,  ///< of these, on their way back when the step on them was over
+  groups_ahead,           ///< stepped on within backward: what is kept of them has come from a disk, and new values go
+  groups_taken_over,      ///< of these, by a step that has read and written none of it
   gradients_to_disk,      ///< parts' gradients of a backward that went to one
   replica_gradients,
   number_of_counts

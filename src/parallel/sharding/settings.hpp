@@ -47,8 +47,8 @@ struct DiskPlace {
   residency::DiskRequests requests = {};
 };
 
-/// Optimizers' states lie on a disk, and so do masters of another dtype than that of the computation. A step goes
-/// through them in groups.
+/// Optimizers' states lie on a disk, as do masters of another dtype than that of the computation, and gradients from
+/// backward to step. A step goes through them in groups.
 struct StatesOnDisk {
   DiskPlace place;
   bool reads_ahead = false;    ///< the next group, while one is stepped on

@@ -125,6 +125,12 @@ class GatheredStore final : public ShardStore {
   void publish_part(ShardedPart& part) override {
     if (const auto& slice = slices_[part.index]) slice->make_current(/*anyway=*/true);
   }
+  void make_ahead(ShardedPart& part) override {
+    if (const auto& slice = slices_[part.index]) slice->make_ahead();
+  }
+  void take_ahead(ShardedPart& part) override {
+    if (const auto& slice = slices_[part.index]; !slice || !slice->take_ahead()) publish_part(part);
+  }
   /// Otherwise a unit that is whole from step to step would be gathered anew for each micro-step.
   std::optional<std::vector<char>> changed_parts() override {
     if (!keeps_) return std::nullopt;
@@ -275,6 +281,14 @@ class LocalStore final : public ShardStore {
     if (!slices_[part.index]) return;
     slices_[part.index]->make_current(/*anyway=*/true);
     published_[part.index] = part.master._version();
+  }
+  void make_ahead(ShardedPart& part) override {
+    if (const auto& slice = slices_[part.index]) slice->make_ahead();
+  }
+  void take_ahead(ShardedPart& part) override {
+    at::NoGradGuard no_grad;
+    if (const auto& slice = slices_[part.index]; !slice || !slice->take_ahead()) publish_part(part);
+    else published_[part.index] = part.master._version();
   }
 
  private:

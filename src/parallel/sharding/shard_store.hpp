@@ -60,6 +60,12 @@ class ShardStore {
   virtual void before_step(residency::Residency& units) { static_cast<void>(units); }
   /// Within a step, which has changed part.master: what is computed with takes its values now, and not in publish().
   virtual void publish_part(ShardedPart& part) { static_cast<void>(part); }
+  /// part.master, which lies on a disk, has the values of a coming step for a while: what is computed with gets its own
+  /// of them beside those that it has.
+  virtual void make_ahead(ShardedPart& part) { static_cast<void>(part); }
+  /// Within a step in whose place such values, or others, were taken over: as publish_part(), by what was made ahead if
+  /// there is any.
+  virtual void take_ahead(ShardedPart& part) { publish_part(part); }
   /// After they changed: everybody reads the new values. Collective.
   virtual void publish(residency::Residency& units) { static_cast<void>(units); }
 

@@ -93,6 +93,7 @@ struct Sharding::Impl {
   Placed placed;  ///< members of `parts` that are no parameters of the model
   std::unique_ptr<ShardStore> store;
   std::unique_ptr<GradientReducer> reducer;
+  std::function<void(const std::vector<at::Tensor>&)> step_ahead;             ///< null: steps are plain ones
   std::unique_ptr<WholeGradients> gradients;                                  ///< what grad() of the parameters is
   std::unordered_map<const at::TensorImpl*, BeforeGradient> before_gradient;  ///< by the module's parameter
   std::unordered_map<const at::TensorImpl*, CapturedGradient> captured;       ///< by the module's parameter
@@ -343,11 +344,11 @@ struct Sharding::Impl {
     if (settings.tells_changed_order && (!group || group->rank() == 0)) tell_of_orders();
     units->set_change({.begin = [this] { store->before_step(*units); }, .end = [this] { publish(); }});
     reducer = store->make_reducer();
-    if (store->disk().has_states()) {
+    store->disk().groups();
+    if (store->disk().has_states())
       reducer->set_coming(
           [this](const ShardedPart& part) { or_tell_peers([&] { store->disk().before_gradients(part); }); });
-      reducer->set_given([this](const ShardedPart& part) { store->disk().after_gradients(part); });
-    }
+    reducer->set_given([this](const ShardedPart& part) { gradients_are_there(part); });
     gradients = std::make_unique<WholeGradients>(parts, groups, [this] { store->meet("reading a gradient"); });
     for (auto& part : parts)
       for (auto& member : part.members) member_of_piece[member.shard.unsafeGetTensorImpl()] = &member;
@@ -534,6 +535,8 @@ struct Sharding::Impl {
     else finish();
     announced = was_announced;
     backward_is_due = false;
+    if (step_ahead)
+      for (const size_t group : store->disk().left_open()) step_on_group_ahead(group);
     store->disk().settle_gradients();
     end_pass();
     show_gradients();
@@ -541,6 +544,28 @@ struct Sharding::Impl {
     read.clear();
     has_averaged = true;
     if (!apart) drift.after_average([&] { return pieces_as_kept(); });
+  }
+  /// Of a part, all that this backward has for them.
+  void gradients_are_there(const ShardedPart& part) {
+    ShardsOnDisk& disk = store->disk();
+    if (!disk.steps_in_groups()) {
+      if (step_ahead) step_ahead(shards_of({part.index}));
+    } else if (!step_ahead) {
+      disk.after_gradients({part.index});
+    } else if (const auto group = disk.completed_by(part)) {
+      step_on_group_ahead(*group);
+    }
+  }
+  void step_on_group_ahead(size_t group) {
+    const auto& indices = store->disk().groups()[group];
+    step_ahead(shards_of(indices));
+    store->disk().after_gradients(indices);
+  }
+  std::vector<at::Tensor> shards_of(const std::vector<size_t>& indices) const {
+    std::vector<at::Tensor> shards;
+    for (const size_t index : indices)
+      for (const auto& member : parts[index].members) shards.push_back(member.shard);
+    return shards;
   }
   void show_gradients() {
     gradients->show();
@@ -888,11 +913,7 @@ void Sharding::after_step() {
 
 std::vector<std::vector<at::Tensor>> Sharding::step_parts() const {
   std::vector<std::vector<at::Tensor>> groups;
-  for (const auto& indices : impl_->store->disk().groups()) {
-    groups.emplace_back();
-    for (const size_t index : indices)
-      for (const auto& member : impl_->parts[index].members) groups.back().push_back(member.shard);
-  }
+  for (const auto& indices : impl_->store->disk().groups()) groups.push_back(impl_->shards_of(indices));
   return groups;
 }
 void Sharding::before_part(size_t group, const std::vector<at::Tensor>& states) {
@@ -907,11 +928,29 @@ void Sharding::after_part(size_t group, const std::vector<at::Tensor>& states) {
 
 bool Sharding::steps_ahead() const { return impl_->settings.step_in_backward; }
 void Sharding::set_step_ahead(std::function<void(const std::vector<at::Tensor>&)> step) {
-  impl_->reducer->set_given([step = std::move(step)](const ShardedPart& part) {
-    std::vector<at::Tensor> shards;
-    for (const auto& member : part.members) shards.push_back(member.shard);
-    step(shards);
+  impl_->step_ahead = std::move(step);
+}
+bool Sharding::before_ahead(size_t group, const std::vector<at::Tensor>& states) {
+  return impl_->store->disk().before_ahead(group, states);
+}
+void Sharding::after_ahead(size_t group, const std::vector<at::Tensor>& states) {
+  ShardsOnDisk& disk = impl_->store->disk();
+  for (const size_t index : disk.groups()[group])
+    if (ShardedPart& part = impl_->parts[index]; disk.has(part.master))
+      disk.postpone([&] { impl_->store->make_ahead(part); });
+  disk.after_ahead(group, states);
+}
+bool Sharding::is_elsewhere(const at::Tensor& tensor) const { return impl_->store->disk().has(tensor); }
+bool Sharding::take_ahead(size_t group, bool divides) {
+  bool taken = false;
+  impl_->or_tell_peers([&] { taken = impl_->store->disk().take_ahead(group, divides); });
+  return taken;
+}
+void Sharding::after_take(size_t group) {
+  impl_->or_tell_peers([&] {
+    for (const size_t index : impl_->store->disk().groups()[group]) impl_->store->take_ahead(impl_->parts[index]);
   });
+  impl_->store->disk().after_take(group);
 }
 
 void Sharding::gather_each(const Engine::ShardOf& piece_of, const std::function<void(const Engine::Whole&)>& take,

@@ -47,6 +47,11 @@ class ACCELERATE_API Sharding final : public Layer {
   std::vector<std::vector<at::Tensor>> step_parts() const override;
   void before_part(size_t group, const std::vector<at::Tensor>& states) override;
   void after_part(size_t group, const std::vector<at::Tensor>& states) override;
+  bool before_ahead(size_t group, const std::vector<at::Tensor>& states) override;
+  void after_ahead(size_t group, const std::vector<at::Tensor>& states) override;
+  bool is_elsewhere(const at::Tensor& tensor) const override;
+  bool take_ahead(size_t group, bool divides) override;
+  void after_take(size_t group) override;
   bool steps_ahead() const override;
   void set_step_ahead(std::function<void(const std::vector<at::Tensor>&)> step) override;
   std::optional<at::ScalarType> input_dtype() const override;

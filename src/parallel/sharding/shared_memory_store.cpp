@@ -401,6 +401,7 @@ class SharedMemoryStore final : public ShardStore {
         mapping_(std::move(mapping)),
         options_(options),
         computed_(parts.size()),
+        images_ahead_(parts.size()),
         published_(parts.size()) {
     for (size_t p = 0; p < parts.size(); ++p)  // views keep the mapping alive
       computed_[p] = at::from_blob(
@@ -449,10 +450,18 @@ class SharedMemoryStore final : public ShardStore {
     units.share_again();
     units.write_together(true);
   }
-  void publish_part(ShardedPart& part) override {
+  void make_ahead(ShardedPart& part) override {
+    if (is_image(part)) images_ahead_[part.index] = part.master.detach().to(part.compute_dtype);
+  }
+  void take_ahead(ShardedPart& part) override {
+    if (at::Tensor image = std::exchange(images_ahead_[part.index], {}); image.defined()) publish_part(part, image);
+    else publish_part(part);
+  }
+  void publish_part(ShardedPart& part) override { publish_part(part, part.master); }
+  void publish_part(ShardedPart& part, const at::Tensor& values) {
     const at::NoGradGuard no_grad;
     if (!is_image(part)) return;
-    own(part).copy_(part.master);
+    own(part).copy_(values);
     published_[part.index] = part.master._version();
     in_step_.push_back(part.index);
   }
@@ -499,8 +508,9 @@ class SharedMemoryStore final : public ShardStore {
   std::shared_ptr<Mapping> mapping_;
   ReducerOptions options_;
   UsedUnits used_;
-  std::vector<at::Tensor> computed_;  ///< per part: the whole flat storage
-  std::vector<int64_t> published_;    ///< per part that is an image: which version of its master
+  std::vector<at::Tensor> computed_;      ///< per part: the whole flat storage
+  std::vector<at::Tensor> images_ahead_;  ///< per part: this rank's slice of what is computed with after a coming step
+  std::vector<int64_t> published_;        ///< per part that is an image: which version of its master
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -57,16 +58,12 @@ struct DiskMemory::Buffer {
 /// Where the bytes of one storage are; the storage owns it, as what its memory is freed by.
 struct DiskMemory::Place {
   Place(std::shared_ptr<DiskMemory> of, int64_t count)
-      : disk(std::move(of)),
-        bytes(in_blocks(count)),
-        offset(disk->file_.reserve(bytes)),
-        mapped(static_cast<char*>(disk->file_.map(offset, bytes))),
-        held(HeldFor::offloaded_file, bytes) {}
+      : disk(std::move(of)), bytes(in_blocks(count)), here(region()), held(HeldFor::offloaded_file, bytes) {}
   Place(const Place&) = delete;
   Place& operator=(const Place&) = delete;
   ~Place() {
-    ::munmap(mapped, static_cast<size_t>(bytes));
-    disk->file_.release(offset, bytes);
+    give_back(here);
+    if (beside) give_back(*beside);
     if (buffer) disk->give_buffer(std::move(buffer));
   }
 
@@ -83,11 +80,26 @@ struct DiskMemory::Place {
     place->storage->set_data_ptr_noswap(pointer(place, data));
     place->moves = false;
   }
-  DirectIo::Range range(char* data) const { return {offset, data, bytes}; }
+  DirectIo::Range range(char* data) const { return {here.offset, data, bytes}; }
+
+  /// Of the file.
+  struct Region {
+    int64_t offset;
+    char* mapped;
+  };
+  Region region() const {
+    const int64_t offset = disk->file_.reserve(bytes);
+    return {offset, static_cast<char*>(disk->file_.map(offset, bytes))};
+  }
+  void give_back(const Region& region) const {
+    ::munmap(region.mapped, static_cast<size_t>(bytes));
+    disk->file_.release(region.offset, bytes);
+  }
 
   std::shared_ptr<DiskMemory> disk;
-  int64_t bytes, offset;
-  char* mapped;
+  int64_t bytes;
+  Region here;
+  std::optional<Region> beside;  ///< for other values
   HeldBytes held;
   std::unique_ptr<Buffer> buffer;       ///< where the bytes are, if they are in memory
   bool is_copy = false;                 ///< of what the file has; else memory alone has it (nobody may have written)
@@ -116,7 +128,7 @@ class DiskMemory::Moving final : public Transfer {
       auto& place = places_[i];
       if (!place->storage) continue;
       if (writes_) {
-        Place::point(place, place->mapped);
+        Place::point(place, place->here.mapped);
         disk_->give_buffer(std::move(place->buffer));
       } else {
         place->buffer = std::move(arriving_[i]);
@@ -173,6 +185,39 @@ class DiskMemory::Reading final : public Transfer {
   std::unique_ptr<Transfer> under_way_;
 };
 
+/// Of buffers that are no storage's to where other values of places are.
+class DiskMemory::Beside final : public Transfer {
+ public:
+  Beside(std::shared_ptr<DiskMemory> disk, std::vector<std::shared_ptr<Place>> places,
+         std::vector<std::unique_ptr<Buffer>> values)
+      : disk_(std::move(disk)), places_(std::move(places)), values_(std::move(values)) {
+    if (!places_.empty()) start();
+  }
+  ~Beside() override {
+    under_way_.reset();
+    for (auto& buffer : values_) disk_->give_buffer(std::move(buffer));
+  }
+  void wait() override {
+    if (places_.empty()) return;
+    disk_->finish(/*writes=*/true, under_way_, [this] { start(); });
+    places_.clear();
+    for (auto& buffer : std::exchange(values_, {})) disk_->give_buffer(std::move(buffer));
+  }
+
+ private:
+  void start() {
+    std::vector<DirectIo::Range> ranges;
+    for (size_t i = 0; i < places_.size(); ++i)
+      ranges.push_back({places_[i]->beside->offset, values_[i]->data, places_[i]->bytes});
+    under_way_ = disk_->begin(/*writes=*/true, std::move(ranges));
+  }
+
+  std::shared_ptr<DiskMemory> disk_;
+  std::vector<std::shared_ptr<Place>> places_;
+  std::vector<std::unique_ptr<Buffer>> values_;
+  std::unique_ptr<Transfer> under_way_;
+};
+
 DiskMemory::DiskMemory(const std::filesystem::path& folder, const DiskRequests& requests,
                        const SpillFile::Wording& wording)
     : file_(made(folder, wording), wording), io_(requests) {
@@ -209,6 +254,13 @@ std::unique_ptr<DiskMemory::Buffer> DiskMemory::take_buffer(int64_t bytes) {
   return std::make_unique<Buffer>(bytes);
 }
 
+std::unique_ptr<DiskMemory::Buffer> DiskMemory::buffer_with(int64_t bytes, const at::Tensor& values) {
+  auto buffer = take_buffer(bytes);
+  std::memcpy(buffer->data, values.const_data_ptr(), values.nbytes());
+  std::memset(buffer->data + values.nbytes(), 0, static_cast<size_t>(bytes) - values.nbytes());
+  return buffer;
+}
+
 void DiskMemory::give_buffer(std::unique_ptr<Buffer> buffer) {
   in_use_ -= buffer->bytes;
   // Keeps as much as has been needed at a time: the next group's, mostly of the same sizes.
@@ -226,6 +278,10 @@ DiskMemory::Place* DiskMemory::any_place_of(const at::Tensor& tensor) {
   return static_cast<std::shared_ptr<Place>*>(pointer.get_context())->get();
 }
 
+std::shared_ptr<DiskMemory::Place> DiskMemory::shared_place_of(const at::Tensor& tensor) {
+  return *static_cast<std::shared_ptr<Place>*>(tensor.storage().data_ptr().get_context());
+}
+
 DiskMemory::Place* DiskMemory::place_of(const at::Tensor& tensor) const {
   Place* const place = any_place_of(tensor);
   return place && place->disk.get() == this ? place : nullptr;
@@ -239,7 +295,7 @@ std::vector<std::shared_ptr<DiskMemory::Place>> DiskMemory::places_of(const std:
     if (!place || (place->buffer != nullptr) != in_memory) continue;
     const bool known =
         std::any_of(places.begin(), places.end(), [place](const auto& other) { return other.get() == place; });
-    if (!known) places.push_back(*static_cast<std::shared_ptr<Place>*>(tensor.storage().data_ptr().get_context()));
+    if (!known) places.push_back(shared_place_of(tensor));
   }
   return places;
 }
@@ -250,10 +306,11 @@ at::Tensor DiskMemory::zeros(at::IntArrayRef sizes, at::ScalarType dtype) {
   if (bytes == 0) return tensor.resize_(sizes);
   const auto place = std::make_shared<Place>(shared_from_this(), bytes);
   // Others' bytes may have been there.
-  if (::fallocate(file_.descriptor(), FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, place->offset, place->bytes) != 0)
-    std::memset(place->mapped, 0, static_cast<size_t>(place->bytes));
+  if (::fallocate(file_.descriptor(), FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, place->here.offset, place->bytes) !=
+      0)
+    std::memset(place->here.mapped, 0, static_cast<size_t>(place->bytes));
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(bytes),
-                                                       Place::pointer(place, place->mapped), /*allocator=*/nullptr,
+                                                       Place::pointer(place, place->here.mapped), /*allocator=*/nullptr,
                                                        /*resizable=*/false);
   place->storage = storage.get();
   return tensor.set_(c10::Storage(std::move(storage)), 0, sizes);
@@ -289,7 +346,7 @@ std::unique_ptr<Transfer> DiskMemory::send(const std::vector<at::Tensor>& tensor
 void DiskMemory::drop(const std::vector<at::Tensor>& tensors) {
   for (const auto& place : places_of(tensors, /*in_memory=*/true)) {
     if (!place->is_copy) continue;
-    Place::point(place, place->mapped);
+    Place::point(place, place->here.mapped);
     give_buffer(std::move(place->buffer));
   }
 }
@@ -308,9 +365,7 @@ void DiskMemory::write(const at::Tensor& tensor, const at::Tensor& values) {
   if (!place || values.nbytes() != tensor.nbytes() || !values.is_contiguous())
     throw InternalError("disk memory: writing what has no place on the disk, or values of another size");
   if (place->buffer) return void(std::memcpy(place->buffer->data, values.const_data_ptr(), values.nbytes()));
-  auto buffer = take_buffer(place->bytes);
-  std::memcpy(buffer->data, values.const_data_ptr(), values.nbytes());
-  std::memset(buffer->data + values.nbytes(), 0, static_cast<size_t>(place->bytes) - values.nbytes());
+  auto buffer = buffer_with(place->bytes, values);
   std::unique_ptr<Transfer> under_way;
   const auto start = [&] { under_way = begin(/*writes=*/true, {place->range(buffer->data)}); };
   start();
@@ -318,11 +373,52 @@ void DiskMemory::write(const at::Tensor& tensor, const at::Tensor& values) {
   give_buffer(std::move(buffer));
 }
 
+void DiskMemory::make_room_beside(const std::vector<at::Tensor>& tensors) {
+  for (const auto& tensor : tensors) {
+    Place* const place = place_of(tensor);
+    if (!place || place->beside) continue;
+    place->beside = place->region();
+    place->held.add(place->bytes);
+  }
+}
+
+std::unique_ptr<Transfer> DiskMemory::send_beside(const std::vector<at::Tensor>& tensors) {
+  auto places = places_of(tensors, /*in_memory=*/true);
+  std::vector<std::unique_ptr<Buffer>> values;
+  for (const auto& place : places) {
+    Place::point(place, place->here.mapped);
+    values.push_back(std::move(place->buffer));
+  }
+  return std::make_unique<Beside>(shared_from_this(), std::move(places), std::move(values));
+}
+
+std::unique_ptr<Transfer> DiskMemory::write_beside(const at::Tensor& tensor, const at::Tensor& values) {
+  if (!place_of(tensor) || values.nbytes() != tensor.nbytes() || !values.is_contiguous())
+    throw InternalError("disk memory: writing beside what has no place on the disk, or values of another size");
+  make_room_beside({tensor});
+  std::vector<std::unique_ptr<Buffer>> buffers;
+  buffers.push_back(buffer_with(place_of(tensor)->bytes, values));
+  return std::make_unique<Beside>(shared_from_this(), std::vector{shared_place_of(tensor)}, std::move(buffers));
+}
+
+void DiskMemory::exchange(const std::vector<at::Tensor>& tensors) {
+  drop(tensors);
+  for (const auto& place : places_of(tensors, /*in_memory=*/false)) {
+    std::swap(place->here, place->beside.value());
+    Place::point(place, place->here.mapped);
+  }
+}
+
+bool DiskMemory::are_copies(const std::vector<at::Tensor>& tensors) const {
+  const auto places = places_of(tensors, /*in_memory=*/true);
+  return std::all_of(places.begin(), places.end(), [](const auto& place) { return place->is_copy; });
+}
+
 bool DiskMemory::may_have_been_touched(const at::Tensor& tensor) const {
   const Place* const place = place_of(tensor);
   if (!place || place->buffer) return true;
   std::vector<unsigned char> pages(static_cast<size_t>(place->bytes / DiskRequests::kBlock));
-  if (::mincore(place->mapped, static_cast<size_t>(place->bytes), pages.data()) != 0) return true;
+  if (::mincore(place->here.mapped, static_cast<size_t>(place->bytes), pages.data()) != 0) return true;
   return std::any_of(pages.begin(), pages.end(), [](unsigned char page) { return (page & 1U) != 0; });
 }
 

@@ -55,6 +55,24 @@ class DiskMemory : public std::enable_shared_from_this<DiskMemory> {
 
   /// Whether somebody may have written to it where it lies: false is certain as long as the system has kept its pages.
   bool may_have_been_touched(const at::Tensor& tensor) const;
+  /// Whether bytes pass by the system's cache, so that what nobody touches shows as such.
+  bool tells_touches() const { return direct_ >= 0 && direct_works_; }
+
+  // Other values beside those that tensors have, in second places of their own in the file. A tensor knows nothing of
+  // them until they are exchanged.
+
+  /// Finds these places, for good. @throws ResourceError where the disk has no room for them
+  void make_room_beside(const std::vector<at::Tensor>& tensors);
+  /// Of those that are in memory: what they are now is written beside, and they lie in the file, as they were when they
+  /// came, from now on. @throws ResourceError (wait()) when the disk fails
+  std::unique_ptr<Transfer> send_beside(const std::vector<at::Tensor>& tensors);
+  /// The same of values. @param values  as of write()
+  std::unique_ptr<Transfer> write_beside(const at::Tensor& tensor, const at::Tensor& values);
+  /// What was written beside them becomes what they are, and what they were is beside. Nothing is read or written. Not
+  /// of those that are in memory and have been written to.
+  void exchange(const std::vector<at::Tensor>& tensors);
+  /// Whether those that are in memory lie in the file, too, as they were when they came.
+  bool are_copies(const std::vector<at::Tensor>& tensors) const;
 
   struct Place;
 
@@ -62,14 +80,18 @@ class DiskMemory : public std::enable_shared_from_this<DiskMemory> {
   struct Buffer;
   class Moving;
   class Reading;
+  class Beside;
   static Place* any_place_of(const at::Tensor& tensor);
-  Place* place_of(const at::Tensor& tensor) const;  ///< if it is here
+  static std::shared_ptr<Place> shared_place_of(const at::Tensor& tensor);  ///< which has one
+  Place* place_of(const at::Tensor& tensor) const;                          ///< if it is here
   /// Each once, those that are in memory, or those that are not.
   std::vector<std::shared_ptr<Place>> places_of(const std::vector<at::Tensor>& tensors, bool in_memory) const;
   std::unique_ptr<Transfer> begin(bool writes, std::vector<DirectIo::Range> ranges);
   /// Waits. @param again  begins it anew
   void finish(bool writes, std::unique_ptr<Transfer>& under_way, const std::function<void()>& again);
   std::unique_ptr<Buffer> take_buffer(int64_t bytes);
+  /// With these values, which may be fewer bytes.
+  std::unique_ptr<Buffer> buffer_with(int64_t bytes, const at::Tensor& values);
   void give_buffer(std::unique_ptr<Buffer> buffer);
 
   SpillFile file_;

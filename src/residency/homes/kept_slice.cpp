@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "accelerate/utils/error.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/homes/kept.hpp"
 
@@ -77,8 +78,38 @@ void KeptSlice::make_current(bool anyway) const {
   *made_of = masters._version();
 }
 
+void KeptSlice::make_ahead() const {
+  if (!ahead || bytes.numel() == 0) return;
+  *ahead = {};
+  const bool on_disk = home->place() == BytesPlace::file;
+  if (on_disk && masters.is_meta()) return;  // a dry run
+  at::Tensor values = masters.detach().to(dtype);
+  if (on_disk) ahead->going = DiskMemory::of(bytes)->write_beside(bytes, values);
+  else ahead->values = std::move(values);
+}
+
+bool KeptSlice::take_ahead() const {
+  if (!ahead) return false;
+  const Ahead made = std::exchange(*ahead, {});
+  if (made.going) {
+    try {
+      made.going->wait();
+    } catch (const ResourceError&) {
+      return false;
+    }
+    DiskMemory::of(bytes)->exchange({bytes});
+  } else if (made.values.defined()) {
+    at::Tensor(bytes).copy_(made.values);
+  } else {
+    return false;
+  }
+  *made_of = masters._version();
+  return true;
+}
+
 KeptSlice in_memory(at::Tensor slice) {
   KeptSlice own{.home = nullptr, .numel = slice.numel(), .dtype = slice.scalar_type()};
+  own.bytes = slice;
   own.home = memory_home(std::move(slice));
   return own;
 }
@@ -86,6 +117,7 @@ KeptSlice in_memory(at::Tensor slice) {
 KeptSlice on_disk(const std::shared_ptr<DiskMemory>& disk, at::Tensor slice) {
   KeptSlice own{
       .home = std::make_shared<SliceOnDisk>(disk, slice), .numel = slice.numel(), .dtype = slice.scalar_type()};
+  own.bytes = slice;
   own.masters = std::move(slice);
   return own;
 }
@@ -93,6 +125,7 @@ KeptSlice on_disk(const std::shared_ptr<DiskMemory>& disk, at::Tensor slice) {
 KeptSlice image_of(at::Tensor masters, KeptSlice image) {
   image.masters = std::move(masters);
   image.made_of = std::make_shared<int64_t>(-1);
+  image.ahead = std::make_shared<KeptSlice::Ahead>();
   return image;
 }
 

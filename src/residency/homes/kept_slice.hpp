@@ -22,8 +22,19 @@ struct KeptSlice {
   at::Tensor masters = {};
   std::shared_ptr<int64_t> made_of = {};  ///< which version of the masters; null: they are the home's own bytes
 
+  at::Tensor bytes = {};  ///< the home's, where they lie
+  struct Ahead {
+    at::Tensor values;                ///< in memory
+    std::unique_ptr<Transfer> going;  ///< to the disk
+  };
+  std::shared_ptr<Ahead> ahead = {};  ///< what take_ahead() takes; null: they are the home's own bytes
+
   /// The home's values are those of the masters. @param anyway  also where no version tells that these have changed
   void make_current(bool anyway = false) const;
+  /// The masters have other values for a while: those that the home would have of them are made beside its own.
+  void make_ahead() const;
+  /// They take the home's values' place, whose masters are what they were then. @return whether there are any
+  bool take_ahead() const;
 };
 /// In memory: on the device, or on the host.
 KeptSlice in_memory(at::Tensor slice);
