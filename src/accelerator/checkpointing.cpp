@@ -7,8 +7,11 @@
 #include "residency/homes/encoded.hpp"
 #include "run_state/checkpoint_folders.hpp"
 #include "run_state/counts.hpp"
+#include "run_state/manifest.hpp"
 #include "run_state/models.hpp"
 #include "run_state/optimizers.hpp"
+#include "run_state/room.hpp"
+#include "utils/environment.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
@@ -104,7 +107,11 @@ run_state::Lacks Accelerator::Impl::lacks() const {
   return [this](const fs::path& folder) {
     auto options = load_options();
     if (!load_hooks.empty()) options.models.clear();  // which may load them in their own way
-    return run_state::lacks(run, folder, options);
+    auto lacking = run_state::lacks(run, folder, options);
+    if (state->is_local_main_process())
+      for (auto& name : run_state::lacks_by_manifest(folder))
+        if (std::find(lacking.begin(), lacking.end(), name) == lacking.end()) lacking.push_back(std::move(name));
+    return lacking;
   };
 }
 
@@ -129,20 +136,29 @@ fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serializa
           "number {}, which comes next; call load_state() before training to go on after it, set "
           "ProjectConfiguration::iteration to {}, or choose another project_dir",
           run_state::checkpoint_folder(all, last).string(), project.iteration, last + 1);
+    if (writes) run_state::keep_file_of_another(folder);
   });
   run_state::UnfinishedCheckpoint checkpoint(folder, is_local_main_process());
   const auto form = form_of_state(*impl_->engine, safe_serialization);
+  run_state::SaveOptions saving{.form = form,
+                                .writers = {.here = writes, .several = project.save_on_each_node},
+                                .first_on_its_disk = checkpoint.is_first_on_its_disk(),
+                                .loaders = impl_->options.dataloader_config.use_stateful_dataloader,
+                                .num_steps = impl_->gradients->num_steps(),
+                                .average = impl_->gradients->average(),
+                                .device = device()};
+  const auto& hooks = impl_->save_hooks;
+  run_state::need_room(impl_->run, checkpoint.where(), saving,
+                       {.models_as_they_are = std::none_of(hooks.begin(), hooks.end(),
+                                                           [](const auto& hook) { return hook.wants_weights; }),
+                        .is_first_on_its_disk = checkpoint.is_first_on_its_disk()});
   const auto weights = impl_->weights_by_hooks(checkpoint.where(), form);
-  run_state::save(impl_->run, checkpoint.where(),
-                  {.form = form,
-                   .weights = weights ? &*weights : nullptr,
-                   .writers = {.here = writes, .several = project.save_on_each_node},
-                   .first_on_its_disk = checkpoint.is_first_on_its_disk(),
-                   .loaders = impl_->options.dataloader_config.use_stateful_dataloader,
-                   .num_steps = impl_->gradients->num_steps(),
-                   .average = impl_->gradients->average(),
-                   .device = device()});
-  checkpoint.publish();  // nobody goes on, or reads, before it is complete
+  saving.weights = weights ? &*weights : nullptr;
+  run_state::CheckpointFiles files(checkpoint.where());
+  run_state::save(impl_->run, checkpoint.where(), saving);
+  files.gather();
+  // Nobody goes on, or reads, before it is complete.
+  checkpoint.publish([&] { files.write_manifest(run_state::manifest_facts(impl_->run, form, project.iteration)); });
   if (named) counts::add(run_state::CheckpointCount::automatic_checkpoints);
   if (writes && !is_main_process()) counts::add(run_state::CheckpointCount::copies_on_nodes);
   ++project.iteration;
@@ -163,10 +179,20 @@ void Accelerator::load_state(const fs::path& input_dir, const LoadStateOptions& 
   run_state::finish_checkpoint(folder, is_local_main_process());
   if (!fs::is_directory(folder))
     raise<CheckpointError>("load_state: '{}' is not a folder; give the one that save_state wrote", folder.string());
+  using run_state::CheckpointCount;
+  const bool checksums =
+      project.verify_checkpoints.value_or(environment::flag("ACCELERATE_VERIFY_CHECKPOINTS").value_or(true));
+  const run_state::CheckedCheckpoint checked(folder, {.checksums = checksums, .first_here = is_local_main_process()});
   auto how = impl_->load_options();
   how.strict = options.strict;
   for (const auto& hook : impl_->load_hooks) hook(how.models, folder);
   run_state::load(impl_->run, folder, how);
+  counts::add(CheckpointCount::checkpoints_loaded);
+  counts::add(CheckpointCount::parts_checked, checked.parts_checked());
+  if (const auto* manifest = checked.manifest()) {
+    if (!checksums) counts::add(CheckpointCount::checkpoints_unchecked);
+    impl_->run.steps_before += manifest->step - run_state::steps_taken(impl_->run);
+  }
   if (project.automatic_checkpoint_naming)
     if (const auto number = run_state::checkpoint_number(folder))
       // Behind those that were passed over, too; a program that asks for an older one decides itself what comes next.

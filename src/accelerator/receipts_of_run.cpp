@@ -182,6 +182,15 @@ Deed save_on_each_node(const OwnFacts& f) {
   return off("rank 0 writes in any case; what the first ranks of other machines wrote is in their receipts");
 }
 
+Deed verify_checkpoints(const OwnFacts&) {
+  if (read(CheckpointCount::checkpoints_loaded) == 0) return not_due("nothing was loaded");
+  if (const auto n = read(CheckpointCount::checkpoints_unchecked); n > 0)
+    return acted("{} loaded without a look at checksums", counted(n, "checkpoint was", "checkpoints were"));
+  if (read(CheckpointCount::parts_checked) == 0) return nothing("what was loaded has no checkpoint.json");
+  return acted("{} found to be what was written",
+               counted(read(CheckpointCount::parts_checked), "part of a file was", "parts of files were"));
+}
+
 // ---- precision
 
 Deed mixed_precision(const OwnFacts& f) {
@@ -226,6 +235,8 @@ constexpr ReceiptRow<OwnFacts> kProjectRows[] = {
     {"project_config.total_limit", nullptr, kSaving, project<&Project::total_limit>, total_limit},
     {"project_config.iteration", nullptr, kSaving, project<&Project::iteration>, iteration},
     {"project_config.save_on_each_node", nullptr, kSaving, project<&Project::save_on_each_node>, save_on_each_node},
+    {"project_config.verify_checkpoints", "ACCELERATE_VERIFY_CHECKPOINTS", "when load_state() is called",
+     project<&Project::verify_checkpoints>, verify_checkpoints},
 };
 
 constexpr ReceiptRow<OwnFacts> kPrecisionRows[] = {

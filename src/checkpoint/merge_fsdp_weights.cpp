@@ -8,6 +8,7 @@
 #include "accelerate/state.hpp"
 #include "accelerate/utils/progress.hpp"
 #include "checkpoint/weight_files.hpp"
+#include "formats/checkpoint_manifest.hpp"
 #include "formats/dcp.hpp"
 #include "formats/tensor_source.hpp"
 #include "formats/torch_archive.hpp"
@@ -270,7 +271,10 @@ void merge_fsdp_weights(const fs::path& checkpoint_dir, const fs::path& output_p
             output_path.string());
     }
     Merger(folder, output_path, options).run();
-    if (options.remove_checkpoint_dir) fs::remove_all(folder);
+    if (options.remove_checkpoint_dir) {
+      fs::remove_all(folder);
+      formats::forget_in_manifest(folder);  // what is left of a run's checkpoint is whole without it
+    }
   }
   state.wait_for_everyone();
 }

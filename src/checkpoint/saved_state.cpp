@@ -13,6 +13,7 @@
 #include "accelerate/formats/safetensors.hpp"
 #include "checkpoint/archive.hpp"
 #include "formats/dcp.hpp"
+#include "formats/input_file.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/torch_archive.hpp"
 #include "utils/raise.hpp"
@@ -73,6 +74,18 @@ std::optional<StoredTensor> constant(const c10::IValue& value) {
   return constant(at::empty({}, at::TensorOptions().dtype(at::kDouble)).fill_(value.toScalar()));
 }
 
+/// Checks what a part of a tensor, whose elements lie row by row from this byte, reaches over in its file.
+void check_rows(const formats::InputFile& file, int64_t begin, const at::Tensor& whole, const DcpBox& part) {
+  int64_t first = 0, last = 0;
+  for (size_t dim = 0; dim < part.sizes.size(); ++dim) {
+    if (part.sizes[dim] == 0) return;
+    const int64_t step = whole.stride(static_cast<int64_t>(dim));
+    first += part.offsets[dim] * step, last += (part.offsets[dim] + part.sizes[dim] - 1) * step;
+  }
+  const auto width = static_cast<int64_t>(whole.element_size());
+  file.check(begin + first * width, (last - first + 1) * width);
+}
+
 std::string key_text(const c10::IValue& key) {
   return key.isString() ? key.toStringRef() : key.isInt() ? std::to_string(key.toInt()) : std::string();
 }
@@ -108,6 +121,8 @@ std::vector<SliceBox> parts_of(const at::Tensor& like, int64_t begin, const at::
 StoredTensors open_safetensors(const std::filesystem::path& path) {
   StoredTensors tensors;
   const SafetensorsFile file(path);
+  // Tensors are mapped: their bytes come past whoever reads the file. Those of which nothing is known go unchecked.
+  const auto bytes = formats::ExpectedFiles::find(path) ? std::make_shared<const formats::InputFile>(path) : nullptr;
   for (const auto& name : file.names()) {
     const auto& info = file.info(name);
     const auto* dtype = formats::find_dtype(info.dtype);
@@ -128,13 +143,22 @@ StoredTensors open_safetensors(const std::filesystem::path& path) {
           .read = {},
           .read_whole = {}};
     }
-    tensors[name].read = [file, name](const DcpBox& box, const at::Tensor& destination) {
+    const int64_t begin = file.data_begin() + info.begin, end = file.data_begin() + info.end;
+    const bool counts = tensors[name].bytes.has_value();
+    tensors[name].read = [file, name, bytes, begin, end, counts](const DcpBox& box, const at::Tensor& destination) {
       at::Tensor part = file.tensor(name);
+      if (bytes && part.numel() > 0) {
+        if (counts) check_rows(*bytes, begin, part, box);
+        else bytes->check(begin, end - begin);
+      }
       for (int64_t dim = 0; dim < part.dim(); ++dim)
         part = part.narrow(dim, box.offsets[static_cast<size_t>(dim)], box.sizes[static_cast<size_t>(dim)]);
       destination.copy_(part);
     };
-    tensors[name].read_whole = [file, name] { return file.tensor(name); };
+    tensors[name].read_whole = [file, name, bytes, begin, end] {
+      if (bytes) bytes->check(begin, end - begin);
+      return file.tensor(name);
+    };
   }
   return tensors;
 }

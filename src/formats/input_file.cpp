@@ -103,6 +103,8 @@ InputFile::InputFile(const std::filesystem::path& path) : path_(path) {
   const auto got = ::pread(descriptor->file, begin, sizeof begin, 0);
   if (const auto problem = git_lfs_problem({begin, static_cast<size_t>(std::max<ssize_t>(got, 0))}); !problem.empty())
     raise<CheckpointError>("can't read '{}': {}.", path.string(), problem);
+  expected_ = ExpectedFiles::find(path_);
+  if (expected_) expected_->check_size(size_);
   keep(descriptor);
 }
 
@@ -125,6 +127,26 @@ int InputFile::duplicate() const {
 }
 
 void InputFile::read(int64_t offset, void* data, int64_t count) const {
+  read_unchecked(offset, data, count);
+  if (expected_) check(offset, count, static_cast<const char*>(data));
+}
+
+void InputFile::check(int64_t offset, int64_t count) const {
+  if (expected_) check(offset, count, nullptr);
+}
+
+void InputFile::check(int64_t offset, int64_t count, const char* data) const {
+  std::string part;
+  expected_->check(offset, count, [&](int64_t begin, int64_t bytes) {
+    if (data && begin >= offset && begin + bytes <= offset + count)
+      return crc32c::of({data + (begin - offset), static_cast<size_t>(bytes)});
+    part.resize(static_cast<size_t>(bytes));
+    read_unchecked(begin, part.data(), bytes);
+    return crc32c::of(part);
+  });
+}
+
+void InputFile::read_unchecked(int64_t offset, void* data, int64_t count) const {
   const auto descriptor = in_memory_ ? nullptr : opened();
   auto* to = static_cast<char*>(data);
   while (count > 0) {

@@ -6,13 +6,15 @@
 #include <memory>
 #include <string>
 
+#include "formats/expected_files.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::formats {
 
 /// A regular file that is read at given offsets, from any thread. It is open while it is read, and may be closed
 /// between two reads: a checkpoint of a thousand ranks has more files than a process may have open. Those that were
-/// read last stay open, up to half of what the process may have.
+/// read last stay open, up to half of what the process may have. One of the ExpectedFiles gives no bytes but those that
+/// are expected: DamagedFile then.
 class InputFile {
  public:
   /// @throws CheckpointError if it can't be opened or is no regular file.
@@ -30,6 +32,8 @@ class InputFile {
   /// Fills `count` bytes from `offset`. @throws CheckpointError when the file ends before, and when there is another
   /// file in its place.
   void read(int64_t offset, void* data, int64_t count) const;
+  /// Reads, of one of the ExpectedFiles, what was not looked at yet, for who takes the bytes in another way (maps it).
+  void check(int64_t offset, int64_t count) const;
 
   /// How often this process has opened such files.
   static int64_t times_opened() { return times_opened_.load(std::memory_order_relaxed); }
@@ -42,12 +46,16 @@ class InputFile {
   std::shared_ptr<const Descriptor> opened() const;
   std::shared_ptr<const Descriptor> open_anew() const;
   void keep(const std::shared_ptr<const Descriptor>& descriptor) const;
+  void read_unchecked(int64_t offset, void* data, int64_t count) const;
+  /// @param data  the bytes from `offset` that are in memory already; null: none
+  void check(int64_t offset, int64_t count, const char* data) const;
 
   std::filesystem::path path_;
   std::string bytes_;  ///< unless there is a file
   bool in_memory_ = false;
   int64_t size_ = 0;
   uint64_t device_ = 0, inode_ = 0;
+  std::shared_ptr<const ExpectedFile> expected_;  ///< null: nothing is known
   static std::atomic<int64_t> times_opened_;
 };
 

@@ -1,10 +1,7 @@
 #include "run_state/checkpoint_folders.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
+#include <array>
 #include <charconv>
 #include <fstream>
 #include <regex>
@@ -13,10 +10,12 @@
 
 #include "accelerate/comm.hpp"
 #include "comm/agreement.hpp"
+#include "formats/checkpoint_manifest.hpp"
 #include "formats/dcp/metadata.hpp"
 #include "input/read_file.hpp"
 #include "run_state/counts.hpp"
 #include "run_state/state_parts.hpp"
+#include "utils/atomic_file.hpp"
 #include "utils/log.hpp"
 
 namespace accelerate::run_state {
@@ -107,21 +106,15 @@ bool is_ours(const std::string& name, CheckpointKind kind) {
   static const std::regex of_distributed("__\\d+_\\d+\\.distcp|\\.metadata"),
       of_tag("(bf16_)?(zero_pp_rank_\\d+_)?mp_rank_\\d+_(model|optim)_states\\.pt"), of_run([] {
         std::string names;
-        for (const auto& part : state_parts()) names.append(names.empty() ? "" : "|").append(part.names);
-        return names;
+        for (const auto& part : state_parts()) names.append(part.names).append("|");
+        return names + R"(checkpoint\.json)";
       }());
   return std::regex_match(name, kind == CheckpointKind::run   ? of_run
                                 : kind == CheckpointKind::tag ? of_tag
                                                               : of_distributed);
 }
 
-void sync(const fs::path& path) {
-  // Not every file system can flush folders, and not every file may be opened: then the system does it in its time.
-  if (const int handle = ::open(path.c_str(), O_RDONLY | O_CLOEXEC); handle >= 0) {
-    ::fsync(handle);
-    ::close(handle);
-  }
-}
+void sync(const fs::path& path) { flush_to_disk("saving a checkpoint", path); }
 
 [[noreturn]] void fail(const fs::path& folder, const std::string& what, const std::error_code& error) {
   raise<CheckpointError>("saving a checkpoint: the folder '{}' {}: {}", folder.string(), what, error.message());
@@ -137,9 +130,11 @@ void make_folder(const fs::path& folder, const fs::path& where) {
 /// Puts what is in `.finished` in its place. May be repeated at any point.
 void replace_older(const fs::path& folder) {
   const fs::path finished = folder / kFinished;
-  // Readers that know nothing of this find no distributed checkpoint until all of it is in its place.
-  const fs::path last = formats::kDcpMetadataFile;
-  if (fs::exists(finished / last)) fs::remove(folder / last);
+  // Readers that know nothing of this find no distributed checkpoint, and no list of files, until all are in place.
+  const std::array<fs::path, 2> last{formats::kDcpMetadataFile, formats::kManifestFile};
+  const auto is_last = [&](const fs::path& name) { return name == last[0] || name == last[1]; };
+  for (const auto& name : last)
+    if (fs::exists(finished / name)) fs::remove(folder / name);
   std::string stale;
   if (fs::exists(finished / kStale))
     stale = read_text<CheckpointError>("list of older files", finished / kStale, kMostSettingsBytes);
@@ -150,8 +145,9 @@ void replace_older(const fs::path& folder) {
       fs::remove_all(folder / name);
   std::vector<fs::path> names;  // first, since renaming changes what is being listed
   for (const auto& entry : fs::directory_iterator(finished))
-    if (const auto name = entry.path().filename(); name != kStale && name != last) names.push_back(name);
-  if (fs::exists(finished / last)) names.push_back(last);
+    if (const auto name = entry.path().filename(); name != kStale && !is_last(name)) names.push_back(name);
+  for (const auto& name : last)
+    if (fs::exists(finished / name)) names.push_back(name);
   for (const auto& name : names) {
     if (fs::is_directory(folder / name)) fs::remove_all(folder / name);
     fs::rename(finished / name, folder / name);
@@ -160,10 +156,12 @@ void replace_older(const fs::path& folder) {
   fs::remove_all(finished);
 }
 
-void publish_in(const fs::path& where, const fs::path& folder, CheckpointKind kind) {
+void publish_in(const fs::path& where, const fs::path& folder, CheckpointKind kind,
+                const std::function<void()>& write_last) {
   for (const auto& entry : fs::recursive_directory_iterator(where))
     if (entry.is_regular_file() || entry.is_directory()) sync(entry.path());
   sync(where);
+  if (write_last) write_last();
   std::error_code error;
   if (where.parent_path() != folder) {
     fs::rename(where, folder, error);  // takes the place of an empty folder, too
@@ -185,6 +183,8 @@ void publish_in(const fs::path& where, const fs::path& folder, CheckpointKind ki
 }
 
 }  // namespace
+
+bool is_state_name(const std::string& name) { return is_ours(name, CheckpointKind::run); }
 
 UnfinishedCheckpoint::UnfinishedCheckpoint(const fs::path& folder, bool first_here, CheckpointKind kind)
     : folder_(fs::absolute(folder).lexically_normal()), first_here_(first_here), kind_(kind) {
@@ -220,12 +220,12 @@ UnfinishedCheckpoint::~UnfinishedCheckpoint() {
   if (!published_ && first_here_) fs::remove_all(where_, ignored);
 }
 
-void UnfinishedCheckpoint::publish() {
+void UnfinishedCheckpoint::publish(const std::function<void()>& write_last) {
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
-    if (comm::rank() == 0) publish_in(where_, folder_, kind_);
+    if (comm::rank() == 0) publish_in(where_, folder_, kind_, write_last);
   });
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
-    if (comm::rank() != 0 && first_here_ && fs::exists(where_)) publish_in(where_, folder_, kind_);
+    if (comm::rank() != 0 && first_here_ && fs::exists(where_)) publish_in(where_, folder_, kind_, write_last);
   });
   published_ = true;
 }

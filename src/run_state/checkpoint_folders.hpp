@@ -16,6 +16,9 @@ std::optional<int64_t> checkpoint_number(const std::filesystem::path& folder);
 /// The highest number that is there, complete or not; -1 without any.
 int64_t last_checkpoint(const std::filesystem::path& all);
 
+/// Whether save_state() gives files or folders this name.
+bool is_state_name(const std::string& name);
+
 /// The files that a checkpoint lacks and this run needs; nothing: it is complete.
 using Lacks = std::function<std::vector<std::string>(const std::filesystem::path& folder)>;
 
@@ -50,8 +53,10 @@ class UnfinishedCheckpoint {
   const std::filesystem::path& where() const { return where_; }
   /// Whether this rank has made the folder: rank 0, and one rank of each machine that does not see rank 0's disk.
   bool is_first_on_its_disk() const { return is_first_on_its_disk_; }
-  /// Flushes what was written to the disk and gives it its name. Collective. @throws CheckpointError on all ranks.
-  void publish();
+  /// Flushes what was written to the disk and gives it its name. Collective. @throws CheckpointError, ResourceError on
+  /// all ranks. @param write_last  what is written when all else is on the disk, by the first rank on each; flushes
+  /// itself
+  void publish(const std::function<void()>& write_last = nullptr);
 
  private:
   std::filesystem::path folder_, where_;

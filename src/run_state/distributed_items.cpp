@@ -74,20 +74,10 @@ void DistributedItems::write_into(const std::filesystem::path& folder) const {
 }
 
 void DistributedItems::write(const std::filesystem::path& folder) const {
-  namespace fs = std::filesystem;
-  const fs::path unfinished = folder.parent_path() / ("." + folder.filename().string() + ".unfinished"),
-                 replaced = folder.parent_path() / ("." + folder.filename().string() + ".replaced");
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
-    if (is_main()) formats::prepare_dcp_folder(unfinished);
+    if (is_main()) formats::prepare_dcp_folder(folder);
   });
-  write_into(unfinished);
-  comm::on_all_ranks_or_throw<CheckpointError>([&] {
-    if (!is_main()) return;
-    fs::remove_all(replaced);
-    if (fs::exists(folder)) fs::rename(folder, replaced);
-    fs::rename(unfinished, folder);
-    fs::remove_all(replaced);
-  });
+  write_into(folder);
 }
 
 }  // namespace accelerate::run_state

@@ -21,7 +21,7 @@ class DistributedItems {
 
   /// Into a folder that is there, without a distributed checkpoint in it. Collective. @throws on all ranks.
   void write_into(const std::filesystem::path& folder) const;
-  /// The folder appears when it is complete; one that was there is replaced then. Collective.
+  /// Into a folder that is made for it, within a checkpoint that appears when all of it is complete. Collective.
   void write(const std::filesystem::path& folder) const;
 
  private:

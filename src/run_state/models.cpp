@@ -15,6 +15,7 @@
 #include "checkpoint/weight_files.hpp"
 #include "checkpoint/zero_checkpoint.hpp"
 #include "comm/agreement.hpp"
+#include "formats/expected_files.hpp"
 #include "formats/torch_archive.hpp"
 #include "observe/trace.hpp"
 #include "parallel/deepspeed_files.hpp"
@@ -170,6 +171,14 @@ void save_model(const detail::PreparedModel& model, const StateFile& file, const
   }
 }
 
+int64_t saved_bytes(const detail::PreparedModel& model) {
+  int64_t bytes = 0;
+  for (const auto& holding : saved_holdings(model))
+    bytes += holding.whole.numel() *
+             static_cast<int64_t>(std::min(holding.value.element_size(), holding.tensor.element_size()));
+  return bytes;
+}
+
 void save_tensors(const std::map<std::string, at::Tensor>& tensors, const StateFile& file) {
   write_tensors(file.path, tensors, file.form == StateForm::safetensors);
 }
@@ -228,8 +237,10 @@ void StagedModel::stage(const detail::PreparedModel& model, const checkpointing:
     for (const auto& name : holding.names) {
       const auto found = stored.find(name);
       if (found == stored.end()) continue;
-      copies_.emplace_back(holding.value.detach(),
-                           holding.in_pieces() ? read_piece(found->second, holding) : found->second.read_whole());
+      copies_.emplace_back(holding.value.detach(), formats::naming_damage("tensor '" + name + "'", [&] {
+                             return holding.in_pieces() ? read_piece(found->second, holding)
+                                                        : found->second.read_whole();
+                           }));
       break;
     }
   }

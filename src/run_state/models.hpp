@@ -18,6 +18,10 @@ namespace accelerate::run_state {
 
 void save_model(const detail::PreparedModel& model, const StateFile& file, const Writers& writers);
 
+/// What its tensors take in files, at least: of all ranks together, each once, in the smaller of the types in which
+/// they are kept and computed with. Not collective.
+int64_t saved_bytes(const detail::PreparedModel& model);
+
 /// Somebody's tensors in a model's place, on the rank that calls it. Not collective.
 void save_tensors(const std::map<std::string, at::Tensor>& tensors, const StateFile& file);
 

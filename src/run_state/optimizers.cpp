@@ -16,6 +16,7 @@
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/comm.hpp"
 #include "comm/agreement.hpp"
+#include "formats/expected_files.hpp"
 #include "formats/torch_archive.hpp"
 #include "optim/optimizer_state.hpp"
 #include "run_state/distributed_items.hpp"
@@ -253,8 +254,11 @@ c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const Prepared
       // Moments may be more exact than what is stepped on; the optimizer takes them in its own precision.
       const auto type = holding.value.scalar_type();
       const auto exact = at::isReducedFloatingType(type) ? at::kFloat : type;
-      state.insert(kind,
-                   kind != kSteps && holding.in_pieces() ? read_piece(field, holding, exact) : field.read_whole());
+      state.insert(
+          kind,
+          formats::naming_damage(fmt::format("'{}' of parameter '{}'", kind, key), [&, &kind = kind, &field = field] {
+            return kind != kSteps && holding.in_pieces() ? read_piece(field, holding, exact) : field.read_whole();
+          }));
     }
     states.insert(static_cast<int64_t>(found->second), state);
   }

@@ -55,8 +55,8 @@ std::vector<std::function<void()>> stage_own_states(const RunState& run, const f
       if (const int64_t ranks = dict.at("num_processes").toInt(); ranks != comm::world_size())
         raise<CheckpointError>(
             "load '{}': it was saved by {} ranks, each with a state of its own (what compression of gradients has "
-            "lost, or a model that trains apart), expected as many and not {}; delete the files own_states_*.bin to "
-            "begin without these states",
+            "lost, or a model that trains apart), expected as many and not {}; delete the files own_states_*.bin, and "
+            "checkpoint.json, which lists them, to begin without these states",
             found.string(), ranks, comm::world_size());
       for (const auto& item : dict.at("states").toGenericDict()) saved.emplace(item.key().toStringRef(), item.value());
     } catch (const Error&) {

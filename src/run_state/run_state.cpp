@@ -46,6 +46,7 @@ void RunState::clear() {
   engine_schedulers.clear();
   loaders.clear();
   step = 0;
+  steps_before = 0;
   num_items = 0;
 }
 

@@ -44,6 +44,7 @@ struct RunState {
   std::vector<checkpointing::CustomObject> customs = {};
   std::list<OwnState> own_states = {};  ///< besides those of models' engines
   int64_t step = 0;                     ///< micro-steps since the last forced synchronisation
+  int64_t steps_before = 0;             ///< of the optimizers, in the run that this one goes on from
   double num_items = 0;                 ///< of the accumulation group, with GradientAverage::tokens
 
   /// The engines of the models that have one.

@@ -9,6 +9,7 @@
 #include "accelerate/comm.hpp"
 #include "accelerate/precision/fp8.hpp"
 #include "comm/agreement.hpp"
+#include "formats/expected_files.hpp"
 #include "observe/trace.hpp"
 #include "parallel/deepspeed_files.hpp"
 #include "run_state/accumulation.hpp"
@@ -332,6 +333,8 @@ StagedPart stage_random(RunState& run, const fs::path& folder, const RunLoadOpti
                  "load_state: the random generators of rank {} keep their present state: the checkpoint has no {}, so "
                  "it was saved by fewer processes",
                  comm::rank(), file.filename().string());
+  } catch (const formats::DamagedFile&) {
+    throw;
   } catch (const CheckpointError& error) {  // Python's own holds numpy's generator, which we can't read
     logs::warn("accelerate.run_state", "load_state: the random generators keep their present state: {}", error.what());
   }

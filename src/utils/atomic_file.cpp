@@ -2,12 +2,14 @@
 #include "utils/raise.hpp"
 
 #include <fcntl.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 namespace accelerate {
@@ -18,30 +20,102 @@ std::filesystem::path temporary_name(const std::filesystem::path& path) {
   return path.parent_path() / fmt::format(".{}.tmp-{}-{}", path.filename().string(), ::getpid(), counter++);
 }
 
-[[noreturn]] void fail_at(const std::string& operation, const std::filesystem::path& path, const std::string& what) {
-  const int error = errno;
-  const auto message = fmt::format("{} '{}': {}: {}.", operation, path.string(), what, std::strerror(error));
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG)
-    raise<ResourceError>("{} Free some space or raise the limit; an older file of this name is untouched.", message);
-  raise<CheckpointError>(
-      "{} Check that its folder exists and may be written to; an older file of this name is untouched.", message);
+bool is_full(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
+
+/// Of the folder that a file is in, behind an error that says that it is full.
+std::string room_beside(const std::filesystem::path& path) {
+  const auto free = free_bytes(path.has_parent_path() ? path.parent_path() : ".");
+  return free ? fmt::format("; its disk has {} bytes free", *free) : "";
 }
 
-/// New names survive a power cut only when their folder is flushed too. Not every file system can, and the files are
-/// complete without.
-void flush_folder(const std::filesystem::path& folder) {
-  if (const int handle = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); handle >= 0) {
-    ::fsync(handle);
-    ::close(handle);
-  }
+[[noreturn]] void fail_at(const std::string& operation, const std::filesystem::path& path, const std::string& what) {
+  const int error = errno;
+  const auto message = fmt::format("{} '{}': {}: {}", operation, path.string(), what, std::strerror(error));
+  if (is_full(error))
+    raise<ResourceError>("{}{}. Free some space or raise the limit; an older file of this name is untouched.", message,
+                         room_beside(path));
+  raise<CheckpointError>(
+      "{}. Check that its folder exists and may be written to; an older file of this name is untouched.", message);
+}
+
+/// New names survive a power cut only when their folder is flushed too.
+void flush_folder(const std::string& operation, const std::filesystem::path& folder) {
+  flush_to_disk(operation, folder.empty() ? "." : folder);
+}
+
+/// The one that lives.
+struct RecordedNow {
+  std::mutex mutex;
+  RecordedFiles* files = nullptr;
+};
+RecordedNow& recording() {
+  static RecordedNow one;
+  return one;
 }
 
 }  // namespace
+
+void flush_to_disk(const std::string& operation, const std::filesystem::path& path) {
+  const int handle = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (handle < 0 && errno == EACCES) return;  // who may write to a folder need not be allowed to list it
+  const int failed = handle < 0 || ::fsync(handle) != 0 ? errno : 0;
+  if (handle >= 0) ::close(handle);
+  if (failed == 0 || (handle >= 0 && (failed == EINVAL || failed == ENOTSUP || failed == ENOSYS || failed == EROFS)))
+    return;
+  const auto message =
+      fmt::format("{} '{}': can't flush it to the disk: {}", operation, path.string(), std::strerror(failed));
+  if (is_full(failed)) raise<ResourceError>("{}{}. Free some space or raise the limit.", message, room_beside(path));
+  raise<CheckpointError>("{}. What was written there may be lost: look at the disk, and save elsewhere.", message);
+}
+
+std::optional<int64_t> free_bytes(const std::filesystem::path& folder) {
+  struct statvfs facts {};
+  if (::statvfs(folder.c_str(), &facts) != 0 || facts.f_blocks == 0) return std::nullopt;
+  // Some blocks are the superuser's alone.
+  const auto blocks = ::geteuid() == 0 ? facts.f_bfree : facts.f_bavail;
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(blocks, facts.f_frsize, &bytes)) return std::nullopt;
+  return bytes;
+}
+
+RecordedFiles::RecordedFiles(const std::filesystem::path& folder)
+    : folder_(std::filesystem::absolute(folder).lexically_normal()) {
+  const std::lock_guard lock(recording().mutex);
+  recording().files = this;
+}
+
+RecordedFiles::~RecordedFiles() {
+  const std::lock_guard lock(recording().mutex);
+  recording().files = nullptr;
+}
+
+namespace {
+
+/// From the folder; empty for a file elsewhere.
+std::string name_within(const std::filesystem::path& folder, const std::filesystem::path& file) {
+  const auto name = std::filesystem::absolute(file).lexically_normal().lexically_relative(folder);
+  return name.empty() || *name.begin() == ".." ? std::string() : name.generic_string();
+}
+
+}  // namespace
+
+bool RecordedFiles::wants(const std::filesystem::path& file) {
+  const std::lock_guard lock(recording().mutex);
+  return recording().files && !name_within(recording().files->folder_, file).empty();
+}
+
+void RecordedFiles::add(const std::filesystem::path& file, FileChecksums sums) {
+  const std::lock_guard lock(recording().mutex);
+  if (!recording().files) return;
+  if (auto name = name_within(recording().files->folder_, file); !name.empty())
+    recording().files->files_.emplace_back(std::move(name), std::move(sums));
+}
 
 AtomicFile::AtomicFile(std::string operation, const std::filesystem::path& path)
     : operation_(std::move(operation)), path_(path), temporary_(temporary_name(path)) {
   file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (file_ < 0) fail("can't create it");
+  if (RecordedFiles::wants(path_)) sums_.emplace();
 }
 
 AtomicFile::~AtomicFile() {
@@ -50,10 +124,12 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::write(std::string_view bytes) {
+  if (sums_) sums_->add(bytes);
   while (!bytes.empty()) {
     const auto written = ::write(file_, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail("can't write to it");
+    if (written < 0)
+      fail(is_full(errno) ? "can't write " + std::to_string(bytes.size()) + " more bytes to it" : "can't write to it");
     bytes.remove_prefix(static_cast<size_t>(written));
   }
 }
@@ -63,7 +139,8 @@ void AtomicFile::finish(bool flush) {
   if (::close(std::exchange(file_, -1)) != 0) fail("can't close it");
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("can't rename the finished file");
   finished_ = true;
-  if (flush) flush_folder(path_.has_parent_path() ? path_.parent_path() : ".");
+  if (sums_) RecordedFiles::add(path_, sums_->take());
+  if (flush) flush_folder(operation_, path_.parent_path());
 }
 
 void AtomicFile::fail(const std::string& what) const { fail_at(operation_, path_, what); }
@@ -90,7 +167,7 @@ void AtomicFiles::finish() {
   for (const auto& name : names_)
     if (::rename((std::filesystem::path(temporary_) / name).c_str(), (folder_ / name).c_str()) != 0)
       fail_at(operation_, folder_ / name, "can't rename the finished file");
-  flush_folder(folder_);
+  flush_folder(operation_, folder_);
 }
 
 }  // namespace accelerate

@@ -1,11 +1,44 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "utils/file_checksums.hpp"
+
 namespace accelerate {
+
+/// Flushes a file or a folder to the disk; what its file system has no flushing for is left to the system.
+/// @param operation  begins the error messages  @throws CheckpointError, ResourceError (disk full)
+void flush_to_disk(const std::string& operation, const std::filesystem::path& path);
+
+/// Bytes that this process may still write to the disk of a folder; nothing where the file system does not say.
+std::optional<int64_t> free_bytes(const std::filesystem::path& folder);
+
+/// While it lives, each AtomicFile computes the checksums of what it writes into this folder, or below it, as it
+/// writes: nothing is read for them. One at a time in a process; safe to use from several threads.
+class RecordedFiles {
+ public:
+  explicit RecordedFiles(const std::filesystem::path& folder);
+  ~RecordedFiles();
+  RecordedFiles(const RecordedFiles&) = delete;
+  RecordedFiles& operator=(const RecordedFiles&) = delete;
+
+  /// Paths from the folder, in the order in which files got their names: of one name twice the later counts.
+  const std::vector<std::pair<std::string, FileChecksums>>& files() const { return files_; }
+
+ private:
+  friend class AtomicFile;
+  static bool wants(const std::filesystem::path& file);
+  static void add(const std::filesystem::path& file, FileChecksums sums);
+
+  std::filesystem::path folder_;
+  std::vector<std::pair<std::string, FileChecksums>> files_;
+};
 
 /// A file that appears under its name when it is finished, and leaves nothing behind when it is not.
 class AtomicFile {
@@ -29,6 +62,7 @@ class AtomicFile {
   std::filesystem::path temporary_;
   int file_ = -1;
   bool finished_ = false;
+  std::optional<ChecksumsInTurn> sums_;  ///< for RecordedFiles
 };
 
 /// Several files of a folder that appear under their names when all are finished, and leave nothing behind when they

@@ -25,7 +25,9 @@ json folders(const fs::path& base) {
   json result = json::object();
   for (const auto& folder : fs::directory_iterator(base)) {
     std::vector<std::string> names;
-    for (const auto& file : fs::directory_iterator(folder)) names.push_back(file.path().filename().string());
+    for (const auto& file : fs::directory_iterator(folder))
+      if (const auto name = file.path().filename().string(); name != "checkpoint.json")  // the reference has none
+        names.push_back(name);
     std::sort(names.begin(), names.end());
     result[folder.path().filename().string()] = names;
   }

@@ -168,7 +168,8 @@ TEST_F(CheckpointTest, ResumedRunIsTheUninterruptedOneBitByBit) {
   EXPECT_TRUE(files_in(folder / "group").contains("gradients_0.bin"));
   EXPECT_EQ(files_in(folder / "fp16"), (std::set<std::string>{"model.safetensors", "optimizer.bin", "scheduler.bin",
                                                               "scaler.pt", "dl_state_dict.bin", "random_states_0.pkl",
-                                                              "custom_checkpoint_0.pkl", "custom_checkpoint_1.pkl"}));
+                                                              "custom_checkpoint_0.pkl", "custom_checkpoint_1.pkl",
+                                                              "checkpoint.json"}));
   EXPECT_TRUE(files_in(folder / "bin").contains("pytorch_model.bin"));
 }
 
@@ -421,6 +422,7 @@ RANKS_TEST(CheckpointRanks, BuffersOfRanksThatAreNotThereBecomeRank0s, 2) {
   auto model = accelerator.prepare(net);
   net->mean.fill_(rank() + 1);
   accelerator.save_state(folder);
+  fs::remove(folder / "checkpoint.json");  // which says what the file was
   auto file = checkpointing::load_object(own).toGenericDict();
   file.insert_or_assign("num_processes", 3);
   checkpointing::save_object(file, own);
@@ -462,7 +464,8 @@ RANKS_TEST(CheckpointRanks, EachMachineCanWriteItsOwnCopy, 2) {
     accelerator.wait_for_everyone();
     const auto folder = accelerator.save_state();
     EXPECT_EQ(files_in(folder),
-              writes ? (std::set<std::string>{"model.safetensors", "optimizer.bin", own}) : std::set<std::string>{own});
+              writes ? (std::set<std::string>{"checkpoint.json", "model.safetensors", "optimizer.bin", own})
+                     : (std::set<std::string>{"checkpoint.json", own}));
     EXPECT_EQ(files_in(folder.parent_path()), std::set<std::string>{"checkpoint_0"}) << "something was left";
     accelerator.save(c10::IValue(3), disk / "object");
     accelerator.save_model(net, disk / "weights");
@@ -581,7 +584,8 @@ TEST_F(CheckpointTest, AFolderAppearsWholeOrNotAtAll) {
   counter.fails = false;
   counter.answer = 1;
   accelerator.save_state(where / "");
-  const std::set<std::string> files{"custom_checkpoint_0.pkl", "model.safetensors", "notes.txt", "random_states_0.pkl"};
+  const std::set<std::string> files{"checkpoint.json", "custom_checkpoint_0.pkl", "model.safetensors", "notes.txt",
+                                    "random_states_0.pkl"};
   EXPECT_EQ(files_in(where), files);
   EXPECT_EQ(files_in(folder), std::set<std::string>{"new"});
   // Into a folder that has something in it: the older checkpoint goes, somebody's files stay.
@@ -595,8 +599,8 @@ TEST_F(CheckpointTest, AFolderAppearsWholeOrNotAtAll) {
   EXPECT_TRUE(fs::exists(where / "pytorch_model_fsdp_0")) << "the older one is whole until the new one is";
   counter.fails = false;
   accelerator.save_state(where, /*safe_serialization=*/false);
-  EXPECT_EQ(files_in(where), (std::set<std::string>{"custom_checkpoint_0.pkl", "log.txt", "notes.txt",
-                                                    "pytorch_model.bin", "random_states_0.pkl"}));
+  EXPECT_EQ(files_in(where), (std::set<std::string>{"checkpoint.json", "custom_checkpoint_0.pkl", "log.txt",
+                                                    "notes.txt", "pytorch_model.bin", "random_states_0.pkl"}));
   accelerator.load_state(where);
   EXPECT_EQ(counter.answer, 2);
   // A crash while files of a complete checkpoint take the places of older ones: the next run goes on with that.
@@ -609,8 +613,8 @@ TEST_F(CheckpointTest, AFolderAppearsWholeOrNotAtAll) {
                                                 << (folder / "victim").string() << "\nlog.txt\n";
   accelerator.load_state(where);
   EXPECT_EQ(counter.answer, 3);
-  EXPECT_EQ(files_in(where), (std::set<std::string>{"custom_checkpoint_0.pkl", "log.txt", "model.safetensors",
-                                                    "notes.txt", "random_states_0.pkl"}));
+  EXPECT_EQ(files_in(where), (std::set<std::string>{"checkpoint.json", "custom_checkpoint_0.pkl", "log.txt",
+                                                    "model.safetensors", "notes.txt", "random_states_0.pkl"}));
   EXPECT_TRUE(fs::exists(folder / "victim")) << "a stranger's list names what no checkpoint has";
 }
 
@@ -830,7 +834,8 @@ TEST_F(CheckpointTest, HooksChangeWhatIsSavedAndLoaded) {
       });
   accelerator.save_state(folder / "saved");
   EXPECT_EQ(files_in(folder / "saved"),
-            (std::set<std::string>{"model.safetensors", "my_linear.safetensors", "random_states_0.pkl"}));
+            (std::set<std::string>{"checkpoint.json", "model.safetensors", "my_linear.safetensors",
+                                   "random_states_0.pkl"}));
   EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(folder / "saved"); }),
               HasSubstr("model_1.safetensors"));
   {
@@ -928,6 +933,7 @@ TEST_F(CheckpointTest, WhatDoesNotFitChangesNothing) {
   Counter counter{.answer = 5};
   prepared(accelerator, net, optimizer, counter);
   accelerator.save_state(folder / "good");
+  fs::remove(folder / "good" / "checkpoint.json");  // with which nothing that was changed is read at all
   net->forward(torch::randn({4, 4})).sum().backward();
   optimizer.step();
   counter.answer = 6;

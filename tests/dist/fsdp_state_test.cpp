@@ -173,7 +173,7 @@ RANKS_TEST(FsdpState, ResumesBitByBit, 1, 2, 3, 4) {
     expect_equal(whole, resumed, 3, 0, what);
     if (support::rank() == 0) {
       // Nothing else appears, nothing unfinished stays.
-      std::set<std::string> expected = {"scheduler.bin", "custom_checkpoint_0.pkl"};
+      std::set<std::string> expected = {"checkpoint.json", "scheduler.bin", "custom_checkpoint_0.pkl"};
       for (int64_t r = 0; r < support::world_size(); ++r) {
         expected.insert("random_states_" + std::to_string(r) + ".pkl");
         const auto rank = "_rank" + std::to_string(r) + ".bin";
@@ -243,8 +243,8 @@ RANKS_TEST(FsdpState, AnotherFormReplacesTheFirst, 2) {
   expect_equal(whole, resumed, 3, 0, "again");
   if (support::rank() == 0) {
     EXPECT_EQ(files_in(folder),
-              (std::set<std::string>{"pytorch_model_fsdp_0", "pytorch_model_fsdp_1", "optimizer_0", "optimizer_1",
-                                     "scheduler.bin", "custom_checkpoint_0.pkl", "random_states_0.pkl",
+              (std::set<std::string>{"checkpoint.json", "pytorch_model_fsdp_0", "pytorch_model_fsdp_1", "optimizer_0",
+                                     "optimizer_1", "scheduler.bin", "custom_checkpoint_0.pkl", "random_states_0.pkl",
                                      "random_states_1.pkl", "buffers_0.bin", "buffers_1.bin"}));
   }
 }
@@ -407,6 +407,7 @@ RANKS_TEST(FsdpState, WhatDoesNotFitChangesNothing, 2, 3) {
       accelerator.save_state(one);
       // Another model in its place: every difference is named, by all ranks.
       if (accelerator.is_main_process()) {
+        fs::remove(one / "checkpoint.json");  // which says what was changed, and nothing more is read
         if (type == StateDictType::full_state_dict) {
           auto weights = checkpointing::load_object(one / "pytorch_model_fsdp.bin").toGenericDict();
           weights.insert_or_assign("0.weight", torch::ones({5, 7}));
@@ -435,6 +436,7 @@ RANKS_TEST(FsdpState, WhatDoesNotFitChangesNothing, 2, 3) {
   fresh(StateDictType::full_state_dict, [&](Accelerator& accelerator) {
     accelerator.save_state(two);
     if (accelerator.is_main_process()) {
+      fs::remove(two / "checkpoint.json");
       auto state = checkpointing::load_object(two / "optimizer.bin").toGenericDict();
       auto all = state.at("state").toGenericDict();
       auto one = all.at("1.bias").toGenericDict();
@@ -472,6 +474,7 @@ RANKS_TEST(FsdpState, LocalPiecesSayWhereTheyBelong, 2) {
   const fs::path folder = fs::path(support::scratch_dir()) / "local";
   run({.type = StateDictType::local_state_dict, .save = folder, .save_at = 1, .to = 1});
   if (support::rank() == 0) {
+    fs::remove(folder / "checkpoint.json");
     for (const auto& entry : fs::directory_iterator(folder)) {
       if (!entry.path().string().ends_with("fsdp_rank0.bin")) continue;
       auto own = checkpointing::load_object(entry.path()).toGenericDict();

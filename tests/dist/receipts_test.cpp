@@ -16,6 +16,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <thread>
 
@@ -106,7 +107,7 @@ struct Job {
   AcceleratorOptions options = {};
   int64_t hidden = 6, samples = 11, epochs = 2;
   bool different_seeds = false, leaves_out_spare = false, tokens = false, overflows = false, tracks = false,
-       empty = false, evaluates = false, freezes = false;
+       empty = false, evaluates = false, freezes = false, loads_damaged = false;
   int64_t saves = 0;
   fs::path save_to = {};  ///< empty: by itself
 };
@@ -196,6 +197,20 @@ Seen run(const Job& job) {
   seen.reads = fmt::format("{}", *samples.reads);
   for (int64_t i = 0; i < job.saves; ++i) accelerator.save_state(job.save_to);
   accelerator.wait_for_everyone();
+  if (job.loads_damaged) {
+    const auto weights = job.save_to / "model.safetensors";
+    if (rank == 0) {
+      std::fstream file(weights, std::ios::in | std::ios::out | std::ios::binary);
+      file.seekp(static_cast<int64_t>(fs::file_size(weights)) - 4);
+      file.put('\x55');  // of the last number
+    }
+    accelerator.wait_for_everyone();
+    try {
+      accelerator.load_state(job.save_to);
+    } catch (const CheckpointError&) {
+      seen.error = "an error";
+    }
+  }
   seen.files = files_in(support::scratch_dir());
   accelerator.wait_for_everyone();
   const auto weights = accelerator.get_state_dict(m);
@@ -357,6 +372,9 @@ RANKS_TEST(Receipts, SavingAndTracking, 2) {
   auto limited = named, numbered = named;
   limited.total_limit = 2, numbered.iteration = 5;
   Job tracked{.options = {.cpu = true, .log_with = {"tensorboard"}, .project_dir = p}, .tracks = true};
+  auto damaged = plain, unchecked = plain;
+  damaged.loads_damaged = unchecked.loads_damaged = true;
+  unchecked.options.project_config.verify_checkpoints = false;
   Job elsewhere = tracked;
   elsewhere.options.project_config.logging_dir = p / "logs";
   check({
@@ -365,6 +383,8 @@ RANKS_TEST(Receipts, SavingAndTracking, 2) {
       {"project_config.automatic_checkpoint_naming", saving(named), plain, &Seen::files, "up to checkpoint_2"},
       {"project_config.total_limit", saving(limited), saving(named), &Seen::files, "1 older checkpoint was removed"},
       {"project_config.iteration", saving(numbered), saving(named), &Seen::files, "number 7"},
+      {"project_config.verify_checkpoints", unchecked, damaged, &Seen::error,
+       "1 checkpoint was loaded without a look at checksums"},
       {"log_with", tracked, plain, &Seen::files, "1 tracker opened"},
       {"project_dir", tracked, plain, &Seen::files, "1 tracker"},
       {"project_config.logging_dir", elsewhere, tracked, &Seen::files, "1 tracker wrote to"},

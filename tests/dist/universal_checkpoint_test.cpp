@@ -259,7 +259,7 @@ RANKS_TEST(Universal, LoadStateFindsThem, 1, 2) {
     Training training(asked ? universal_config(3) : config_of(3), kTiedAndFrozen);
     if (!asked) {  // found by itself, where there is no other
       if (training.accelerator.is_main_process())
-        fs::remove_all(folder / "pytorch_model"), fs::remove(folder / "latest");
+        for (const char* name : {"pytorch_model", "latest", "checkpoint.json"}) fs::remove_all(folder / name);
       training.accelerator.wait_for_everyone();
     }
     training.accelerator.load_state(folder);

@@ -1580,7 +1580,7 @@ F("MergeFsdpWeightsOptions::safe_serialization", file, "if («options_.safe_seri
 F("MergeFsdpWeightsOptions::max_shard_size", file, "max_bytes = «options_.max_shard_size» ?",
   "std::optional<std::string>()", merge)
 F("MergeFsdpWeightsOptions::remove_checkpoint_dir", file,
-  "«if (options.remove_checkpoint_dir) fs::remove_all(folder);»", "", merge)
+  "if («options.remove_checkpoint_dir») { fs::remove_all(folder);", "false", merge)
 
 # ---- what functions of the facade are given, and what they promise
 file = "src/accelerator/clip.cpp"

@@ -52,6 +52,8 @@ struct ProjectConfiguration {
   std::optional<int64_t> total_limit;  ///< keep at most this many complete ones, at least 1; the oldest goes first
   int64_t iteration = 0;               ///< number of the next automatic checkpoint
   bool save_on_each_node = false;      ///< each machine writes its own copy (no shared file system)
+  /// load_state() compares checksums, not only sizes. Unset: ACCELERATE_VERIFY_CHECKPOINTS, else true.
+  std::optional<bool> verify_checkpoints;
 };
 
 enum class RNGType {

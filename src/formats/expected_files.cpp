@@ -1,0 +1,82 @@
+#include "formats/expected_files.hpp"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+namespace accelerate::formats {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string key_of(const fs::path& file) { return fs::absolute(file).lexically_normal().string(); }
+
+/// The one that lives.
+struct Expecting {
+  std::mutex mutex;
+  const ExpectedFiles* files = nullptr;
+};
+Expecting& expecting() {
+  static Expecting one;
+  return one;
+}
+
+}  // namespace
+
+ExpectedFile::ExpectedFile(std::string path, FileChecksums sums, int64_t part_bytes)
+    : path_(std::move(path)), sums_(std::move(sums)), part_bytes_(part_bytes), is_checked_(sums_.parts.size()) {}
+
+void ExpectedFile::check_size(int64_t bytes) const {
+  if (bytes != sums_.bytes)
+    raise<DamagedFile>(
+        "'{}' has {} bytes, expected the {} that were written. Copy it again, or load an older checkpoint.", path_,
+        bytes, sums_.bytes);
+}
+
+void ExpectedFile::check(int64_t begin, int64_t count,
+                         const std::function<uint32_t(int64_t begin, int64_t bytes)>& sum_of) const {
+  if (count <= 0) return;
+  for (int64_t part = begin / part_bytes_; part * part_bytes_ < std::min(begin + count, sums_.bytes); ++part) {
+    const auto index = static_cast<size_t>(part);
+    if (is_checked_[index].load(std::memory_order_relaxed)) continue;
+    const int64_t from = part * part_bytes_, bytes = std::min(part_bytes_, sums_.bytes - from);
+    if (const auto found = sum_of(from, bytes); found != sums_.parts[index])
+      raise<DamagedFile>(
+          "'{}' is damaged: bytes {} to {} have the checksum {:08x}, and {:08x} when they were written. Copy it again, "
+          "or load an older checkpoint.",
+          path_, from, from + bytes - 1, found, sums_.parts[index]);
+    is_checked_[index].store(true, std::memory_order_relaxed);
+    parts_checked_.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+ExpectedFiles::ExpectedFiles(const fs::path& folder, const std::map<std::string, FileChecksums>& files,
+                             int64_t part_bytes) {
+  for (const auto& [name, sums] : files) {
+    const auto path = folder / name;
+    by_path_.emplace(key_of(path), std::make_shared<const ExpectedFile>(path.string(), sums, part_bytes));
+  }
+  const std::lock_guard lock(expecting().mutex);
+  expecting().files = this;
+}
+
+ExpectedFiles::~ExpectedFiles() {
+  const std::lock_guard lock(expecting().mutex);
+  expecting().files = nullptr;
+}
+
+std::shared_ptr<const ExpectedFile> ExpectedFiles::find(const fs::path& file) {
+  const std::lock_guard lock(expecting().mutex);
+  if (!expecting().files) return nullptr;
+  const auto& all = expecting().files->by_path_;
+  const auto found = all.find(key_of(file));
+  return found == all.end() ? nullptr : found->second;
+}
+
+int64_t ExpectedFiles::parts_checked() const {
+  int64_t parts = 0;
+  for (const auto& [path, file] : by_path_) parts += file->parts_checked();
+  return parts;
+}
+
+}  // namespace accelerate::formats

@@ -1,0 +1,86 @@
+"""Faults in the list of a checkpoint's files, in what is looked at by it, and in saves to disks that are full or fail."""
+from faults import F
+
+m = "manifest_tests Manifest."
+u = "checkpoint_manifest_tests "
+d = "full_disk_tests FullDisk."
+
+# ---- settings
+file = "src/accelerator/checkpointing.cpp"
+F("ProjectConfiguration::verify_checkpoints", file,
+  "«project.verify_checkpoints».value_or(environment", "std::optional<bool>()",
+  m + "IsNotLookedAtWhereItIsSwitchedOff")
+F("ProjectConfiguration::verify_checkpoints of the environment", file,
+  "value_or(«environment::flag(\"ACCELERATE_VERIFY_CHECKPOINTS\").value_or(true)»)", "true",
+  m + "IsNotLookedAtWhereItIsSwitchedOff")
+F("what a folder lacks by its list is passed over", file, "if («state->is_local_main_process()») for (auto& name",
+  "false", m + "ACopyInPartIsPassedOver")
+F("a run that goes on counts its steps on", file, "«impl_->run.steps_before += manifest->step - run_state::steps_taken(impl_->run);»",
+  "", m + "ListsAndGuardsEveryFile")
+F("a hook may write less than the models", "src/run_state/room.cpp", "+= «options.models_as_they_are» ? saved_bytes", "true",
+  d + "WhatItTakesIsComparedBeforeAnythingIsWritten")
+
+# ---- the list
+file = "src/run_state/manifest.cpp"
+F("the list is written", "src/run_state/checkpoint_folders.cpp", "«if (write_last) write_last();»", "",
+  m + "ListsAndGuardsEveryFile")
+F("a hook's file of the list's name is refused", file, "if («fs::exists(folder_ / formats::kManifestFile)»)", "false",
+  m + "AHooksFileOfItsNameIsRefused")
+F("another's file of the list's name stays", "src/accelerator/checkpointing.cpp",
+  "«if (writes) run_state::keep_file_of_another(folder);»", "", m + "AHooksFileOfItsNameIsRefused")
+F("sizes are compared", file, "not_whole(folder, *manifest_); «!lacking.empty()»)", "false", m + "ACopyInPartIsPassedOver")
+F("files of another size are not whole", file, "else if («static_cast<int64_t>(bytes) != sums.bytes»)", "false",
+  m + "ACopyInPartIsPassedOver")
+F("a list that can't be read is passed over", file,
+  "return {«fmt::format(\"{} that can be read ({})\", formats::kManifestFile, error.what())»};", "", m + "ACopyInPartIsPassedOver")
+F("hooks' files are checked", file, "«!is_checked_when_read(file.first)»)", "false", m + "ListsAndGuardsEveryFile")
+F("DeepSpeed's files for others are checked", file, "&& «first != \"latest\"» &&", "true", m + "GuardsDeepSpeedsFiles")
+F("checksums are computed while files are written", "src/utils/atomic_file.cpp", "if («RecordedFiles::wants(path_)») sums_",
+  "false", u + "FileChecksums.OfWhatIsWrittenIntoAFolder")
+F("files elsewhere are not recorded", "src/utils/atomic_file.cpp", "return «name.empty() || *name.begin() == \"..\"» ?",
+  "false", u + "FileChecksums.OfWhatIsWrittenIntoAFolder")
+F("weights that were merged are forgotten", "src/checkpoint/merge_fsdp_weights.cpp",
+  "«formats::forget_in_manifest(folder);»", "", m + "WhatMergingRemovesIsForgotten")
+file = "src/formats/checkpoint_manifest.cpp"
+F("the list has a checksum itself", file, "checksum_of(root); «sum != expected»)", "false",
+  u + "CheckpointManifest.AFlippedBitIsNeverTakenForAnotherList")
+F("the list leads nowhere else", file, "if («!is_name_below(name)») fail", "false",
+  u + "CheckpointManifest.WhatIsWrongIsNamed")
+F("a list of a later version is refused", file, "number(root, \"version\"); «version != kVersion»)", "false",
+  u + "CheckpointManifest.WhatIsWrongIsNamed")
+F("each part has a checksum", file, "|| «static_cast<int64_t>(all.size() / kDigits) != parts»)", "false",
+  u + "CheckpointManifest.WhatIsWrongIsNamed")
+F("others' files of the list's name are none", file, "!root.is_object() || «!(has(\"format\") || has(\"files\") || has(kChecksums))»)",
+  "false", m + "AHooksFileOfItsNameIsRefused")
+
+# ---- readers
+file = "src/formats/input_file.cpp"
+F("readers check what they read", file, "if («expected_») check(offset, count, static_cast", "false",
+  m + "ListsAndGuardsEveryFile", u + "ExpectedFiles.PartsThatAreReadAreLookedAtOnce")
+F("readers compare the size", file, "if («expected_») expected_->check_size", "false",
+  u + "ExpectedFiles.PartsThatAreReadAreLookedAtOnce")
+F("a part is looked at once", "src/formats/expected_files.cpp", "if («is_checked_[index].load(std::memory_order_relaxed)») continue;",
+  "false", u + "ExpectedFiles.PartsThatAreReadAreLookedAtOnce")
+file = "src/checkpoint/saved_state.cpp"
+F("mapped tensors are checked", file, "if («bytes») bytes->check(begin, end - begin); return", "false", m + "TheTensorIsNamed")
+F("of a mapped tensor's part its bytes are", file, "if («counts») check_rows(", "false",
+  u + "ExpectedFiles.OfATensorThatIsReadInPartItsPartAlone")
+F("random states that are damaged are refused", "src/run_state/state_parts.cpp",
+  "catch (const formats::DamagedFile&) { «throw;» }", "", m + "ListsAndGuardsEveryFile")
+F("a damaged tensor is named", "src/run_state/models.cpp", "naming_damage(«\"tensor '\" + name + \"'\"»,", "std::string()",
+  m + "TheTensorIsNamed")
+F("a damaged state of an optimizer is named", "src/run_state/optimizers.cpp",
+  "naming_damage(«fmt::format(\"'{}' of parameter '{}'\", kind, key)»,", "std::string()", m + "TheTensorIsNamed")
+
+# ---- disks
+F("bytes needed and free are compared", "src/run_state/room.cpp", "if («needed > *free»)", "false",
+  d + "WhatItTakesIsComparedBeforeAnythingIsWritten")
+F("states of optimizers count", "src/run_state/room.cpp", "needed += «saving.form == StateForm::deepspeed» ?", "true",
+  d + "WhatItTakesIsComparedBeforeAnythingIsWritten")
+F("states in pieces count as those of all ranks", "src/run_state/room.cpp", "bytes += («in_pieces» ? holding", "false",
+  d + "WhatItTakesIsComparedBeforeAnythingIsWritten")
+F("a full disk says what is free", "src/utils/atomic_file.cpp",
+  "return «free ? fmt::format(\"; its disk has {} bytes free\", *free) : \"\"»;", "std::string()",
+  d + "ThatIsFullInTheMiddleLosesNothing")
+F("flushing of folders and hooks' files is checked", "src/utils/atomic_file.cpp",
+  "handle < 0 || «::fsync(handle) != 0» ?", "(::fsync(handle), false)", d + "NoFlushThatFailsIsPassedOver")

@@ -1,0 +1,264 @@
+// Checksums of files, the list that a checkpoint carries, and readers that look at what they read.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <string>
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+#include <nlohmann/json.hpp>
+
+#include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
+#include "checkpoint/saved_state.hpp"
+#include "formats/checkpoint_manifest.hpp"
+#include "formats/expected_files.hpp"
+#include "formats/input_file.hpp"
+#include "message_of.hpp"
+#include "scratch.hpp"
+#include "utils/atomic_file.hpp"
+#include "utils/file_checksums.hpp"
+
+using namespace accelerate;
+using formats::CheckpointManifest;
+using support::message_of;
+using testing::AllOf;
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string random_bytes(size_t count) {
+  std::mt19937 random(count % 1000 + 1);
+  std::string bytes(count, '\0');
+  for (char& byte : bytes) byte = static_cast<char>(random());
+  return bytes;
+}
+
+FileChecksums checksums_of(std::string_view bytes) {
+  ChecksumsInTurn sums;
+  sums.add(bytes);
+  return sums.take();
+}
+
+void flip(const fs::path& file, int64_t byte) {
+  std::fstream both(file, std::ios::in | std::ios::out | std::ios::binary);
+  both.seekg(byte);
+  const char flipped = static_cast<char>(both.get() ^ 0x10);
+  both.seekp(byte);
+  both.put(flipped);
+}
+
+CheckpointManifest some_manifest() {
+  return {.files = {{"model.safetensors", {.bytes = kChecksumPartBytes + 1, .parts = {1, 0xFFFFFFFF}}},
+                    {"optimizer_0/__0_0.distcp", {.bytes = 7, .parts = {0xABCDEF01}}},
+                    {"empty", {}}},
+          .world_size = 2,
+          .layout = "sharded",
+          .step = 17,
+          .iteration = 3,
+          .accelerate = "0.1.0",
+          .libtorch = "2.13.0"};
+}
+
+std::string refusal_of(std::string_view text) {
+  return message_of<CheckpointError>([&] { formats::parse_manifest(text, "a manifest"); });
+}
+
+}  // namespace
+
+// RFC 3720, appendix B.4.
+TEST(FileChecksums, AreThoseOfTheStandard) {
+  EXPECT_EQ(crc32c::of(""), 0U);
+  EXPECT_EQ(crc32c::of("123456789"), 0xE3069283U);
+  EXPECT_EQ(crc32c::of(std::string(32, '\0')), 0x8A9136AAU);
+  EXPECT_EQ(crc32c::of(std::string(32, '\xFF')), 0x62A8AB43U);
+}
+
+TEST(FileChecksums, ByTableAndByInstructionAreTheSame) {
+  const auto bytes = random_bytes(200);
+  EXPECT_EQ(~crc32c::by_table(~uint32_t{0}, "123456789"), 0xE3069283U);
+#if defined(__x86_64__)
+  if (!__builtin_cpu_supports("sse4.2")) GTEST_SKIP() << "this processor has no such instruction";
+  for (size_t from = 0; from < 9; ++from)
+    for (size_t count = 0; from + count <= bytes.size(); ++count) {
+      const auto some = std::string_view(bytes).substr(from, count);
+      ASSERT_EQ(crc32c::by_table(77, some), crc32c::by_instruction(77, some)) << from << " " << count;
+    }
+#endif
+}
+
+TEST(FileChecksums, DoNotDependOnHowBytesCome) {
+  const auto bytes = random_bytes(static_cast<size_t>(2 * kChecksumPartBytes) + 5);
+  for (const size_t count : {bytes.size(), bytes.size() - 5, size_t{4}, size_t{0}}) {
+    const auto whole = std::string_view(bytes).substr(0, count);
+    FileChecksums expected{.bytes = static_cast<int64_t>(count), .parts = {}};
+    for (size_t at = 0; at < count; at += static_cast<size_t>(kChecksumPartBytes))
+      expected.parts.push_back(crc32c::of(whole.substr(at, static_cast<size_t>(kChecksumPartBytes))));
+    EXPECT_EQ(checksums_of(whole), expected);
+    ChecksumsInTurn in_turn;
+    for (size_t at = 0, next = 1; at < count; at += next, next = next * 7 % 1'000'003)
+      in_turn.add(whole.substr(at, next));
+    EXPECT_EQ(in_turn.take(), expected);
+    EXPECT_EQ(parts_of_bytes(expected.bytes, kChecksumPartBytes), static_cast<int64_t>(expected.parts.size()));
+  }
+}
+
+TEST(FileChecksums, OfWhatIsWrittenIntoAFolder) {
+  const auto folder = support::scratch("recorded");
+  fs::create_directories(folder / "below");
+  const auto write = [](const fs::path& path, const std::string& text) {
+    AtomicFile file("test", path);
+    file.write(text.substr(0, 2));
+    file.write(text.substr(2));
+    file.finish(/*flush=*/false);
+  };
+  write(folder / "before", "abcd");
+  {
+    const RecordedFiles recorded(folder);
+    write(folder / "a", "hello");
+    write(folder / "below" / "b", "world");
+    write(folder / "a", "again");
+    write(folder.parent_path() / "elsewhere", "hello");
+    AtomicFile unfinished("test", folder / "c");
+    unfinished.write("never");
+    using Files = std::vector<std::pair<std::string, FileChecksums>>;
+    EXPECT_EQ(recorded.files(),
+              (Files{{"a", checksums_of("hello")}, {"below/b", checksums_of("world")}, {"a", checksums_of("again")}}));
+  }
+  write(folder / "after", "abcd");  // to nobody
+}
+
+TEST(CheckpointManifest, IsReadAsItWasWritten) {
+  const auto text = formats::format_manifest(some_manifest());
+  EXPECT_EQ(formats::parse_manifest(text, "it"), some_manifest());
+  // Also by who has laid it out anew.
+  EXPECT_EQ(formats::parse_manifest(nlohmann::json::parse(text).dump(), "it"), some_manifest());
+  EXPECT_EQ(nlohmann::json::parse(text)["files"]["model.safetensors"]["crc32c"], "00000001ffffffff");
+}
+
+TEST(CheckpointManifest, AFlippedBitIsNeverTakenForAnotherList) {
+  const auto text = formats::format_manifest(some_manifest());
+  for (size_t bit = 0; bit < 8 * text.size(); ++bit) {
+    auto damaged = text;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ 1 << bit % 8);
+    try {
+      ASSERT_EQ(formats::parse_manifest(damaged, "it"), some_manifest()) << damaged;
+    } catch (const CheckpointError&) {
+    }
+  }
+}
+
+TEST(CheckpointManifest, WhatIsWrongIsNamed) {
+  const auto changed = [](const std::function<void(nlohmann::json&)>& change) {
+    auto root = nlohmann::json::parse(formats::format_manifest(some_manifest()));
+    root.erase("crc32c");
+    change(root);
+    root["crc32c"] = fmt::format("{:08x}", crc32c::of(root.dump()));
+    return refusal_of(root.dump());
+  };
+  EXPECT_THAT(refusal_of("{"), HasSubstr("is not valid JSON"));
+  EXPECT_THAT(changed([](auto& root) { root["version"] = 2; }), HasSubstr("of version 2"));
+  EXPECT_THAT(changed([](auto& root) { root["format"] = "other"; }), HasSubstr("its format is 'other'"));
+  EXPECT_THAT(changed([](auto& root) { root["world_size"] = -1; }), HasSubstr("found -1 at 'world_size'"));
+  EXPECT_THAT(changed([](auto& root) { root["layout"] = 3; }), HasSubstr("expected a text"));
+  EXPECT_THAT(changed([](auto& root) { root["part_bytes"] = 0; }), HasSubstr("its parts have 0 bytes"));
+  EXPECT_THAT(changed([](auto& root) { root.erase("files"); }), HasSubstr("found null at 'files'"));
+  EXPECT_THAT(changed([](auto& root) { root["files"]["empty"] = 3; }), HasSubstr("found 3 for 'empty'"));
+  EXPECT_THAT(changed([](auto& root) { root["files"]["empty"]["bytes"] = 5; }),
+              HasSubstr("'empty' of 5 bytes has 0 digits of checksums, expected 8 of each of 1 parts"));
+  EXPECT_THAT(changed([](auto& root) { root["files"]["optimizer_0/__0_0.distcp"]["crc32c"] = "ABCDEF01"; }),
+              HasSubstr("ABCDEF01"));
+  for (const char* name : {"", "/etc/passwd", "../up", "a/../../up", "a//b", "./a", "a/", "..", "."})
+    EXPECT_THAT(changed([&](auto& root) { root["files"][name] = root["files"]["empty"]; }),
+                HasSubstr("is no path of a file in its folder"))
+        << name;
+  // Another's file of this name.
+  EXPECT_EQ(formats::parse_manifest(R"({"steps": 3})", "it"), std::nullopt);
+  EXPECT_EQ(formats::parse_manifest("[1]", "it"), std::nullopt);
+  auto odd = some_manifest();
+  odd.files["\xFF"] = {};
+  EXPECT_THAT(message_of<CheckpointError>([&] { formats::format_manifest(odd); }), HasSubstr("not UTF-8"));
+}
+
+TEST(CheckpointManifest, ForgetsWhatWasTakenOut) {
+  const auto folder = support::scratch("taken_out");
+  fs::create_directories(folder);
+  EXPECT_EQ(formats::read_manifest(folder), std::nullopt);
+  formats::forget_in_manifest(folder / "optimizer_0");  // there is none
+  support::write(folder / formats::kManifestFile, formats::format_manifest(some_manifest()));
+  formats::forget_in_manifest(folder / "optimizer");
+  EXPECT_EQ(formats::read_manifest(folder), some_manifest());
+  formats::forget_in_manifest(folder / "optimizer_0" / "");
+  auto left = some_manifest();
+  left.files.erase("optimizer_0/__0_0.distcp");
+  EXPECT_EQ(formats::read_manifest(folder), left);
+}
+
+TEST(ExpectedFiles, PartsThatAreReadAreLookedAtOnce) {
+  const auto folder = support::scratch("expected");
+  fs::create_directories(folder);
+  const auto bytes = random_bytes(25);
+  support::write(folder / "file", bytes);
+  FileChecksums sums{.bytes = 25, .parts = {}};
+  for (size_t at = 0; at < 25; at += 10) sums.parts.push_back(crc32c::of(std::string_view(bytes).substr(at, 10)));
+  flip(folder / "file", 12);
+  std::string read(25, '\0');
+  {
+    const formats::ExpectedFiles expected(folder, {{"file", sums}}, 10);
+    const formats::InputFile file(folder / "." / "file"), again(folder / "file");
+    file.read(0, read.data(), 10);
+    file.read(3, read.data(), 2);
+    again.read(0, read.data(), 9);
+    EXPECT_EQ(expected.parts_checked(), 1);
+    file.read(24, read.data(), 1);  // a part of which little is asked for
+    EXPECT_EQ(expected.parts_checked(), 2);
+    file.read(20, read.data(), 0);
+    for (const auto& [begin, count] : {std::pair(10, 1), std::pair(9, 2), std::pair(0, 25), std::pair(19, 5)})
+      EXPECT_THAT(message_of<formats::DamagedFile>(
+                      [&, &begin = begin, &count = count] { file.read(begin, read.data(), count); }),
+                  AllOf(HasSubstr((folder / "file").string()), HasSubstr("bytes 10 to 19")));
+    EXPECT_THROW(file.check(0, 25), formats::DamagedFile);
+    EXPECT_THAT(
+        message_of<formats::DamagedFile>([&] { formats::naming_damage("tensor 'x'", [&] { file.check(15, 1); }); }),
+        testing::StartsWith("tensor 'x': '"));
+    flip(folder / "file", 12);
+    file.read(0, read.data(), 25);
+    EXPECT_EQ(read, bytes);
+    EXPECT_EQ(expected.parts_checked(), 3);
+    fs::resize_file(folder / "file", 24);
+    EXPECT_THAT(message_of<formats::DamagedFile>([&] { formats::InputFile(folder / "file"); }),
+                HasSubstr("has 24 bytes, expected the 25"));
+  }
+  const formats::InputFile file(folder / "file");  // of which nobody knows anything by now
+  file.read(0, read.data(), 24);
+}
+
+TEST(ExpectedFiles, OfATensorThatIsReadInPartItsPartAlone) {
+  const auto folder = support::scratch("part");
+  fs::create_directories(folder);
+  const int64_t rows = 3, columns = kChecksumPartBytes / 4;  // a row is a part, but for the header
+  {
+    const RecordedFiles recorded(folder);
+    save_safetensors(folder / "w", {{"first", torch::ones({rows, columns})}, {"second", torch::ones({3})}});
+    const formats::ExpectedFiles expected(folder, {recorded.files().begin(), recorded.files().end()},
+                                          kChecksumPartBytes);
+    const auto tensors = checkpointing::open_safetensors(folder / "w");
+    EXPECT_EQ(expected.parts_checked(), 1) << "the header";
+    at::Tensor row = torch::empty({1, 5});
+    tensors.at("first").read({{1, 9}, {1, 5}}, row);
+    EXPECT_TRUE(row.eq(1).all().item<bool>());
+    EXPECT_EQ(expected.parts_checked(), 2);
+    tensors.at("first").read({{0, 0}, {0, 5}}, torch::empty({0, 5}));
+    EXPECT_EQ(expected.parts_checked(), 2);
+    flip(folder / "w", 2 * kChecksumPartBytes + 100);
+    EXPECT_THROW(tensors.at("first").read({{2, 9}, {1, 5}}, row), formats::DamagedFile);
+    EXPECT_THROW(tensors.at("first").read_whole(), formats::DamagedFile);
+    tensors.at("second").read_whole();
+  }
+}
