@@ -166,10 +166,10 @@ TEST_F(CheckpointTest, ResumedRunIsTheUninterruptedOneBitByBit) {
   expect_resumes(folder / "group", 16, "no");
   expect_resumes(folder / "group fp16", 18, "fp16");
   EXPECT_TRUE(files_in(folder / "group").contains("gradients_0.bin"));
-  EXPECT_EQ(files_in(folder / "fp16"), (std::set<std::string>{"model.safetensors", "optimizer.bin", "scheduler.bin",
-                                                              "scaler.pt", "dl_state_dict.bin", "random_states_0.pkl",
-                                                              "custom_checkpoint_0.pkl", "custom_checkpoint_1.pkl",
-                                                              "checkpoint.json"}));
+  EXPECT_EQ(files_in(folder / "fp16"),
+            (std::set<std::string>{"model.safetensors", "optimizer.bin", "scheduler.bin", "scaler.pt",
+                                   "dl_state_dict.bin", "random_states_0.pkl", "custom_checkpoint_0.pkl",
+                                   "custom_checkpoint_1.pkl", "checkpoint.json"}));
   EXPECT_TRUE(files_in(folder / "bin").contains("pytorch_model.bin"));
 }
 
@@ -833,9 +833,8 @@ TEST_F(CheckpointTest, HooksChangeWhatIsSavedAndLoaded) {
         weights.pop_back();
       });
   accelerator.save_state(folder / "saved");
-  EXPECT_EQ(files_in(folder / "saved"),
-            (std::set<std::string>{"checkpoint.json", "model.safetensors", "my_linear.safetensors",
-                                   "random_states_0.pkl"}));
+  EXPECT_EQ(files_in(folder / "saved"), (std::set<std::string>{"checkpoint.json", "model.safetensors",
+                                                               "my_linear.safetensors", "random_states_0.pkl"}));
   EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(folder / "saved"); }),
               HasSubstr("model_1.safetensors"));
   {

@@ -211,7 +211,8 @@ struct FullyShardedDataParallelPlugin {
   /// computes anew what has changed in between (gradients that were clipped, a learning rate). Results are those of
   /// false to the bit, and nothing can be seen before step(). It costs a copy of what this rank holds of parameters and
   /// of the optimizer's states (where those lie on a disk, there), so it is never on by itself. For optimizers with a
-  /// step of ours (AcceleratedOptimizer::step_ahead) on parameters that lie on the host. FSDP_STEP_IN_BACKWARD, else false.
+  /// step of ours (AcceleratedOptimizer::step_ahead) on parameters that lie on the host. FSDP_STEP_IN_BACKWARD, else
+  /// false.
   std::optional<bool> step_in_backward;
 };
 
