@@ -75,8 +75,7 @@ class ChosenFsdp final : public ChosenLayer {
     if (plugin_.quantized_weights.value_or(false) && !weights.empty())
       raise<ConfigError>(
           "prepare: found fsdp_plugin.quantized_weights and AORecipeKwargs::enable_fsdp_float8_all_gather, expected "
-          "one "
-          "of them: both say how '{}' travels; set one to false",
+          "one of them: both say how '{}' travels; set one to false",
           weights.front());
     fp8_weights_ = weights;
   }
