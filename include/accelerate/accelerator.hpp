@@ -144,9 +144,7 @@ struct LoadStateOptions {
 class [[nodiscard]] Scope {
  public:
   Scope() = default;
-  explicit Scope(std::function<void()> leave) {
-    if (leave) leave_ = {nullptr, [leave = std::move(leave)](void*) { leave(); }};
-  }
+  explicit Scope(std::function<void()> leave);
   Scope(Scope&& other) noexcept = default;
   Scope& operator=(Scope&& other) noexcept = default;
 

@@ -14,6 +14,10 @@
 
 namespace accelerate {
 
+Scope::Scope(std::function<void()> leave) {
+  if (leave) leave_ = {nullptr, [leave = std::move(leave)](void*) { leave(); }};
+}
+
 Scope Accelerator::begin_accumulate(const parallel::Engines& models) {
   const auto& gradients = gradient_state();
   const bool due = !impl_->counts_micro_steps() || (impl_->run.step + 1) % gradients.num_steps() == 0,
