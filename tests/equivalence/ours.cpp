@@ -148,16 +148,16 @@ class Ours final : public Machine {
     } else if (verb == "scale_grad") {
       scale_gradients(tensors_of(net), operation);
     } else if (verb == "hand_step") {
-      hand_step(tensors_of(net), operation.number("rate"));
+      hand_step(tensors_of(net), tensors_of(net), operation.number("rate"));
     } else if (verb == "write") {
-      write_parameters(tensors_of(net), operation);
+      write_parameters(tensors_of(net), tensors_of(net), operation);
     } else if (verb == "summon") {
       const auto here = accelerate::residency::summon(o_->net);
-      write_parameters(tensors_of(net), operation);
+      write_parameters(tensors_of(net), tensors_of(net), operation);
     } else if (verb == "ema") {
       average_.update(tensors_of(net), operation.number("decay"));
     } else if (verb == "ema_swap") {
-      average_.swap(tensors_of(net));
+      average_.swap(tensors_of(net), tensors_of(net));
     } else if (verb == "freeze" || verb == "unfreeze") {
       set_trained(tensors_of(net), operation);
     } else if (verb == "add_group") {

@@ -220,7 +220,7 @@ class Reference final : public Machine {
           if (parameter.grad().defined()) see(rank, "grad." + name, parameter.grad());
       });
     } else if (verb == "hand_step") {
-      for (auto& replica : replicas_) hand_step(replica.parameters, operation.number("rate"));
+      for (auto& replica : replicas_) hand_step(replica.parameters, images(replica), operation.number("rate"));
     } else if (verb == "scale_grad") {
       for (auto& replica : replicas_) scale_gradients(replica.parameters, operation);
     } else if (verb == "freeze" || verb == "unfreeze") {
@@ -276,11 +276,12 @@ class Reference final : public Machine {
     } else if (verb == "autograd_grad") {
       autograd_grad(operation);
     } else if (verb == "write" || verb == "summon") {
-      for (auto& replica : replicas_) write_parameters(replica.parameters, operation);
+      for (auto& replica : replicas_)
+        write_parameters(replica.parameters, verb == "write" ? images(replica) : replica.parameters, operation);
     } else if (verb == "ema") {
-      for (auto& replica : replicas_) replica.average.update(replica.parameters, operation.number("decay"));
+      for (auto& replica : replicas_) replica.average.update(images(replica), operation.number("decay"));
     } else if (verb == "ema_swap") {
-      for (auto& replica : replicas_) replica.average.swap(replica.parameters);
+      for (auto& replica : replicas_) replica.average.swap(replica.parameters, images(replica));
     } else if (verb == "set_rate") {
       each([&](int64_t rank, Replica& replica) {
         each_optimizer(replica, operation, [&](auto& optimizer) {
@@ -291,7 +292,9 @@ class Reference final : public Machine {
       });
     } else if (verb == "read") {
       each([&](int64_t rank, Replica& replica) {
-        for (const auto& [name, parameter] : parameters_of(*replica.net)) see(rank, "param." + name, parameter);
+        const auto shown = images(replica);
+        size_t i = 0;
+        for (const auto& [name, parameter] : parameters_of(*replica.net)) see(rank, "param." + name, shown[i++]);
         for (const auto& item : replica.net->named_buffers()) see(rank, "buffer." + item.key(), item.value());
       });
     } else if (verb == "state_dict") {
@@ -398,14 +401,22 @@ class Reference final : public Machine {
   void refresh(Replica& replica) const {
     if (!layout_->sharded) return;
     at::NoGradGuard no_grad;
-    for (size_t i = 0; i < replica.computed.size(); ++i) {
-      at::Tensor& computed = replica.computed[i];
+    const auto values = images(replica);
+    for (size_t i = 0; i < replica.computed.size(); ++i)
+      if (!at::allclose(replica.computed[i], values[i], 0, 0, /*equal_nan=*/true)) replica.computed[i].copy_(values[i]);
+  }
+  /// The values that are computed with, and that programs read.
+  std::vector<at::Tensor> images(const Replica& replica) const {
+    if (!layout_->sharded) return replica.parameters;
+    at::NoGradGuard no_grad;
+    std::vector<at::Tensor> values;
+    for (size_t i = 0; i < replica.parameters.size(); ++i) {
+      const at::Tensor& parameter = replica.parameters[i];
       // Parameters of four numbers stay whole by ZeRO's stages, see layouts.cpp.
-      const bool as_code = layout_->weights_as_codes && replica.parameters[i].numel() > (layout_->own_limit ? 4 : 0);
-      const at::Tensor value =
-          (as_code ? as_codes(replica.parameters[i], 127) : replica.parameters[i]).to(computed.scalar_type());
-      if (!at::allclose(computed, value, 0, 0, /*equal_nan=*/true)) computed.copy_(value);
+      const bool as_code = layout_->weights_as_codes && parameter.numel() > (layout_->own_limit ? 4 : 0);
+      values.push_back((as_code ? as_codes(parameter, 127) : parameter).detach().to(replica.computed[i].scalar_type()));
     }
+    return values;
   }
 
   at::Tensor call(Replica& replica, at::Tensor batch) {

@@ -6,14 +6,18 @@
 
 namespace equivalence {
 
+// What programs read of parameters are their images: in mixed precision sharded layouts show 16 bits or codes, and keep
+// what is written in the precision of the parameters. Where the images are the parameters themselves, both are the same.
+
 /// `write kind=… value=… index=…`: in-place operators on all parameters, or on one of them, as programs write them.
-void write_parameters(const std::vector<at::Tensor>& parameters, const Operation& operation);
+void write_parameters(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& images,
+                      const Operation& operation);
 
 /// An average of the parameters that a program keeps, and changes places with.
 class MovingAverage {
  public:
-  void update(const std::vector<at::Tensor>& parameters, double decay);
-  void swap(const std::vector<at::Tensor>& parameters);
+  void update(const std::vector<at::Tensor>& images, double decay);
+  void swap(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& images);
 
  private:
   std::vector<at::Tensor> averages_;
@@ -26,6 +30,6 @@ void scale_gradients(const std::vector<at::Tensor>& parameters, const Operation&
 void set_trained(const std::vector<at::Tensor>& parameters, const Operation& operation);
 
 /// A step by hand.
-void hand_step(const std::vector<at::Tensor>& parameters, double rate);
+void hand_step(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& images, double rate);
 
 }  // namespace equivalence
