@@ -1,4 +1,4 @@
-"""The same steps with DeepSpeed on its CPU accelerator. usage: deepspeed_peer.py memory|nvme|pipelined FOLDER STEPS     (needs libaio-dev)"""
+"""The same steps with DeepSpeed on its CPU accelerator. usage: deepspeed_peer.py memory|nvme|pipelined FOLDER STEPS [ROWS]     (needs libaio-dev)"""
 import os
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -28,6 +28,7 @@ class Wide(nn.Module):
 
 def main():
     mode, folder, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    rows = int(sys.argv[4]) if len(sys.argv) > 4 else 1
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     model = Wide()
     zero = {"stage": 3, "sub_group_size": WIDTH * WIDTH}
@@ -36,7 +37,7 @@ def main():
         zero["offload_optimizer"] = {"device": "nvme", "nvme_path": folder, "pin_memory": False, "buffer_count": 8, "pipeline_read": on, "pipeline_write": on}
     config = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.0, "bf16": {"enabled": True}, "zero_optimization": zero, "aio": {"block_size": 8388608, "queue_depth": 8}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}}}
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-    x = torch.linspace(-1, 1, WIDTH).view(1, WIDTH).to(torch.bfloat16)
+    x = torch.linspace(-1, 1, rows * WIDTH).view(rows, WIDTH).to(torch.bfloat16)
     answer, times = [], []
     for _ in range(steps):
         begin = time.perf_counter()

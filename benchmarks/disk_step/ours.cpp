@@ -1,6 +1,7 @@
 /// Steps with the optimizer's states on a disk, and the same bytes read and written by themselves.
-/// usage: disk_step memory|nvme|pipelined|raw FOLDER STEPS      ZeRO's stage 3, bf16 with fp32 masters, AdamW of 64 M
-/// parameters: 12 bytes a parameter come and go in a step.
+/// usage: disk_step memory|nvme|pipelined|raw FOLDER STEPS [ROWS]     ZeRO's stage 3, bf16 with fp32 masters, AdamW of
+/// 64 M parameters: 12 bytes a parameter come and go in a step. `memory_backward`, `pipelined_backward`: steps within
+/// backward, which ROWS of input make longer.
 
 #include <torch/torch.h>
 
@@ -80,14 +81,15 @@ void raw(const std::string& folder, int64_t steps) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 4) return std::fputs("usage: disk_step memory|nvme|pipelined|raw FOLDER STEPS\n", stderr), 64;
+  if (argc < 4) return std::fputs("usage: disk_step memory|nvme|pipelined|raw FOLDER STEPS [ROWS]\n", stderr), 64;
   const std::string mode = argv[1], folder = argv[2];
-  const int64_t steps = std::stoll(argv[3]);
+  const int64_t steps = std::stoll(argv[3]), rows = argc > 4 ? std::stoll(argv[4]) : 1;
   if (mode == "raw") return raw(folder, steps), 0;
-  const std::string more = mode == "pipelined" ? R"(, "pipeline_read": true, "pipeline_write": true)" : "";
+  const std::string more = mode.starts_with("pipelined") ? R"(, "pipeline_read": true, "pipeline_write": true)" : "";
   const std::string offload =
-      mode == "memory" ? ""
-                       : R"(, "offload_optimizer": {"device": "nvme", "nvme_path": ")" + folder + "\"" + more + "}";
+      mode.starts_with("memory")
+          ? ""
+          : R"(, "offload_optimizer": {"device": "nvme", "nvme_path": ")" + folder + "\"" + more + "}";
   Accelerator accelerator(
       {.cpu = true,
        .deepspeed_plugin = DeepSpeedPlugin{
@@ -95,10 +97,11 @@ int main(int argc, char** argv) {
                R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0, "bf16": {"enabled": true},
                    "zero_force_ds_cpu_optimizer": false, "aio": {"block_size": 8388608, "queue_depth": 8},
                    "zero_optimization": {"stage": 3)" +
-               offload + "}}"}});
+               offload + "}}",
+           .step_in_backward = mode.ends_with("_backward")}});
   Wide model;
   auto [m, optimizer] = accelerator.prepare(model, torch::optim::AdamW(model->parameters(), 1e-4));
-  const at::Tensor x = torch::linspace(-1, 1, kWidth).view({1, kWidth}).to(at::kBFloat16);
+  const at::Tensor x = torch::linspace(-1, 1, rows * kWidth).view({rows, kWidth}).to(at::kBFloat16);
   std::vector<double> answer, ms;
   int64_t bytes = 0;
   using residency::ResidencyCount;
