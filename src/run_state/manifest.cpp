@@ -133,8 +133,7 @@ void keep_file_of_another(const fs::path& folder) {
   }
   raise<ConfigError>(
       "save_state: found a file '{}' of another kind, expected the list of an older checkpoint's files, or none: the "
-      "new "
-      "one has this name. Move it, or save into another folder",
+      "new one has this name. Move it, or save into another folder",
       file.string());
 }
 
