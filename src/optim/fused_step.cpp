@@ -467,7 +467,7 @@ template <class Kernel> class FusedStepOf : public FusedStep {
     if (const auto& grad = param.grad(); grad.defined()) {
       if (grad.layout() != at::kStrided) return "a parameter or gradient is not dense";
       // Ours widen what they read.
-      const bool widened = param.is_cpu() && dtype == at::kFloat &&
+      const bool widened = (param.is_cpu() || param.is_meta()) && dtype == at::kFloat &&
                            (grad.scalar_type() == at::kHalf || grad.scalar_type() == at::kBFloat16);
       if ((grad.scalar_type() != dtype && !widened) || grad.device() != param.device())
         return "a gradient differs from its parameter in dtype or device";

@@ -273,7 +273,8 @@ void DiskMemory::give_buffer(std::unique_ptr<Buffer> buffer) {
 
 DiskMemory::Place* DiskMemory::any_place_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
-  const at::DataPtr& pointer = tensor.storage().data_ptr();
+  // Unchecked: a gradient that is elsewhere has no bytes to point to, and lies on no disk.
+  const at::DataPtr& pointer = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   if (pointer.get_deleter() != &Place::let_go) return nullptr;
   return static_cast<std::shared_ptr<Place>*>(pointer.get_context())->get();
 }
