@@ -7,7 +7,8 @@
 namespace equivalence {
 
 // What programs read of parameters are their images: in mixed precision sharded layouts show 16 bits or codes, and keep
-// what is written in the precision of the parameters. Where the images are the parameters themselves, both are the same.
+// what is written in the precision of the parameters. Where the images are the parameters themselves, both are the
+// same.
 
 /// `write kind=… value=… index=…`: in-place operators on all parameters, or on one of them, as programs write them.
 void write_parameters(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& images,
