@@ -177,8 +177,6 @@ void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, Watched& 
       auto& grad = param.mutable_grad();
       if (!grad.defined()) continue;
       if (widens) widen_gradient(param);
-      // Also of a parameter that is itself the fp16 image of a master, whole, as optimizers have that need all of it.
-      if (widens && grad.scalar_type() == at::kHalf && !allow_fp16) grad = grad.to(at::kFloat);
       if (grad.scalar_type() == at::kHalf && !allow_fp16)
         throw ConfigError(
             "GradScaler::unscale_: found an fp16 gradient, expected fp32: dividing it in fp16 would lose what scaling "

@@ -182,12 +182,28 @@ void warn_of_skipped_steps(int64_t skipped, const optim::GradScaler& scaler) {
                       "learning rate and the model's outputs; bf16 has the range of fp32.");
 }
 
+/// Classes that are not this library's compute by LibTorch's operators: of a gradient in 16 bits, which sharded layouts
+/// hand on, the product with a rate would have 16 bits too. In a dry run all stand for kernels that widen themselves.
+void widen_for_others(const torch::optim::Optimizer& optimizer) {
+  if (dynamic_cast<const optim::OwnOptimizer*>(&optimizer) || dynamic_cast<const optim::AdamW8bit*>(&optimizer)) return;
+  const at::NoGradGuard no_grad;
+  for (const auto& group : optimizer.param_groups())
+    for (const auto& parameter : group.params())
+      if (parameter.grad().defined() && !parameter.is_meta()) optim::widen_gradient(parameter);
+}
+
 /// An optimizer that evaluates its closure until the loss pleases it (LBFGS) must do so equally often on all ranks,
 /// which average gradients in it: it gets the mean of their losses.
 AcceleratedOptimizer::LossClosure in_step(const AcceleratedOptimizer::LossClosure& closure,
                                           torch::optim::Optimizer& optimizer) {
-  if (!closure || comm::world_size() == 1 || optim::steps_on_pieces(optimizer)) return closure;
-  return [closure] { return comm::agreed::all_reduce(closure().detach(), Reduction::mean, 1.0); };
+  widen_for_others(optimizer);
+  if (!closure) return closure;
+  const bool alone = comm::world_size() == 1 || optim::steps_on_pieces(optimizer);
+  return [closure, alone, &optimizer] {
+    const at::Tensor loss = closure();
+    widen_for_others(optimizer);
+    return alone ? loss : comm::agreed::all_reduce(loss.detach(), Reduction::mean, 1.0);
+  };
 }
 
 }  // namespace
@@ -338,7 +354,9 @@ void AcceleratedOptimizer::Impl::take_some(const std::optional<at::Tensor>& grad
           parameter.mutable_grad().div_(grad_scale->to(parameter.device()));
         }
   }
-  if (!optim::step_with_fp32_moments(*optimizer)) optimizer->step();
+  if (optim::step_with_fp32_moments(*optimizer)) return;
+  widen_for_others(*optimizer);
+  optimizer->step();
 }
 
 std::vector<AcceleratedOptimizer::Impl::Part> AcceleratedOptimizer::Impl::parts() const {

@@ -12,7 +12,6 @@
 
 #include "accelerate/comm.hpp"
 #include "residency/disk/by_turns.hpp"
-#include "residency/disk/disk_memory.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -44,9 +43,8 @@ void Gradients::scale(const at::Scalar& factor) const {
 }
 
 void Gradients::scale(const at::Tensor& factor) const {
-  const auto lies_on_disk = [](const at::Tensor& gradient) { return residency::DiskMemory::of(gradient) != nullptr; };
-  // Else what need not change would be written, and be unlike what backward has left.
-  if (std::any_of(pieces.begin(), pieces.end(), lies_on_disk) && factor.is_cpu() && factor.item<double>() == 1) return;
+  // What need not change is not written. On all ranks alike: who shows what was changed gathers it anew.
+  if (factor.is_cpu() && factor.item<double>() == 1) return;
   change([&](const auto& some) { at::_foreach_mul_(some, factor); });
 }
 

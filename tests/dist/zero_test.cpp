@@ -6,6 +6,7 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "accelerate/accelerate.hpp"
 #include "accelerate/parallel/deepspeed_plugin.hpp"
@@ -694,6 +695,71 @@ RANKS_TEST(Zero, MuonAndLambOfTheFileHaveMasters, 1, 2, 3) {
         }
       });
     }
+}
+
+namespace {
+
+/// As users write one, by LibTorch's operators.
+struct OfAUser : torch::optim::SGD {
+  OfAUser(const std::vector<at::Tensor>& parameters, std::set<at::ScalarType>& types)
+      : SGD(parameters, torch::optim::SGDOptions(0.1)), found(types) {}
+  at::Tensor step(LossClosure closure = nullptr) override {
+    const at::Tensor loss = closure ? closure() : at::Tensor();
+    const at::NoGradGuard no_grad;
+    for (auto& group : param_groups())
+      for (auto& parameter : group.params())
+        if (parameter.grad().defined() && parameter.numel() > 0) {
+          found.insert(parameter.grad().scalar_type());
+          parameter.sub_(parameter.grad() * 0.1);
+        }
+    return loss;
+  }
+  std::set<at::ScalarType>& found;
+};
+struct OfAUserOnPieces : OfAUser, optim::ElementWise {
+  using OfAUser::OfAUser;
+};
+
+template <class Optimizer>
+std::set<at::ScalarType> types_of_gradients(int64_t number, const std::string& more, bool with_closure) {
+  support::reset_states();
+  Accelerator accelerator({.cpu = true, .deepspeed_plugin = stage(number, kUnclipped + more)});
+  ThreeLayers model;
+  std::set<at::ScalarType> found;
+  auto [m, opt] = accelerator.prepare(model, std::make_shared<Optimizer>(model->parameters(), found));
+  accelerator.set_sync_gradients(true);
+  auto compute = [&, m = m, opt = opt]() mutable {
+    opt.zero_grad();
+    const at::Tensor loss = loss_of(m(batch_of(0, 0, accelerator.process_index()).to(at::kBFloat16)).to(at::kFloat));
+    accelerator.backward(loss);
+    return loss;
+  };
+  if (with_closure) {
+    opt.step(compute);
+  } else {
+    compute();
+    opt.step();
+  }
+  return found;
+}
+
+}  // namespace
+
+// Gradients have 16 bits until the step, and masters have more: a product with a rate must not have 16 bits.
+RANKS_TEST(Zero, OptimizersOfUsersGetGradientsInTheirMastersDtype, 1, 2) {
+  const std::string checked = R"(, "bf16": {"enabled": true})",
+                    unchecked = R"(, "bf16": {"enabled": true, "check_grad_overflow": false})";
+  support::on_both_stores([&](const std::string& store) {
+    for (const int64_t number : {0, 1, 2, 3}) {
+      SCOPED_TRACE("stage " + std::to_string(number) + ", " + store);
+      const std::set wide{at::kFloat};
+      EXPECT_EQ(types_of_gradients<OfAUser>(number, checked, false), wide);
+      EXPECT_EQ(types_of_gradients<OfAUser>(number, unchecked, false), wide);
+      EXPECT_EQ(types_of_gradients<OfAUser>(number, unchecked, true), wide);
+      EXPECT_EQ(types_of_gradients<OfAUserOnPieces>(number, checked, false), wide);
+      EXPECT_EQ(types_of_gradients<OfAUserOnPieces>(number, unchecked, false), wide);
+    }
+  });
 }
 
 /// As an average of losses that are so many times larger.

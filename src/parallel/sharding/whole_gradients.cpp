@@ -141,7 +141,8 @@ void WholeGradients::show() {
   ++shown_;
   for (auto& part : parts_) {
     for (auto& member : part.members) drop_cleared(member);
-    if (!part.trained || part.members.front().tensor.is_meta()) continue;
+    // Also where it has been frozen since: steps go on with a gradient that is there.
+    if (part.members.front().tensor.is_meta()) continue;
     const bool any = std::any_of(part.members.begin(), part.members.end(),
                                  [](const ShardedMember& member) { return member.shard.grad().defined(); });
     if (!any) continue;
