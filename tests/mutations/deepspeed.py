@@ -86,8 +86,13 @@ F("early divisions of replicas", "src/parallel/sharding/replicas.cpp", "«if (be
 F("what is left of the division of replicas", "src/parallel/sharding/replicas.cpp", "«if (rest != 1) sum.div_(rest);»",
   "", y + "DividedEarlyOrLateTheyAreAverages")
 y += "OfWholeParametersTheyAreUnscaledInFp32"
-F("fp16 gradients of whole parameters are unscaled in fp32", "src/optim/grad_scaler.cpp",
-  "if («widens && grad.scalar_type() == at::kHalf && !allow_fp16») grad =", "false", y)
+F("fp16 gradients of whole parameters are unscaled in fp32", "src/optim/widen_gradient.hpp",
+  "const auto kept = «member» ? member->home().keeps() : std::nullopt;", "false", y)
+F("optimizers of users get gradients in their masters' dtype", "src/optim/optimizer.cpp",
+  "{ «widen_for_others(optimizer);» if (!closure) return closure;", "",
+  "zero_tests Zero.OptimizersOfUsersGetGradientsInTheirMastersDtype")
+F("so do those that compute gradients in a closure", "src/optim/optimizer.cpp",
+  "closure(); «widen_for_others(optimizer);»", "", "zero_tests Zero.OptimizersOfUsersGetGradientsInTheirMastersDtype")
 F("what no fused kernel divides is unscaled by the scaler", "src/optim/optimizer.cpp",
   "if (self.divisor && «!self.scaler->is_unscaled(optimizer)» && !is_dry", "false", y)
 F("replaced gradients are taken together", "src/parallel/sharding/sharding.cpp",
@@ -114,7 +119,7 @@ F("zero_force_ds_cpu_optimizer", "src/parallel/zero/choose.cpp",
 F("kernels take parameters of 16 bits with fp32 moments", "src/optim/fused_step.cpp",
   "(allow_half_ || «has_fp32_moments(options)»)", "false", y + "AProgramsAdamStepsAsDeepSpeedsToTheBit")
 F("steps with fp32 moments round once without kernels, too", "src/optim/optimizer.cpp",
-  "if (!«optim::step_with_fp32_moments(*optimizer)») optimizer->step();", "false",
+  "if («optim::step_with_fp32_moments(*optimizer)») return;", "false",
   y + "AProgramsAdamStepsAsDeepSpeedsToTheBit")
 F("moments are as exact as a step makes them", "src/optim/optimizer_state.cpp", "{ return «moment_type(o, parameter)»; }",
   "parameter.scalar_type()", y + "StatesThatAProgramsAdamHasAreKept", y + "AProgramsAdamGoesOnFromDeepSpeedsFiles")

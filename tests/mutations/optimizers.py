@@ -72,7 +72,7 @@ F("Adam makes up for the first steps", "src/optim/kernels/step.cpp", "rule.bias_
 F("AcceleratedOptimizerOptions::fused", "src/optim/optimizer.cpp", "if («options.fused.value_or(true)») impl_->fused",
   "true", "optim_tests OptimTest.FallsBackWhereTheKernelsCannot")
 F("searching optimizers see the mean loss", "src/optim/optimizer.cpp",
-  "comm::world_size() == 1 || «optim::steps_on_pieces(optimizer)») return closure;", "true",
+  "comm::world_size() == 1 || «optim::steps_on_pieces(optimizer)»;", "true",
   "ddp_habits_tests DdpHabits.LbfgsEvaluatesEquallyOftenOnAllRanks")
 own = "deepspeed_optim_tests OwnOptimizers."
 F("Lion's directions are of its mean", kernels + "step_bodies.hpp", "const T mean = «rates.keep[0] * m + rates.add[0] * g»;", "m",

@@ -190,7 +190,7 @@ F("a write or two is no step of the old optimizer", "src/optim/grad_scaler.cpp",
 F("a step of the old optimizer that ruins parameters is named", "src/optim/grad_scaler.cpp",
   "if (state.moves < kMoves && «!ruined») return;", "true", "optim_tests GradScalerTest.TheOldOptimizersStepIsNamed")
 file = "src/parallel/sharding/whole_gradients.cpp"
-F("grad() of sharded parameters", file, "if («!part.trained» || part.members.front().tensor.is_meta()) continue;", "true",
+F("grad() of sharded parameters", file, "if («part.members.front().tensor.is_meta()») continue;", "true",
   w + "GradientsAreWholeBetweenBackwardAndStep")
 F("grad() of sharded parameters, cleared", file,
   "if (was.shows != Shows::nothing) «member.shard.mutable_grad().reset();»", ";",
