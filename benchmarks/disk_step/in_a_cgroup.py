@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """train_llm on a model of several times the memory that its control group may have, by nvme: trained, killed, resumed.
 
-usage: in_a_cgroup.py --bin build/release/bin --folder FOLDER [--limit_mb 512] [--layers 40] [--steps 3]
+usage: in_a_cgroup.py --bin build/release/bin --folder FOLDER [--limit_mb 512] [--layers 160] [--steps 3]
 
 Needs root and control groups (either version). FOLDER is on the disk, with room for some 40 bytes a parameter. Prints the limit, the model's size, what the group used at most, and the losses of
 an uninterrupted run beside those of one that was killed (SIGKILL, right after its first checkpoint) and resumed: they must be the same.
@@ -27,11 +27,11 @@ class Group:
         return int((self.path / ("memory.max_usage_in_bytes" if self.v1 else "memory.peak")).read_text())
 
 
-def write_model(folder, layers, hidden=1024, inner=2816):
+def write_model(folder, layers, hidden=512, inner=1408):
     """A configuration, and a tokenizer whose tokens are bytes. Returns the number of parameters."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = 260
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 256, "initializer_range": 0.02, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2}
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": 8, "num_key_value_heads": 8, "max_position_embeddings": 256, "initializer_range": 0.02, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2}
     (folder / "config.json").write_text(json.dumps(config))
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     letters = {byte: chr(byte) for byte in printable}
@@ -55,19 +55,19 @@ def main():
     parser.add_argument("--bin", required=True)
     parser.add_argument("--folder", required=True, type=pathlib.Path)
     parser.add_argument("--limit_mb", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=40)
+    parser.add_argument("--layers", type=int, default=160)
     parser.add_argument("--steps", type=int, default=3)
     args = parser.parse_args()
     shutil.rmtree(args.folder, ignore_errors=True)
     parameters = write_model(args.folder / "model", args.layers)
     disk = {"device": "nvme", "nvme_path": str(args.folder / "nvme")}
-    zero = {"stage": 3, "sub_group_size": 8000000, "stage3_prefetch_bucket_size": 13000000, "stage3_max_live_parameters": 40000000, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 10000, "offload_optimizer": disk | {"pipeline_read": True, "pipeline_write": True}, "offload_param": disk | {"max_in_cpu": 0, "buffer_count": 2, "buffer_size": 13000000}}
+    zero = {"stage": 3, "sub_group_size": 4000000, "stage3_prefetch_bucket_size": 4000000, "stage3_max_live_parameters": 13000000, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 10000, "stage3_gather_16bit_weights_on_model_save": True, "offload_optimizer": disk | {"pipeline_read": True, "pipeline_write": True}, "offload_param": disk | {"max_in_cpu": 0, "buffer_count": 2, "buffer_size": 4000000}}
     (args.folder / "ds_config.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0, "zero_optimization": zero, "aio": {"block_size": 8388608}}))
     (args.folder / "data.txt").write_text("In the beginning was the word, and it was short.\n" * 200)
 
     def command(out, *more):
-        program = [os.path.join(args.bin, "train_llm"), "--model", args.folder / "model", "--from_scratch", "--tokenizer", args.folder / "model", "--data", args.folder / "data.txt", "--seq_length", "32", "--batch_size", "1", "--log_every", "1", "--max_steps", str(args.steps), "--max_new_tokens", "0", "--lr", "1e-4", "--output_dir", args.folder / out]
-        launch = [os.path.join(args.bin, "accelerate"), "launch", "-q", "--cpu", "--use_deepspeed", "--deepspeed_config_file", args.folder / "ds_config.json", "--num_processes", "1"]
+        program = [os.path.join(args.bin, "train_llm"), "--model", args.folder / "model", "--from_scratch", "--tokenizer", args.folder / "model", "--data", args.folder / "data.txt", "--seq_length", "32", "--batch_size", "1", "--log_every", "1", "--max_steps", str(args.steps), "--max_new_tokens", "0", "--activation_checkpointing", "--lr", "1e-4", "--output_dir", args.folder / out]
+        launch = [os.path.join(args.bin, "accelerate"), "launch", "-q", "--use_deepspeed", "--deepspeed_config_file", args.folder / "ds_config.json", "--num_processes", "1"]
         return [str(word) for word in [*launch, *program, *more]]
 
     group = Group(args.limit_mb << 20)

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <malloc.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -13,6 +14,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <thread>
 
@@ -55,6 +57,17 @@ INSTANTIATE_TEST_SUITE_P(Requests, OnADisk,
                          testing::Values(DiskRequests{}, DiskRequests{.bytes = 4096, .depth = 2, .threads = 3},
                                          DiskRequests{.bytes = 8192, .depth = 4, .one_by_one = true},
                                          DiskRequests{.bytes = 4096, .depth = 3, .refills_at_once = false}));
+
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// Or the heap keeps the holes of what has gone to the disk.
+TEST_P(OnADisk, TensorsThatGoGiveTheirMemoryBackToTheSystem) {
+  // From here on malloc would take up to so many bytes from its heap, if nobody had told it otherwise.
+  std::free(std::malloc(24 << 20));
+  const auto before = ::mallinfo2().hblks;
+  const at::Tensor some = torch::ones({1 << 20});
+  EXPECT_EQ(::mallinfo2().hblks, before + 1) << "it has a mapping for itself";
+}
+#endif
 
 TEST_P(OnADisk, TensorsAreThemselvesWhereverTheyLie) {
   const auto values = drawn();

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/StorageImpl.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -218,9 +220,26 @@ class DiskMemory::Beside final : public Transfer {
   std::unique_ptr<Transfer> under_way_;
 };
 
+namespace {
+
+/// What comes from a disk and goes has its memory from malloc, as all tensors of LibTorch have. glibc's keeps what was
+/// freed in the holes of its heap, for good: of a model that is larger than memory, more than there is. From now on the
+/// system gets it back at once, unless the user has set either of these.
+void let_memory_go() {
+#ifdef __GLIBC__
+  constexpr int kOwnMapping = 256 << 10, kKept = 4 << 20;  // bytes
+  if (std::getenv("MALLOC_MMAP_THRESHOLD_") == nullptr) ::mallopt(M_MMAP_THRESHOLD, kOwnMapping);
+  if (std::getenv("MALLOC_TRIM_THRESHOLD_") == nullptr) ::mallopt(M_TRIM_THRESHOLD, kKept);
+#endif
+}
+
+}  // namespace
+
 DiskMemory::DiskMemory(const std::filesystem::path& folder, const DiskRequests& requests,
                        const SpillFile::Wording& wording)
     : file_(made(folder, wording), wording), io_(requests) {
+  static std::once_flag once;
+  std::call_once(once, let_memory_go);
   // The same file once more. Not every file system has such a thing (EINVAL).
   const std::string same = "/proc/self/fd/" + std::to_string(file_.descriptor());
   direct_ = ::open(same.c_str(), O_RDWR | O_CLOEXEC | O_DIRECT);
