@@ -17,7 +17,9 @@ class Group:
     def __init__(self, limit):
         self.v1 = (CGROUPS / "memory").is_dir()
         self.path = (CGROUPS / "memory" if self.v1 else CGROUPS) / "accelerate_disk_step"
-        self.path.mkdir(exist_ok=True)
+        if self.path.is_dir():
+            self.path.rmdir()  # what an earlier run used at most
+        self.path.mkdir()
         (self.path / ("memory.limit_in_bytes" if self.v1 else "memory.max")).write_text(str(limit))
 
     def start(self, command, **more):
@@ -66,7 +68,7 @@ def main():
     (args.folder / "data.txt").write_text("In the beginning was the word, and it was short.\n" * 200)
 
     def command(out, *more):
-        program = [os.path.join(args.bin, "train_llm"), "--model", args.folder / "model", "--from_scratch", "--tokenizer", args.folder / "model", "--data", args.folder / "data.txt", "--seq_length", "32", "--batch_size", "1", "--log_every", "1", "--max_steps", str(args.steps), "--max_new_tokens", "0", "--activation_checkpointing", "--lr", "1e-4", "--output_dir", args.folder / out]
+        program = [os.path.join(args.bin, "train_llm"), "--model", args.folder / "model", "--from_scratch", "--tokenizer", args.folder / "model", "--data", args.folder / "data.txt", "--seq_length", "16", "--batch_size", "1", "--log_every", "1", "--max_steps", str(args.steps), "--max_new_tokens", "0", "--lr", "1e-4", "--output_dir", args.folder / out]
         launch = [os.path.join(args.bin, "accelerate"), "launch", "-q", "--use_deepspeed", "--deepspeed_config_file", args.folder / "ds_config.json", "--num_processes", "1"]
         return [str(word) for word in [*launch, *program, *more]]
 

@@ -876,6 +876,7 @@ std::optional<at::ScalarType> Sharding::input_dtype() const { return impl_->sett
 std::optional<at::ScalarType> Sharding::output_dtype() const { return impl_->settings.output_dtype; }
 
 void Sharding::set_apart(bool apart) {
+  impl_->recover();  // averages that a backward has begun, and thrown out of, end among those who have begun them
   impl_->apart = apart;
   impl_->reducer->set_apart(apart);
 }
