@@ -7,6 +7,8 @@
 #include <csignal>
 #include <filesystem>
 
+#include "accelerate/parallel/deepspeed_plugin.hpp"
+#include "both_stores.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 
@@ -231,6 +233,42 @@ RANKS_TEST(LocalSgd, ReplicasStayTheSameWhenItHasEnded, 4) {
       for (int64_t r = 1; r < 4; ++r) EXPECT_TRUE(all[0].equal(all[r])) << (sharded ? "sharded " : "whole ") << i;
     }
   }
+}
+
+// Averages over replicas that it had begun would be taken for those of the next backward of all.
+RANKS_TEST(LocalSgd, ABackwardThatThrewBeforeItLeavesNothing, 2) {
+  support::on_both_stores([](const std::string& store) {
+    SCOPED_TRACE(store);
+    support::reset_states();
+    Accelerator accelerator(
+        {.cpu = true,
+         .deepspeed_plugin = DeepSpeedPlugin{
+             .hf_ds_config =
+                 R"({"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0, "zero_optimization": {"stage": 0}})"}});
+    auto net = net_of();
+    auto [model, optimizer] = accelerator.prepare(net, sgd(net));
+    struct OutOfLuck {};
+    const auto& first = net[0]->as<torch::nn::Linear>()->weight;
+    const auto hook = first.register_hook([](const torch::Tensor&) { throw OutOfLuck(); });
+    EXPECT_THROW(accelerator.backward(loss_of(model(rows(0, rank())))), OutOfLuck);
+    first.remove_hook(hook);
+    optimizer.zero_grad();
+    auto step = [&, model = model, optimizer = optimizer](int64_t number) mutable {
+      accelerator.backward(loss_of(model(rows(number, rank()))));
+      optimizer.step();
+      optimizer.zero_grad();
+    };
+    {
+      LocalSGD local_sgd(accelerator, model, 1);
+      step(1);
+      local_sgd.step();
+    }
+    step(2);
+    for (const auto& parameter : trained(net)) {
+      const auto all = accelerator.gather(parameter.detach().clone().unsqueeze(0));
+      EXPECT_TRUE(all[0].equal(all[1]));
+    }
+  });
 }
 
 RANKS_TEST(LocalSgd, OffItChangesNothing, 2) {

@@ -342,3 +342,6 @@ F("what is not finite is none in the whole block", file, "«scales.masked_fill_(
   "scales", r + "WholeNumbersOnTheWireAreOffByHalfTheirScale")
 F("scales without an inverse", file, "at::gt(exact, «std::numeric_limits<float>::min()»)", "0.0",
   r + "WholeNumbersOnTheWireAreOffByHalfTheirScale")
+F("averages that a backward has begun end before replicas are set apart", "src/parallel/sharding/sharding.cpp",
+  "void Sharding::set_apart(bool apart) { «impl_->recover();»", "",
+  "communication_hooks_tests LocalSgd.ABackwardThatThrewBeforeItLeavesNothing")
