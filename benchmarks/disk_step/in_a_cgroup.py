@@ -79,7 +79,7 @@ def main():
     print("uninterrupted", losses(whole), flush=True)
     if len(losses(whole)) < args.steps:
         sys.exit(whole)
-    killed = group.start(command("killed", "--save_every", "1"), preexec_fn=os.setsid)
+    killed = group.start(command("killed", "--save_every", "1"), process_group=0)
     text = ""
     for line in killed.stdout:
         text += line
