@@ -112,6 +112,10 @@ struct Run {
 bool is_last() { return support::rank() + 1 == support::world_size(); }
 constexpr int64_t kOfTheLargest = 50 * 40, kParameters = kOfTheLargest + 40 + 40 + 1;
 
+/// Jobs of one and of two ranks have the test's folder in common.
+fs::path folder_of(const std::string& name) {
+  return support::scratch(name + std::to_string(support::world_size())) / "checkpoint";
+}
 bool is_anything_left(const fs::path& folder) {
   return fs::exists(folder.parent_path()) && !fs::is_empty(folder.parent_path());
 }
@@ -120,7 +124,7 @@ bool is_anything_left(const fs::path& folder) {
 
 RANKS_TEST(FullDisk, WhatItTakesIsComparedBeforeAnythingIsWritten, 1, 2) {
   for (const bool sharded : {false, true}) {
-    const auto folder = support::scratch(sharded ? "sharded" : "plain") / "checkpoint";
+    const auto folder = folder_of(sharded ? "sharded" : "plain");
     Run run(sharded);
     run.step();
     constexpr int64_t kBytes = 2 * 4 * kParameters;  // weights and momentum
@@ -146,7 +150,7 @@ RANKS_TEST(FullDisk, WhatItTakesIsComparedBeforeAnythingIsWritten, 1, 2) {
 
 RANKS_TEST(FullDisk, ThatIsFullInTheMiddleLosesNothing, 1, 2) {
   for (const bool sharded : {false, true}) {
-    const auto folder = support::scratch(sharded ? "sharded" : "plain") / "checkpoint";
+    const auto folder = folder_of(sharded ? "sharded" : "plain");
     Run run(sharded);
     run.step();
     for (const int64_t bytes : {0, 100, 3000}) {
@@ -176,7 +180,7 @@ RANKS_TEST(FullDisk, ThatIsFullInTheMiddleLosesNothing, 1, 2) {
 // Each time that something is flushed it may fail: then save_state() says so, and an older checkpoint is there yet, or
 // the new one is.
 RANKS_TEST(FullDisk, NoFlushThatFailsIsPassedOver, 1, 2) {
-  const auto folder = support::scratch("flushed") / "checkpoint";
+  const auto folder = folder_of("flushed");
   Run run(/*sharded=*/true);
   run.step();
   run.accelerator.save_state(folder);
