@@ -64,6 +64,7 @@ constexpr std::pair<const char*, const char*> kExitCodes[] = {
      "something can't be started or reached: a program, a busy port, machines that did not come in time, an agent that "
      "died"},
     {"73", "no memory, disk or processes, or a file is in the way"},
+    {"75", "a signal came, and all processes have saved a checkpoint before they ended: start again to go on from it"},
     {"78", "this build or this machine lacks what was asked for"},
     {"129, 130, 143", "the launcher was stopped by SIGHUP, Ctrl-C, SIGTERM; its processes have been stopped too"},
 };

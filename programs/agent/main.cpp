@@ -237,7 +237,7 @@ class MachineAgent {
                                 : me_.state != "running" && me_.state != "done";
     pollfd in{STDIN_FILENO, POLLIN, 0};
     if (::poll(&in, 1, static_cast<int>((busy ? kBusyTick : kIdleTick).count())) > 0 && !listen()) {
-      if (me_.state != "left") leave("");
+      if (me_.state != "left") leave("", launcher::kGoneCode);
       return false;
     }
     if (me_.state == "left") return true;  // the launcher ends in a moment
@@ -268,7 +268,7 @@ class MachineAgent {
     } else if (say == "failing") {
       me_.state = "failing";
     } else if (say == "leave") {
-      return leave(message.at("text"));
+      return leave(message.at("text"), message.at("code"));
     } else {
       me_.state = message.at("how");
       me_.kind = message.at("kind");
@@ -278,9 +278,10 @@ class MachineAgent {
     write();
   }
 
-  void leave(const std::string& why) {
+  void leave(const std::string& why, int64_t code) {
     me_.state = "left";
     me_.text = why;
+    me_.code = code;
     write();
   }
 
@@ -407,8 +408,8 @@ class MachineAgent {
 
   /// The store ends with this process: the others must have heard the end of the job before.
   void say_goodbye() {
-    coordinator_->close(69, "the machine that hosts the rendezvous (" + me_.host + ", " + me_.address + ") has left" +
-                                (me_.text.empty() ? "" : ": " + me_.text));
+    coordinator_->close(code_of_leaver(me_), "the machine that hosts the rendezvous (" + me_.host + ", " + me_.address +
+                                                 ") has left" + (me_.text.empty() ? "" : ": " + me_.text));
     publish();
     for (const auto end = Clock::now() + o_.close_timeout;
          Clock::now() < end && coordinator_->waiting(read_machines(), Clock::now()) > 0;)

@@ -150,6 +150,10 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
   auto& project = options.project_config;
   if (project.project_dir.empty()) project.project_dir = options.project_dir;
   if (project.logging_dir.empty()) project.logging_dir = project.project_dir;
+  if (project.save_on_signal && !project.automatic_checkpoint_naming)
+    throw ConfigError(
+        "Accelerator: ProjectConfiguration::save_on_signal is set without automatic_checkpoint_naming, expected both: "
+        "nobody is there to name the folder, and load_state() without one is how the next run finds it");
   trackers.choose(options.log_with, project.logging_dir);
   take_shared(options);
   // Before this process joins a group, which the others would wait in.
@@ -209,8 +213,16 @@ ProfileProcess Accelerator::Impl::process() const {
           .clock = clock};
 }
 
+void Accelerator::Impl::observe_signals(Accelerator& accelerator) {
+  const auto& group = comm::world_group();
+  if (!options.project_config.save_on_signal || (group && group->dry())) return;
+  constexpr std::chrono::milliseconds kPatience = std::chrono::minutes(30);
+  on_signal = std::make_unique<SaveOnSignal>(accelerator, run, process_group.timeout.value_or(kPatience));
+}
+
 Accelerator::Accelerator(AcceleratorOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
   impl_->live.belongs_to(*this);
+  impl_->observe_signals(*this);
   expect_receipts(*this);
 }
 
@@ -488,6 +500,7 @@ Profile Accelerator::profile(const std::optional<ProfileKwargs>& kwargs) const {
 }
 
 void Accelerator::end_training() {
+  if (impl_->on_signal) impl_->on_signal->end();
   if (impl_->run_profile) impl_->run_profile->end();
   impl_->trackers.finish();
   impl_->monitors.finish();

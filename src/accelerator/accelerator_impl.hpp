@@ -13,6 +13,7 @@
 #include "accelerate/utils/kwargs_dict.hpp"
 #include "accelerator/file_monitors.hpp"
 #include "accelerator/run_observation.hpp"
+#include "accelerator/save_on_signal.hpp"
 #include "parallel/engines.hpp"
 #include "precision/chosen_fp8.hpp"
 #include "profiler/run_profile.hpp"
@@ -111,6 +112,7 @@ struct Accelerator::Impl {
   TrackerSet trackers;
   FileMonitors monitors;
   RunObservation observation{run, monitors, this};
+  std::unique_ptr<SaveOnSignal> on_signal;  ///< null: signals do what they do
 
   /// The one rank that writes what all have, or with save_on_each_node one on each machine.
   bool writes_for_all() const {
@@ -154,6 +156,8 @@ struct Accelerator::Impl {
   at::Tensor global_norm(const std::vector<at::Tensor>& parameters) const;
   /// Records the numbers of its steps that the settings ask for.
   void record_steps(const AcceleratedOptimizer& optimizer);
+  /// With ProjectConfiguration::save_on_signal.
+  void observe_signals(Accelerator& accelerator);
   /// Observes the run from now on, as the settings ask.
   void observe();
 

@@ -191,6 +191,13 @@ Deed verify_checkpoints(const OwnFacts&) {
                counted(read(CheckpointCount::parts_checked), "part of a file was", "parts of files were"));
 }
 
+Deed save_on_signal(const OwnFacts& f) {
+  if (!f.project.save_on_signal) return off("off");
+  if (const auto n = read(CheckpointCount::checkpoints_on_signals); n > 0)
+    return acted("{} saved because of a signal", counted(n, "checkpoint was", "checkpoints were"));
+  return not_due("no signal came");
+}
+
 // ---- precision
 
 Deed mixed_precision(const OwnFacts& f) {
@@ -237,6 +244,8 @@ constexpr ReceiptRow<OwnFacts> kProjectRows[] = {
     {"project_config.save_on_each_node", nullptr, kSaving, project<&Project::save_on_each_node>, save_on_each_node},
     {"project_config.verify_checkpoints", "ACCELERATE_VERIFY_CHECKPOINTS", "when load_state() is called",
      project<&Project::verify_checkpoints>, verify_checkpoints},
+    {"project_config.save_on_signal", nullptr, "when SIGTERM or SIGUSR1 comes", project<&Project::save_on_signal>,
+     save_on_signal},
 };
 
 constexpr ReceiptRow<OwnFacts> kPrecisionRows[] = {

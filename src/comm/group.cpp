@@ -152,6 +152,14 @@ void Group::leave() noexcept {
   if (impl_->watchdog) impl_->watchdog->leave();
 }
 
+void Group::call_ranks() {
+  if (impl_->watchdog) impl_->watchdog->call_ranks();
+}
+void Group::answer_calls(std::function<int64_t()> how_far) {
+  if (impl_->watchdog) impl_->watchdog->answer_calls(std::move(how_far));
+}
+std::optional<int64_t> Group::furthest() const { return impl_->watchdog ? impl_->watchdog->furthest() : std::nullopt; }
+
 int64_t Group::rank() const { return impl_->options.rank; }
 int64_t Group::world_size() const { return impl_->options.world_size; }
 const std::vector<int64_t>& Group::global_ranks() const { return impl_->ranks; }

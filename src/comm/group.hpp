@@ -6,6 +6,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -114,6 +115,16 @@ class Group : public std::enable_shared_from_this<Group> {
   /// All ranks of the group are processes of this host: a wait_until() ends when one of them has ended. @param pids  by
   /// rank.
   void watch_processes(std::vector<int64_t> pids);
+
+  /// Ranks find a place that all of them are still to come to, while they run on: somebody calls, the watchdogs ask
+  /// each rank how far it is, within about a second, and all learn the greatest answer. Of the group of all ranks; once
+  /// in its life; any thread. Nothing is asked, and nothing sent, before somebody calls.
+  void call_ranks();
+  /// @param how_far  gives this rank's answer, 0 or more; called once, on the watchdog's thread. The question waits
+  /// until there is one. A rank that leaves has been everywhere.
+  void answer_calls(std::function<int64_t()> how_far);
+  /// The greatest answer, when all ranks have given theirs.
+  std::optional<int64_t> furthest() const;
 
   /// Runs c10d code that waits by itself; its exceptions become CommErrors with the peers' states. Other exceptions
   /// pass through.

@@ -21,6 +21,10 @@ namespace {
 
 constexpr const char* kEvents = "watch/events";
 constexpr const char* kFailure = "watch/failure";
+constexpr const char* kCall = "watch/call";
+constexpr const char* kAnswers = "watch/call/answers";
+constexpr const char* kFurthest = "watch/call/furthest";
+std::string answer_key(int64_t rank) { return "watch/call/answer/" + std::to_string(rank); }
 std::string status_key(int64_t rank) { return "watch/status/" + std::to_string(rank); }
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
@@ -43,6 +47,11 @@ struct Watchdog::Talk {
   std::condition_variable changed;
   bool stop ACCELERATE_GUARDED_BY(mutex) = false;
   bool stopped ACCELERATE_GUARDED_BY(mutex) = false;
+  std::atomic<bool> calls{false};         ///< this rank wants all to be asked how far they are
+  std::atomic<int64_t> furthest{-1};      ///< the greatest answer, when all have answered
+  bool called = false, answered = false;  ///< of the watchdog's thread: somebody has called, and this rank has answered
+  Mutex asking;
+  std::function<int64_t()> how_far ACCELERATE_GUARDED_BY(asking);
 
   /// @throws CommError when it was written by somebody else
   template <class T> T read(const std::string& key) {
@@ -66,15 +75,17 @@ struct Watchdog::Talk {
   }
 
   void watch() {
-    constexpr int64_t kLooks = 4;  // to one comparison
+    constexpr int64_t kLooks = 4;                     // to one comparison
+    constexpr std::chrono::milliseconds kCalled{20};  // until all have answered: somebody may wait for it
     int64_t seen = 0;
     MutexLock lock(mutex);
     for (int64_t looks = 1; !stop; ++looks) {
-      lock.wait_for(changed, period);
+      lock.wait_for(changed, called && furthest < 0 ? std::min(kCalled, period) : period);
       if (stop) return;
       lock.unlock();
       try {
         look(seen);
+        if (called && furthest < 0) hear_call();
         if (looks % kLooks == 0) compare(seen);
       } catch (const CommError& error) {
         callbacks.on_peer_failure(error.what());
@@ -89,6 +100,11 @@ struct Watchdog::Talk {
   }
 
   void look(int64_t& seen) {
+    if (calls.exchange(false) && !called) {
+      called = true;
+      store->set(kCall, bytes_of("all"));
+      store->add(kEvents, 1);
+    }
     const int64_t events = store->add(kEvents, 0);
     if (events == seen) return;
     if (store->check({kFailure})) {
@@ -96,10 +112,28 @@ struct Watchdog::Talk {
       if (failure.first != rank)
         callbacks.on_peer_failure("rank " + std::to_string(failure.first) + " failed: " + failure.second);
     }
+    called = called || store->check({kCall});
     RankStatus status = callbacks.status();
     status.round = events;
     publish(status);
     seen = events;
+  }
+
+  void hear_call() {
+    if (!answered) {
+      const MutexLock lock(asking);
+      if (how_far) answer(how_far());
+    }
+    if (store->check({kFurthest})) furthest = read<int64_t>(kFurthest);
+  }
+
+  /// The last rank that answers has all answers, and tells the greatest.
+  void answer(int64_t place) {
+    answered = true;
+    store->set(answer_key(rank), bytes_of(to_bytes(place)));
+    if (store->add(kAnswers, 1) < world_size) return;
+    for (int64_t peer = 0; peer < world_size; ++peer) place = std::max(place, read<int64_t>(answer_key(peer)));
+    store->set(kFurthest, bytes_of(to_bytes(place)));
   }
 
   /// Whether what this rank waits for can come. Where a ring's members do not all agree some neighbours differ, and
@@ -126,6 +160,10 @@ struct Watchdog::Talk {
     RankStatus status = callbacks.status();
     status.note = "left";
     status.round = std::numeric_limits<int64_t>::max();  // stays true whatever is asked later
+    {
+      const MutexLock lock(asking);
+      if (how_far && !answered) answer(std::numeric_limits<int64_t>::max());  // nobody waits for an answer of its own
+    }
     publish(status);
     if (rank == 0) wait_for_leavers();
   }
@@ -256,6 +294,21 @@ void Watchdog::announce_failure(const std::string& reason) noexcept {
   } catch (const std::exception&) {
     // Without a store the peers notice by their connections.
   }
+}
+
+void Watchdog::call_ranks() {
+  talk_->calls = true;
+  talk_->changed.notify_all();
+}
+
+void Watchdog::answer_calls(std::function<int64_t()> how_far) {
+  const MutexLock lock(talk_->asking);
+  talk_->how_far = std::move(how_far);
+}
+
+std::optional<int64_t> Watchdog::furthest() const {
+  const int64_t place = talk_->furthest;
+  return place < 0 ? std::nullopt : std::optional(place);
 }
 
 std::vector<std::optional<RankStatus>> Watchdog::ask_peers(std::chrono::milliseconds patience, StoreState& store) {

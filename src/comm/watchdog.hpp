@@ -82,6 +82,12 @@ class Watchdog {
 
   /// Tells all peers that this rank failed.
   void announce_failure(const std::string& reason) noexcept;
+
+  /// See Group.
+  void call_ranks();
+  void answer_calls(std::function<int64_t()> how_far);
+  std::optional<int64_t> furthest() const;
+
   /// Asks every peer what it is doing; nothing for one that did not answer in `patience`.
   std::vector<std::optional<RankStatus>> ask_peers(std::chrono::milliseconds patience, StoreState& store);
 

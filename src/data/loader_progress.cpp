@@ -62,8 +62,7 @@ bool LoaderProgress::override_even_batches(std::optional<bool> even) {
 
 DataLoaderState LoaderProgress::state_dict() const {
   if (loaded_) return *loaded_;
-  const bool between_passes = (yielded_ == 0 && samples_before_ == 0) || end_;
-  if (!between_passes)
+  if (!between_passes())
     return {iteration_,
             yielded_,
             sampler_rng_state_,

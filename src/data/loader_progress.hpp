@@ -44,6 +44,8 @@ class LoaderProgress : public PreparedStatus {
   void end_pass(bool completed) noexcept;
   void count_batch(bool last, const std::optional<int64_t>& remainder);
 
+  /// No pass is under way, or was left in its middle.
+  bool between_passes() const { return loaded_ || end_ || (yielded_ == 0 && samples_before_ == 0); }
   const PreparedSettings& settings() const { return settings_; }
   /// Null for streams.
   const std::shared_ptr<AnyBatchSampler>& batches() const { return batches_; }

@@ -4,6 +4,7 @@
 #include "agreed_start.hpp"
 #include "data/counts.hpp"
 #include "draws.hpp"
+#include "observe/save_points.hpp"
 #include "observe/trace.hpp"
 #include "observe/wait_clock.hpp"
 #include "own_numbers.hpp"
@@ -74,6 +75,8 @@ class PreparedLoader::Cursor final : public BatchCursor {
           "had begun and ended it, expected one at a time because a loader has one position; prepare a second loader "
           "of the same data for the inner loop");
     if (!active_) return nullptr;
+    // After the last batch an evaluation may follow, which a run that goes on from here would leave out.
+    if (ahead_ || failed_) save_points::pass([this] { stop(true); });
     const WaitClock waiting(RunCount::data_wait_ns);
     try {
       if (!std::exchange(begun_, true)) ahead_ = read();
@@ -183,6 +186,7 @@ std::shared_ptr<PreparedStatus> PreparedLoader::skipping(int64_t num_batches) co
 
 std::shared_ptr<BatchCursor> PreparedLoader::start() {
   if (const auto running = running_.lock()) running->replace();
+  if (between_passes()) save_points::pass(nullptr);
   auto cursor = std::make_shared<Cursor>(shared_from_this());
   running_ = cursor;
   return cursor;

@@ -133,7 +133,7 @@ int launch_here(Job& job, const Host& host, Monitor* monitor) {
                                        .say = report,
                                        .monitor = monitor});
     hand_on_error_file(job, host, logs, outcome);
-    if (!outcome.first_failure || outcome.stop_signal) return outcome.exit_code();
+    if (outcome.exit_code() == 0 || outcome.stop_signal) return outcome.exit_code();
     if (job.attempt >= job.max_restarts) {
       if (job.max_restarts > 0) say(job, fmt::format("no restart is left of {}: giving up", job.max_restarts));
       return outcome.exit_code();

@@ -74,6 +74,7 @@ constexpr std::array kWaitForWork = {"c10::ThreadPool::main_loop",
                                      "c10d::ProcessGroupNCCL::HeartbeatMonitor",
                                      "accelerate::Relay::Relay",
                                      "accelerate::comm::Watchdog::Watchdog",
+                                     "accelerate::SaveOnSignal::Asked::serve",
                                      "accelerate::TrackerQueue::run"};
 
 /// Whether it sleeps in one of these functions itself. One that works, or waits for something in a task of its own, has

@@ -13,8 +13,9 @@ enum class CheckpointCount {
   checkpoints_loaded,
   checkpoints_unchecked,  ///< of those: with checksums that nobody looked at
   parts_checked,          ///< of their files
-  copies_on_nodes,        ///< checkpoints that a machine's first rank wrote besides rank 0
-  whole_states,           ///< of sharded models, for the program
+  checkpoints_on_signals,
+  copies_on_nodes,  ///< checkpoints that a machine's first rank wrote besides rank 0
+  whole_states,     ///< of sharded models, for the program
   whole_optimizer_states,
   number_of_counts
 };

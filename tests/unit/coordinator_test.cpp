@@ -166,6 +166,52 @@ TEST(Coordinator, RoundAfterALossDoesNotWaitForALastCall) {
   EXPECT_EQ(d.restarts, 1);
 }
 
+/// Two machines that run, of which all ranks have saved because of a signal.
+Job saved(Coordinator::Settings settings, const std::string& second) {
+  settings.max_machines = 2;
+  settings.last_call = 60s;
+  Job job(settings);
+  job.add();
+  job.add();
+  job.step();
+  for (auto& node : job.nodes) node.state = "failed", node.code = 75;
+  job.of(1).state = second;
+  return job;
+}
+
+TEST(Coordinator, RoundAfterAMachineThatHadToGoWhenAllHadSavedIsNoRestart) {
+  Job job = saved({.min_machines = 1}, "left");
+  EXPECT_EQ(job.step().phase, "forming");
+  job.all_join();
+  const auto& d = job.step();
+  EXPECT_EQ(ids(d), (std::vector<int64_t>{1}));
+  EXPECT_EQ(d.restarts, 0);
+}
+
+TEST(Coordinator, RanksThatSavedForAMachineThatCameHaveNotFailed) {
+  Job job({.min_machines = 1, .max_machines = 2, .last_call = 1s});
+  job.add();
+  job.step();
+  job.step(2s);
+  job.add();
+  EXPECT_EQ(job.step().phase, "ending");
+  job.of(0).state = "failed";
+  job.of(0).code = 75;
+  EXPECT_EQ(job.step().phase, "forming");
+  job.all_join();
+  EXPECT_EQ(job.step().restarts, 0);
+}
+
+TEST(Coordinator, WithoutEnoughMachinesRanksThatSavedEndTheJobWithTheirCode) {
+  Job left = saved({.min_machines = 2}, "left");
+  EXPECT_EQ(left.step().phase, "closed");
+  EXPECT_EQ(left.step().code, 75);
+  Job nobody_left = saved({.min_machines = 1}, "failed");
+  EXPECT_EQ(nobody_left.step().code, 75);
+  Job again = saved({.min_machines = 1, .max_restarts = 1}, "failed");
+  EXPECT_EQ(again.step().restarts, 1) << "or a program that always ends so would be started for ever";
+}
+
 TEST(Coordinator, AllDoneIsTheEndAndNobodyDisturbsMachinesThatAreDone) {
   Job job({.min_machines = 2, .max_machines = 3, .last_call = 0s});
   job.add();

@@ -542,6 +542,11 @@ TEST(StopClock, AsksAfterPatienceAndKillsAfterGrace) {
   EXPECT_EQ(clock.due(start + milliseconds(1100)), StopClock::Due::kill);
   clock.killed(start + milliseconds(1100));
   EXPECT_EQ(clock.due(start + milliseconds(5000)), StopClock::Due::nothing);
+  StopClock saving(milliseconds(100), milliseconds(1000));
+  saving.asked(start);
+  saving.wait_on(start + milliseconds(1000));
+  EXPECT_EQ(saving.due(start + milliseconds(1400)), StopClock::Due::nothing) << "ranks that save are looked at again";
+  EXPECT_EQ(saving.due(start + milliseconds(1500)), StopClock::Due::kill);
   // A rank that only reports the end of another gives that one time; the failure of that one counts at once.
   StopClock patient(milliseconds(100), milliseconds(10000));
   patient.failed(start, /*only_of_a_peer=*/true);

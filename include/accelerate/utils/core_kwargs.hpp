@@ -46,14 +46,14 @@ struct DataLoaderConfiguration {
 
 struct ProjectConfiguration {
   std::filesystem::path project_dir;
-  std::filesystem::path logging_dir;  ///< empty: project_dir
-  /// save_state() without a folder writes project_dir/checkpoints/checkpoint_<n>.
-  bool automatic_checkpoint_naming = false;
+  std::filesystem::path logging_dir;         ///< empty: project_dir
+  bool automatic_checkpoint_naming = false;  ///< save_state() writes project_dir/checkpoints/checkpoint_<n>
   std::optional<int64_t> total_limit;  ///< keep at most this many complete ones, at least 1; the oldest goes first
   int64_t iteration = 0;               ///< number of the next automatic checkpoint
   bool save_on_each_node = false;      ///< each machine writes its own copy (no shared file system)
   /// load_state() compares checksums, not only sizes. Unset: ACCELERATE_VERIFY_CHECKPOINTS, else true.
   std::optional<bool> verify_checkpoints;
+  bool save_on_signal = false;  ///< SIGTERM or SIGUSR1: all ranks save and exit with 75 (docs/checkpoints.md)
 };
 
 enum class RNGType {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <csignal>
 #include <tuple>
 
@@ -40,7 +41,18 @@ std::optional<size_t> first_failure(const std::vector<RankRecord>& ranks) {
   return first;
 }
 
+bool Outcome::saved() const {
+  const auto ended_with = [&](int64_t code) {
+    return [code](const RankRecord& rank) { return rank.end && !rank.end->signal && rank.end->exit_code == code; };
+  };
+  return std::any_of(ranks.begin(), ranks.end(), ended_with(kSavedCode)) &&
+         std::all_of(ranks.begin(), ranks.end(), [&](const RankRecord& rank) {
+           return ended_with(kSavedCode)(rank) || ended_with(0)(rank);  // a rank that had nothing left to do
+         });
+}
+
 int Outcome::exit_code() const {
+  if (saved()) return kSavedCode;
   if (first_failure) return ranks[*first_failure].end->status();
   return stop_signal ? 128 + stop_signal : 0;
 }

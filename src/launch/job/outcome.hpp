@@ -29,6 +29,8 @@ std::string describe(const End& end);
 /// invalid access, whereas 69 is how a program of this library ends when a *peer* went away.
 int blame_kind(const End& end);
 inline constexpr int kOfAPeer = 2;  ///< the kind of 69
+/// The status of ranks that have saved because of a signal (ProjectConfiguration::save_on_signal): start again.
+inline constexpr int64_t kSavedCode = 75;
 
 /// The record of a rank: that it runs, and afterwards how it ended.
 struct RankRecord {
@@ -51,9 +53,11 @@ std::optional<size_t> first_failure(const std::vector<RankRecord>& ranks);
 struct Outcome {
   std::vector<RankRecord> ranks;
   std::optional<size_t> first_failure;  ///< index into ranks
-  int stop_signal = 0;   ///< SIGINT, SIGTERM or SIGHUP that the launcher received while ranks were running
+  /// SIGINT, SIGTERM or SIGHUP that the launcher received while ranks were running, or SIGUSR1 that made them save.
+  int stop_signal = 0;
   bool killed = false;   ///< some rank had to be killed by SIGKILL
   std::string recalled;  ///< why the other machines had the ranks stopped, or ""
+  bool saved() const;    ///< all ranks have ended, because of a signal, with a checkpoint
   int exit_code() const;
 };
 

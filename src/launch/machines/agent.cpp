@@ -125,7 +125,7 @@ std::optional<Round> Agent::join() {
 }
 
 void Agent::failing() { tell({{"say", "failing"}}); }
-void Agent::leave(const std::string& text) { tell({{"say", "leave"}, {"text", text}}); }
+void Agent::leave(const std::string& text, int64_t code) { tell({{"say", "leave"}, {"text", text}, {"code", code}}); }
 
 std::optional<std::string> Agent::recalled() {
   pollfd ready{socket_.get(), POLLIN, 0};

@@ -34,8 +34,8 @@ class Agent : public Peers {
   /// All ranks here have ended. @param kind  see blame_kind()
   /// @return whether to join() again; false: the job is over.
   bool ended(const std::string& how, int64_t kind, int64_t code, const std::string& text);
-  /// This machine leaves the job.
-  void leave(const std::string& text);
+  /// This machine leaves the job. @param code  that its launcher returns
+  void leave(const std::string& text, int64_t code);
 
   int fd() const override { return socket_.get(); }
   std::optional<std::string> recalled() override;

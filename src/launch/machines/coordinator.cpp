@@ -105,6 +105,7 @@ void Coordinator::start(const std::vector<const Node*>& machines) {
   }
   for (size_t i = 0; i < machines.size(); ++i) decision_.members[i].role_world_size = roles[machines[i]->role];
   decision_.phase = "running";
+  joined_ = false;
   ++decision_.round;
   decision_.why.clear();
   enough_ = false;
@@ -134,7 +135,7 @@ void Coordinator::watch(const std::vector<Node>& nodes, Clock::time_point now) {
     if (lives(node, now) && node.state == "joining" &&
         std::none_of(decision_.members.begin(), decision_.members.end(),
                      [&](const MachineMember& member) { return member.id == node.id; }))
-      return end_because(node.host + " (" + node.address + ") has joined");
+      return joined_ = true, end_because(node.host + " (" + node.address + ") has joined");
 }
 
 void Coordinator::end(const std::vector<Node>& nodes, Clock::time_point now) {
@@ -145,14 +146,20 @@ void Coordinator::end(const std::vector<Node>& nodes, Clock::time_point now) {
     const auto name = name_of(node, static_cast<int64_t>(i));
     if (!lives(node, now))
       failures.emplace_back(
-          -1, 69,
+          -1, node.state == "left" ? code_of_leaver(node) : kGoneCode,
           name + (node.state == "left" ? " left the job" + (node.text.empty() ? "" : ": " + node.text) : " was lost"));
     else if (node.round != decision_.round ? node.state != "joining" : !ended(node))
       return;  // is still stopping its ranks
     else if (node.round == decision_.round && node.state == "failed")
       failures.emplace_back(2 * node.kind + (node.id != first_failing_), node.code, name + ": " + node.text);
   }
-  if (!failures.empty()) {
+  // Ranks that saved and ended have not failed. A machine that came, or one that had to go, is why.
+  const bool saved = std::all_of(failures.begin(), failures.end(),
+                                 [](const Blame& failure) { return std::get<1>(failure) == kSavedCode; });
+  const bool enough = waiting(nodes, now) >= settings_.min_machines;
+  const bool moved = joined_ || std::any_of(failures.begin(), failures.end(),
+                                            [](const Blame& failure) { return std::get<0>(failure) < 0; });
+  if (!failures.empty() && !(saved && moved && enough)) {
     const auto& [kind, code, text] =
         *std::min_element(failures.begin(), failures.end(),
                           [](const Blame& a, const Blame& b) { return std::get<0>(a) < std::get<0>(b); });

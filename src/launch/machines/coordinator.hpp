@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "launch/job/outcome.hpp"
+
 namespace accelerate::launcher {
 
 /// A machine's message about itself; it alone writes this.
@@ -22,9 +24,12 @@ struct Node {
   int64_t beat = 0;  ///< grows as long as it lives
   // With failed: who and why.
   int64_t kind = 1;  ///< the least of several failures is the likeliest cause (see blame_kind())
-  int64_t code = 1;  ///< exit code of the rank that failed first
+  int64_t code = 1;  ///< exit code of the rank that failed first; with left, of its launcher
   std::string text;
 };
+inline constexpr int64_t kGoneCode = 69;  ///< of a job that has lost a machine
+/// The job's exit code because of a machine that has left: that of ranks that have saved, if its own have.
+inline int64_t code_of_leaver(const Node& node) { return node.code == kSavedCode ? kSavedCode : kGoneCode; }
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Node, id, host, address, local_world_size, role, machine_rank, round, state, beat,
                                    kind, code, text)
 
@@ -88,6 +93,7 @@ class Coordinator {
   Clock::time_point forming_since_, enough_since_{};
   bool enough_ = false;
   int64_t first_failing_ = 0;
+  bool joined_ = false;  ///< the round ends for a machine that has come
   std::map<int64_t, Life> lives_;
 };
 

@@ -15,6 +15,8 @@ namespace {
 
 /// Tells the others how the ranks ended here. @return whether there is another round.
 bool tell_end(Agent& agent, const Outcome& outcome, int64_t world_size) {
+  if (outcome.saved())
+    return agent.ended("failed", 1, kSavedCode, fmt::format("its ranks have ended with exit code {}", kSavedCode));
   if (!outcome.first_failure) return agent.ended(outcome.recalled.empty() ? "done" : "stopped", 0, 0, "");
   const RankRecord& rank = outcome.ranks[*outcome.first_failure];
   return agent.ended("failed", blame_kind(*rank.end), outcome.exit_code(),
@@ -51,7 +53,9 @@ int launch_on_machines(Job& job, const Host& host, const std::vector<std::string
                                        .monitor = monitor});
     hand_on_error_file(job, host, logs, outcome);
     if (outcome.stop_signal) {
-      agent.leave("its launcher was stopped by " + signal_name(outcome.stop_signal));
+      agent.leave("its launcher was stopped by " + signal_name(outcome.stop_signal) +
+                      (outcome.saved() ? ", and its ranks have saved a checkpoint" : ""),
+                  outcome.exit_code());
       return outcome.exit_code();
     }
     if (!outcome.recalled.empty() && !outcome.first_failure) say("ranks were stopped: " + outcome.recalled);

@@ -113,6 +113,11 @@ std::string failure(const Job& job, const LogFiles& logs, const Outcome& outcome
 
 std::string report(const Job& job, const LogFiles& logs, const Outcome& outcome) {
   if (outcome.first_failure) return failure(job, logs, outcome);
+  if (outcome.saved() && !job.quiet())
+    return fmt::format(
+        "{}{}all ranks have ended with exit code {}, as they do when a signal has made them save: start "
+        "again to go on from the checkpoint.\n",
+        kName, outcome.stop_signal ? fmt::format("stopped by {}; ", signal_name(outcome.stop_signal)) : "", kSavedCode);
   if (outcome.stop_signal == 0 || job.quiet()) return "";
   return fmt::format("{}stopped by {}; {}.\n", kName, signal_name(outcome.stop_signal),
                      outcome.killed ? "some ranks did not end by themselves and were killed" : "all ranks have ended");

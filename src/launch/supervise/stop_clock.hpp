@@ -31,6 +31,8 @@ class StopClock {
     asked_at_ = now;
     kill_at_ = now + grace_;
   }
+  /// They are about to end by themselves: looked at again in a moment, instead of being killed.
+  void wait_on(Clock::time_point now) { kill_at_ = now + kLookAgain; }
   /// They have been killed; one that hangs in the kernel dies when it may.
   void killed(Clock::time_point now) { kill_at_ = now + std::chrono::hours(1); }
 
@@ -48,7 +50,7 @@ class StopClock {
   std::optional<Clock::time_point> next() const { return ask_at_ ? ask_at_ : kill_at_; }
 
  private:
-  static constexpr std::chrono::milliseconds kForTheCause{3000};
+  static constexpr std::chrono::milliseconds kForTheCause{3000}, kLookAgain{500};
   const std::chrono::milliseconds patience_, grace_;
   std::optional<Clock::time_point> ask_at_, kill_at_;
   Clock::time_point asked_at_{};

@@ -17,6 +17,7 @@
 #include <system_error>
 
 #include "launch/job/environment.hpp"
+#include "launch/job/host.hpp"
 #include "launch/job/job.hpp"
 #include "launch/monitor/monitor.hpp"
 #include "launch/supervise/core_binding.hpp"
@@ -26,6 +27,7 @@
 #include "launch/supervise/subreaper.hpp"
 #include "launch/system/process.hpp"
 #include "launch/system/warden.hpp"
+#include "observe/save_points.hpp"
 #include "observe/step_file.hpp"
 #include "utils/raise.hpp"
 
@@ -79,7 +81,8 @@ class Supervisor {
     drain_until_.reset();
     streams_.close();
     for (auto& rank : outcome_.ranks) streams_.describe_end(rank);
-    outcome_.first_failure = first_failure(outcome_.ranks);
+    if (outcome_.saved() && told_usr1_ && !outcome_.stop_signal) outcome_.stop_signal = SIGUSR1;
+    if (!outcome_.saved()) outcome_.first_failure = first_failure(outcome_.ranks);
     if (monitor_) monitor_->end(statuses());
     streams_.errors().write(this, s_.say(job_, s_.logs, outcome_));
     while (!abandoned_ && streams_.pending()) poll_once();
@@ -242,7 +245,8 @@ class Supervisor {
         ask(SIGTERM);
         break;
       case StopClock::Due::kill:
-        kill_now();
+        if (waits_for_savers()) clock_.wait_on(now_);
+        else kill_now();
         break;
     }
   }
@@ -256,6 +260,27 @@ class Supervisor {
     outcome_.killed = true;
     clock_.killed(Clock::now());
     send(SIGKILL);
+  }
+
+  /// Ranks that this launcher has passed a signal on to may save before they end
+  /// (ProjectConfiguration::save_on_signal), for as long as they say so; they give up by themselves where they can't.
+  /// After a failure nobody can.
+  bool waits_for_savers() {
+    if (!outcome_.stop_signal) return false;
+    std::vector<int64_t> savers;
+    for (const auto& rank : outcome_.ranks) {
+      if (rank.pid <= 0 || rank.end) continue;
+      const auto processes = shares_terminal(rank.local_rank) ? std::vector{rank.pid} : members_of(rank.pid);
+      if (std::any_of(processes.begin(), processes.end(),
+                      [](pid_t pid) { return has_thread(pid, save_points::kSavingThread); }))
+        savers.push_back(rank.rank);
+    }
+    if (!savers.empty() && !std::exchange(spoke_of_savers_, true) && !job_.quiet())
+      streams_.errors().write(
+          this, fmt::format("accelerate launch: rank {} is saving a checkpoint, for which this launcher waits beyond "
+                            "--grace_seconds\n",
+                            fmt::join(savers, ", ")));
+    return !savers.empty();
   }
 
   void hear_peers() {
@@ -277,6 +302,7 @@ class Supervisor {
           collect(static_cast<pid_t>(info.ssi_pid));
           break;
         case SIGUSR1:
+          told_usr1_ = true;
           send(signal);
           break;
         case SIGUSR2:
@@ -380,7 +406,7 @@ class Supervisor {
   int64_t running_ = 0;
   std::optional<Clock::time_point> drain_until_;
   Clock::time_point now_ = Clock::now();
-  bool abandoned_ = false;
+  bool abandoned_ = false, told_usr1_ = false, spoke_of_savers_ = false;
   std::optional<Subreaper> subreaper_;
 };
 

@@ -170,6 +170,15 @@ bool handles(pid_t pid, int signal) {
   return false;
 }
 
+bool has_thread(pid_t pid, std::string_view name) {
+  std::error_code ignored;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task", ignored)) {
+    std::ifstream in(thread.path() / "comm");
+    if (std::string line; std::getline(in, line) && line == name) return true;
+  }
+  return false;
+}
+
 std::string signal_name(int signal) {
   const char* name = ::sigabbrev_np(signal);
   return name ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "utils/fd.hpp"
@@ -68,6 +69,9 @@ std::vector<pid_t> members_of(pid_t group);
 
 /// Whether a process has a handler of its own for a signal; false when it is gone.
 bool handles(pid_t pid, int signal);
+
+/// Whether one of its threads has this name; false when it is gone.
+bool has_thread(pid_t pid, std::string_view name);
 
 /// "SIGKILL" for 9.
 std::string signal_name(int signal);

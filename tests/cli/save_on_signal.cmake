@@ -1,0 +1,3 @@
+accelerate_test(NAME save_on_signal_cli_tests SOURCES ${TEST_DIR}/save_on_signal_cli_test.cpp LIBS accelerate_launch LABELS cli NO_TORCH)
+accelerate_test_training(save_on_signal_training)
+add_dependencies(save_on_signal_cli_tests accelerate_cli accelerate_agent save_on_signal_training)
