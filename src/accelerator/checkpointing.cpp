@@ -189,10 +189,10 @@ void Accelerator::load_state(const fs::path& input_dir, const LoadStateOptions& 
   run_state::load(impl_->run, folder, how);
   counts::add(CheckpointCount::checkpoints_loaded);
   counts::add(CheckpointCount::parts_checked, checked.parts_checked());
-  if (const auto* manifest = checked.manifest()) {
-    if (!checksums) counts::add(CheckpointCount::checkpoints_unchecked);
+  counts::add(CheckpointCount::records_checked, checked.records_checked());
+  if (!checksums) counts::add(CheckpointCount::checkpoints_unchecked);
+  if (const auto* manifest = checked.manifest())
     impl_->run.steps_before += manifest->step - run_state::steps_taken(impl_->run);
-  }
   if (project.automatic_checkpoint_naming)
     if (const auto number = run_state::checkpoint_number(folder))
       // Behind those that were passed over, too; a program that asks for an older one decides itself what comes next.

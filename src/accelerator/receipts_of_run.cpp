@@ -186,7 +186,10 @@ Deed verify_checkpoints(const OwnFacts&) {
   if (read(CheckpointCount::checkpoints_loaded) == 0) return not_due("nothing was loaded");
   if (const auto n = read(CheckpointCount::checkpoints_unchecked); n > 0)
     return acted("{} loaded without a look at checksums", counted(n, "checkpoint was", "checkpoints were"));
-  if (read(CheckpointCount::parts_checked) == 0) return nothing("what was loaded has no checkpoint.json");
+  if (const auto n = read(CheckpointCount::records_checked); n > 0 && read(CheckpointCount::parts_checked) == 0)
+    return acted("{} found to be what was written", counted(n, "record of an archive was", "records of archives were"));
+  if (read(CheckpointCount::parts_checked) == 0)
+    return nothing("what was loaded has no checkpoint.json, and no archive of torch.save");
   return acted("{} found to be what was written",
                counted(read(CheckpointCount::parts_checked), "part of a file was", "parts of files were"));
 }

@@ -79,4 +79,29 @@ int64_t ExpectedFiles::parts_checked() const {
   return parts;
 }
 
+namespace {
+std::atomic<int64_t> records_wanted{0}, records_checked{0};
+}
+
+void ZipRecord::check(const std::string& file,
+                      const std::function<std::string_view(int64_t begin, int64_t bytes)>& read) const {
+  if (is_checked_.load(std::memory_order_relaxed)) return;
+  uint32_t state = ~uint32_t{0};
+  for (int64_t at = 0; at < bytes_; at += kChecksumPartBytes)
+    state = crc32::extend(state, read(begin_ + at, std::min(kChecksumPartBytes, bytes_ - at)));
+  if (~state != crc32_)
+    raise<DamagedFile>(
+        "'{}' is damaged: its record '{}', bytes {} to {}, has the checksum {:08x}, and {:08x} when it was written. "
+        "Copy "
+        "it again, or load an older checkpoint.",
+        file, name_, begin_, end() - 1, ~state, crc32_);
+  is_checked_.store(true, std::memory_order_relaxed);
+  records_checked.fetch_add(1, std::memory_order_relaxed);
+}
+
+CheckedRecords::CheckedRecords() : before_(records_checked.load()) { ++records_wanted; }
+CheckedRecords::~CheckedRecords() { --records_wanted; }
+bool CheckedRecords::wanted() { return records_wanted.load(std::memory_order_relaxed) > 0; }
+int64_t CheckedRecords::checked() const { return records_checked.load() - before_; }
+
 }  // namespace accelerate::formats

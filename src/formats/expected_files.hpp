@@ -52,6 +52,43 @@ class ExpectedFile {
   mutable std::atomic<int64_t> parts_checked_{0};
 };
 
+/// A record of a zip, which carries its own checksum.
+class ZipRecord {
+ public:
+  /// @param begin, bytes  of the file
+  ZipRecord(std::string name, int64_t begin, int64_t bytes, uint32_t crc32)
+      : name_(std::move(name)), begin_(begin), bytes_(bytes), crc32_(crc32) {}
+
+  int64_t begin() const { return begin_; }
+  int64_t end() const { return begin_ + bytes_; }
+  /// Checks it, once in the life of this object. Safe to use from several threads. @param file  for messages
+  /// @param read  gives so many bytes of the file from there  @throws DamagedFile
+  void check(const std::string& file, const std::function<std::string_view(int64_t begin, int64_t bytes)>& read) const;
+
+ private:
+  std::string name_;
+  int64_t begin_, bytes_;
+  uint32_t crc32_;
+  mutable std::atomic<bool> is_checked_{false};
+};
+
+/// While one lives, an InputFile of which nothing is expected gives no bytes of a record but those that the zip's
+/// directory has the checksum of.
+class CheckedRecords {
+ public:
+  CheckedRecords();
+  ~CheckedRecords();
+  CheckedRecords(const CheckedRecords&) = delete;
+  CheckedRecords& operator=(const CheckedRecords&) = delete;
+
+  static bool wanted();
+  /// In this process, since this began.
+  int64_t checked() const;
+
+ private:
+  int64_t before_;
+};
+
 /// While it lives, an InputFile of one of these files has the size that is expected, and gives no bytes that are not:
 /// it looks at the parts that are asked for. One at a time in a process.
 class ExpectedFiles {

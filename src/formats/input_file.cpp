@@ -10,8 +10,10 @@
 #include <cstring>
 #include <iterator>
 #include <list>
+#include <map>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "input/read_file.hpp"
 #include "utils/thread_annotations.hpp"
@@ -38,6 +40,23 @@ struct InputFile::OpenFiles {
     constexpr rlim_t kFewest = 8, kMost = 4096;
     if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kFewest;
     return std::clamp(limit.rlim_cur / 2, kFewest, kMost);
+  }
+};
+
+/// Those that are to be checked, by their first bytes.
+struct InputFile::Records {
+  std::atomic<bool> any{false};
+  Mutex mutex;
+  std::map<int64_t, std::shared_ptr<const ZipRecord>> by_begin ACCELERATE_GUARDED_BY(mutex);
+
+  std::vector<std::shared_ptr<const ZipRecord>> within(int64_t begin, int64_t end) {
+    std::vector<std::shared_ptr<const ZipRecord>> found;
+    const MutexLock lock(mutex);
+    auto at = by_begin.upper_bound(begin);
+    if (at != by_begin.begin()) --at;
+    for (; at != by_begin.end() && at->first < end; ++at)
+      if (at->second->end() > begin) found.push_back(at->second);
+    return found;
   }
 };
 
@@ -93,7 +112,7 @@ void InputFile::keep(const std::shared_ptr<const Descriptor>& descriptor) const 
   }
 }
 
-InputFile::InputFile(const std::filesystem::path& path) : path_(path) {
+InputFile::InputFile(const std::filesystem::path& path) : path_(path), records_(std::make_unique<Records>()) {
   const auto descriptor = open_anew();
   struct stat facts {};
   if (::fstat(descriptor->file, &facts) != 0)
@@ -109,7 +128,11 @@ InputFile::InputFile(const std::filesystem::path& path) : path_(path) {
 }
 
 InputFile::InputFile(std::string name, std::string bytes)
-    : path_(std::move(name)), bytes_(std::move(bytes)), in_memory_(true), size_(static_cast<int64_t>(bytes_.size())) {}
+    : path_(std::move(name)),
+      bytes_(std::move(bytes)),
+      in_memory_(true),
+      size_(static_cast<int64_t>(bytes_.size())),
+      records_(std::make_unique<Records>()) {}
 
 InputFile::~InputFile() {
   if (in_memory_) return;
@@ -128,22 +151,40 @@ int InputFile::duplicate() const {
 
 void InputFile::read(int64_t offset, void* data, int64_t count) const {
   read_unchecked(offset, data, count);
-  if (expected_) check(offset, count, static_cast<const char*>(data));
+  check(offset, count, static_cast<const char*>(data));
 }
 
-void InputFile::check(int64_t offset, int64_t count) const {
-  if (expected_) check(offset, count, nullptr);
-}
+void InputFile::check(int64_t offset, int64_t count) const { check(offset, count, nullptr); }
 
 void InputFile::check(int64_t offset, int64_t count, const char* data) const {
+  if (!expected_ && !records_->any.load(std::memory_order_relaxed)) return;
   std::string part;
-  expected_->check(offset, count, [&](int64_t begin, int64_t bytes) {
+  const auto bytes_at = [&](int64_t begin, int64_t bytes) -> std::string_view {
     if (data && begin >= offset && begin + bytes <= offset + count)
-      return crc32c::of({data + (begin - offset), static_cast<size_t>(bytes)});
+      return {data + (begin - offset), static_cast<size_t>(bytes)};
     part.resize(static_cast<size_t>(bytes));
     read_unchecked(begin, part.data(), bytes);
-    return crc32c::of(part);
-  });
+    return part;
+  };
+  if (expected_)
+    expected_->check(offset, count, [&](int64_t begin, int64_t bytes) { return crc32c::of(bytes_at(begin, bytes)); });
+  else
+    for (const auto& record : records_->within(offset, offset + count)) record->check(path_.string(), bytes_at);
+}
+
+bool InputFile::expect_record(const std::string& name, int64_t begin, int64_t bytes, uint32_t crc32) const {
+  const MutexLock lock(records_->mutex);
+  auto& all = records_->by_begin;
+  const auto next = all.upper_bound(begin);
+  if (next != all.end() && next->first < begin + bytes) return false;
+  if (next != all.begin()) {
+    const auto& before = *std::prev(next)->second;
+    if (before.begin() == begin) return before.end() == begin + bytes;
+    if (before.end() > begin) return false;
+  }
+  all.emplace(begin, std::make_shared<const ZipRecord>(name, begin, bytes, crc32));
+  records_->any.store(true, std::memory_order_relaxed);
+  return true;
 }
 
 void InputFile::read_unchecked(int64_t offset, void* data, int64_t count) const {

@@ -32,6 +32,11 @@ class InputFile {
   /// Fills `count` bytes from `offset`. @throws CheckpointError when the file ends before, and when there is another
   /// file in its place.
   void read(int64_t offset, void* data, int64_t count) const;
+  /// Whether records are to be told of: see CheckedRecords.
+  bool wants_records() const { return !expected_ && CheckedRecords::wanted(); }
+  /// From now on these bytes are checked before any of them is given. @return false: another record that is known
+  /// reaches into it. Several threads may call this while others read.
+  bool expect_record(const std::string& name, int64_t begin, int64_t bytes, uint32_t crc32) const;
   /// Reads, of one of the ExpectedFiles, what was not looked at yet, for who takes the bytes in another way (maps it).
   void check(int64_t offset, int64_t count) const;
 
@@ -49,6 +54,7 @@ class InputFile {
   void read_unchecked(int64_t offset, void* data, int64_t count) const;
   /// @param data  the bytes from `offset` that are in memory already; null: none
   void check(int64_t offset, int64_t count, const char* data) const;
+  struct Records;
 
   std::filesystem::path path_;
   std::string bytes_;  ///< unless there is a file
@@ -56,6 +62,7 @@ class InputFile {
   int64_t size_ = 0;
   uint64_t device_ = 0, inode_ = 0;
   std::shared_ptr<const ExpectedFile> expected_;  ///< null: nothing is known
+  std::unique_ptr<Records> records_;              ///< never null
   static std::atomic<int64_t> times_opened_;
 };
 

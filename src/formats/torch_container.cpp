@@ -116,7 +116,8 @@ void TorchContainer::read_directory() {
     if (rest.size() < all) fail_archive("its directory ends before its last entry");
     Entry entry{.header = little<uint32_t>(rest, 42),
                 .size = little<uint32_t>(rest, 24),
-                .stored = little<uint16_t>(rest, 10) == 0};
+                .stored = little<uint16_t>(rest, 10) == 0,
+                .crc32 = little<uint32_t>(rest, 16)};
     // Numbers that don't fit are in an extra field, in this order.
     auto extra = rest.substr(kEntryBytes + name_bytes, extra_bytes);
     while (extra.size() >= 4) {
@@ -149,7 +150,11 @@ TorchContainer::Bytes TorchContainer::record(const std::string& name) const {
       found->second.header + kLocalBytes + little<uint16_t>(header, 26) + little<uint16_t>(header, 28);
   if (data > length_ || found->second.size > length_ - data)
     fail("the record '{}' reaches beyond its archive. The file is damaged.", name);
-  return {begin_ + static_cast<int64_t>(data), static_cast<int64_t>(found->second.size)};
+  const Bytes place{begin_ + static_cast<int64_t>(data), static_cast<int64_t>(found->second.size)};
+  if (place.size > 0 && found->second.crc32 != 0 && file_->wants_records() &&
+      !file_->expect_record(name, place.begin, place.size, found->second.crc32))
+    fail_archive("the record '{}' lies in the place of another", name);
+  return place;
 }
 
 void TorchContainer::read_stream() {

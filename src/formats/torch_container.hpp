@@ -94,6 +94,7 @@ class TorchContainer {
   struct Entry {
     uint64_t header = 0, size = 0;  ///< of the archive
     bool stored = true;             ///< not compressed
+    uint32_t crc32 = 0;             ///< 0: torch.save was told not to compute it
   };
 
   template <class... Args> [[noreturn]] void fail_archive(fmt::format_string<Args...> what, Args&&... args) const {

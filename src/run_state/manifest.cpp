@@ -158,6 +158,7 @@ std::vector<std::string> lacks_by_manifest(const fs::path& folder) {
 CheckedCheckpoint::CheckedCheckpoint(const fs::path& folder, const Options& options) {
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
     manifest_ = formats::read_manifest(folder);
+    if (options.checksums) records_.emplace();
     if (!manifest_) return;
     if (options.first_here)
       if (const auto lacking = not_whole(folder, *manifest_); !lacking.empty())

@@ -46,7 +46,7 @@ formats::CheckpointManifest manifest_facts(const RunState& run, StateForm form, 
 std::vector<std::string> lacks_by_manifest(const std::filesystem::path& folder);
 
 /// A checkpoint that is about to be read: its files have the sizes that its manifest says. While this lives, readers
-/// check what they read. Without a manifest nothing is known.
+/// check what they read. Without a manifest nothing is known but what archives of torch.save say of their own records.
 class CheckedCheckpoint {
  public:
   struct Options {
@@ -60,10 +60,13 @@ class CheckedCheckpoint {
   const formats::CheckpointManifest* manifest() const { return manifest_ ? &*manifest_ : nullptr; }
   /// That this rank has read and found to be what was written.
   int64_t parts_checked() const { return expected_ ? expected_->parts_checked() : 0; }
+  /// The same, of records.
+  int64_t records_checked() const { return records_ ? records_->checked() : 0; }
 
  private:
   std::optional<formats::CheckpointManifest> manifest_;
   std::optional<formats::ExpectedFiles> expected_;
+  std::optional<formats::CheckedRecords> records_;
 };
 
 /// The most steps that an optimizer of this run has taken, those before the checkpoint included that it goes on from.

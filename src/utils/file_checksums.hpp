@@ -22,12 +22,11 @@ namespace crc32c {
 /// eight lookups that don't wait for each other.
 using Tables = std::array<std::array<uint32_t, 256>, 8>;
 
-constexpr Tables make_tables() {
-  constexpr uint32_t kReflectedPolynomial = 0x82F63B78;
+constexpr Tables make_tables(uint32_t reflected_polynomial) {
   Tables tables{};
   for (uint32_t byte = 0; byte < 256; ++byte) {
     uint32_t rest = byte;
-    for (int bit = 0; bit < 8; ++bit) rest = rest >> 1 ^ (rest & 1 ? kReflectedPolynomial : 0);
+    for (int bit = 0; bit < 8; ++bit) rest = rest >> 1 ^ (rest & 1 ? reflected_polynomial : 0);
     tables[0][byte] = rest;
   }
   for (size_t k = 1; k < tables.size(); ++k)
@@ -35,17 +34,17 @@ constexpr Tables make_tables() {
       tables[k][byte] = tables[k - 1][byte] >> 8 ^ tables[0][tables[k - 1][byte] & 0xFF];
   return tables;
 }
-inline constexpr Tables kTables = make_tables();
+inline constexpr Tables kTables = make_tables(0x82F63B78);
 
 /// The register behind these bytes, which begins and ends inverted.
-inline uint32_t by_table(uint32_t state, std::string_view bytes) {
+inline uint32_t by_table(uint32_t state, std::string_view bytes, const Tables& tables = kTables) {
   const auto at = [&](size_t i) { return static_cast<uint8_t>(bytes[i]); };
   for (; bytes.size() >= 8; bytes.remove_prefix(8)) {
     const uint32_t first = state ^ (at(0) | uint32_t{at(1)} << 8 | uint32_t{at(2)} << 16 | uint32_t{at(3)} << 24);
-    state = kTables[7][first & 0xFF] ^ kTables[6][first >> 8 & 0xFF] ^ kTables[5][first >> 16 & 0xFF] ^
-            kTables[4][first >> 24] ^ kTables[3][at(4)] ^ kTables[2][at(5)] ^ kTables[1][at(6)] ^ kTables[0][at(7)];
+    state = tables[7][first & 0xFF] ^ tables[6][first >> 8 & 0xFF] ^ tables[5][first >> 16 & 0xFF] ^
+            tables[4][first >> 24] ^ tables[3][at(4)] ^ tables[2][at(5)] ^ tables[1][at(6)] ^ tables[0][at(7)];
   }
-  for (const char byte : bytes) state = state >> 8 ^ kTables[0][(state ^ static_cast<uint8_t>(byte)) & 0xFF];
+  for (const char byte : bytes) state = state >> 8 ^ tables[0][(state ^ static_cast<uint8_t>(byte)) & 0xFF];
   return state;
 }
 
@@ -75,6 +74,14 @@ inline uint32_t extend(uint32_t state, std::string_view bytes) {
 inline uint32_t of(std::string_view bytes) { return ~extend(~uint32_t{0}, bytes); }
 
 }  // namespace crc32c
+
+/// The checksum that records of a zip carry (ISO 3309's polynomial). The register is as above.
+namespace crc32 {
+
+inline constexpr crc32c::Tables kTables = crc32c::make_tables(0xEDB88320);
+inline uint32_t extend(uint32_t state, std::string_view bytes) { return crc32c::by_table(state, bytes, kTables); }
+
+}  // namespace crc32
 
 /// What a file is known by.
 struct FileChecksums {

@@ -230,6 +230,54 @@ RANKS_TEST(Manifest, TheTensorIsNamed, 1) {
               AllOf(HasSubstr("'momentum_buffer' of parameter '0'"), HasSubstr("optimizer.bin' is damaged")));
 }
 
+namespace {
+
+/// The first bytes of records of torch.save's archives in a file, by their names: of the first archive that has one.
+std::map<std::string, uint64_t> records_in(const fs::path& file) {
+  const auto bytes = support::text_of(file);
+  const auto number = [&](size_t at) {
+    return static_cast<size_t>(static_cast<uint8_t>(bytes[at]) | static_cast<uint8_t>(bytes[at + 1]) << 8);
+  };
+  std::map<std::string, uint64_t> found;
+  for (size_t at = bytes.find("PK\3\4"); at != std::string::npos; at = bytes.find("PK\3\4", at + 4)) {
+    const auto name = bytes.substr(at + 30, number(at + 26));
+    for (const char* wanted : {"data.pkl", "data/0"})
+      if (name.ends_with(wanted)) found.emplace(wanted, at + 30 + number(at + 26) + number(at + 28));
+  }
+  return found;
+}
+
+}  // namespace
+
+// As Python's folders, and ours of before: what archives of torch.save say of their own records is all that is known.
+RANKS_TEST(Manifest, WithoutAListArchivesAreGuardedByTheirOwnChecksums, 1, 2) {
+  const PartialState state({.cpu = true});
+  for (const std::string layout : {"safetensors", "sharded", "full", "local"}) {
+    SCOPED_TRACE(layout);
+    const auto folder = support::scratch(layout + " of before");
+    Run run(layout);
+    run.step(), run.step();
+    run.accelerator.save_state(folder);
+    on_disk(run.accelerator, [&] { fs::remove(folder / "checkpoint.json"); });
+    int64_t archives = 0;
+    for (const auto& name : files_below(folder)) {
+      const auto records = records_in(folder / name);
+      archives += records.empty() ? 0 : 1;
+      for (const auto& [record, begin] : records) {
+        on_disk(run.accelerator, [&, begin = begin] { flip(folder / name, 8 * begin + 3); });
+        EXPECT_THAT(
+            message_of<CheckpointError>([&] { run.accelerator.load_state(folder); }),
+            AllOf(HasSubstr(fs::path(name).filename().string()), HasSubstr("record '" + record + "'"),
+                  HasSubstr(name == "optimizer.bin" && record == "data/0" ? "'momentum_buffer' of parameter" : "")))
+            << name;
+        on_disk(run.accelerator, [&, begin = begin] { flip(folder / name, 8 * begin + 3); });
+      }
+    }
+    EXPECT_GE(archives, 3);
+    run.accelerator.load_state(folder);
+  }
+}
+
 RANKS_TEST(Manifest, IsNotLookedAtWhereItIsSwitchedOff, 2) {
   const PartialState state({.cpu = true});
   const auto folder = support::scratch("off");
@@ -243,6 +291,15 @@ RANKS_TEST(Manifest, IsNotLookedAtWhereItIsSwitchedOff, 2) {
     Run run("safetensors", {.verify_checkpoints = false});
     damaged(run);
     run.accelerator.load_state(folder);
+    on_disk(run.accelerator, [&] {
+      fs::rename(folder / "checkpoint.json", folder / "list");
+      flip(folder / "optimizer.bin", 8 * records_in(folder / "optimizer.bin").at("data/0"));
+    });
+    run.accelerator.load_state(folder);
+    on_disk(run.accelerator, [&] {
+      flip(folder / "optimizer.bin", 8 * records_in(folder / "optimizer.bin").at("data/0"));
+      fs::rename(folder / "list", folder / "checkpoint.json");
+    });
     // Sizes are, in any case.
     on_disk(run.accelerator, [&] { fs::resize_file(folder / "notes.txt", 3); });
     EXPECT_THAT(message_of<CheckpointError>([&] { run.accelerator.load_state(folder); }),

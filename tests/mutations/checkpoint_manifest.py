@@ -55,7 +55,7 @@ F("others' files of the list's name are none", file, "!root.is_object() || «!(h
 
 # ---- readers
 file = "src/formats/input_file.cpp"
-F("readers check what they read", file, "if («expected_») check(offset, count, static_cast", "false",
+F("readers check what they read", file, "«check(offset, count, static_cast<const char*>(data));»", "",
   m + "ListsAndGuardsEveryFile", u + "ExpectedFiles.PartsThatAreReadAreLookedAtOnce")
 F("readers compare the size", file, "if («expected_») expected_->check_size", "false",
   u + "ExpectedFiles.PartsThatAreReadAreLookedAtOnce")
@@ -71,6 +71,21 @@ F("a damaged tensor is named", "src/run_state/models.cpp", "naming_damage(«\"te
   m + "TheTensorIsNamed")
 F("a damaged state of an optimizer is named", "src/run_state/optimizers.cpp",
   "naming_damage(«fmt::format(\"'{}' of parameter '{}'\", kind, key)»,", "std::string()", m + "TheTensorIsNamed")
+
+# ---- archives of folders without a list
+F("archives' own checksums are looked at", "src/formats/input_file.hpp", "&& «CheckedRecords::wanted()»;",
+  "false", m + "WithoutAListArchivesAreGuardedByTheirOwnChecksums")
+F("verify_checkpoints holds for archives' own checksums", "src/run_state/manifest.cpp",
+  "«if (options.checksums) records_.emplace();»", "records_.emplace();", m + "IsNotLookedAtWhereItIsSwitchedOff")
+F("records are looked at before they are given", "src/formats/expected_files.cpp", "if («~state != crc32_»)", "false",
+  m + "WithoutAListArchivesAreGuardedByTheirOwnChecksums", u + "CheckedRecords.AreLookedAtOnceBeforeAnyOfTheirBytesIsGiven")
+F("a record is looked at once", "src/formats/expected_files.cpp",
+  "void ZipRecord::check(const std::string& file, const std::function<std::string_view(int64_t begin, int64_t bytes)>& read) const { if («is_checked_.load(std::memory_order_relaxed)») return;",
+  "false", u + "CheckedRecords.AreLookedAtOnceBeforeAnyOfTheirBytesIsGiven")
+F("records don't overlap", "src/formats/input_file.cpp", "if («before.end() > begin») return false;", "false",
+  u + "CheckedRecords.AreLookedAtOnceBeforeAnyOfTheirBytesIsGiven")
+F("files that a list knows are checked by it alone", "src/formats/input_file.hpp", "return «!expected_» &&",
+  "true", u + "CheckedRecords.OfWhichTheListKnowsAllAreNotLookedAtTwice")
 
 # ---- disks
 F("bytes needed and free are compared", "src/run_state/room.cpp", "if («needed > *free»)", "false",

@@ -7,8 +7,8 @@
 
 namespace support {
 
-/// A zip of uncompressed records, as torch.save and TorchScript write it, but without checksums, which nobody here
-/// reads.
+/// A zip of uncompressed records, as torch.save and TorchScript write it, but without checksums, as by
+/// torch.serialization.set_crc32_options(False).
 inline std::string stored_zip(const std::vector<std::pair<std::string, std::string>>& records) {
   const auto little = [](uint64_t value, int bytes) {
     std::string text;

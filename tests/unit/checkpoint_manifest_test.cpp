@@ -239,6 +239,42 @@ TEST(ExpectedFiles, PartsThatAreReadAreLookedAtOnce) {
   file.read(0, read.data(), 24);
 }
 
+TEST(CheckedRecords, AreLookedAtOnceBeforeAnyOfTheirBytesIsGiven) {
+  const auto folder = support::scratch("records");
+  fs::create_directories(folder);
+  support::write(folder / "file", "head123456789tail");
+  std::string read(17, '\0');
+  const formats::CheckedRecords checked;
+  const formats::InputFile file(folder / "file");
+  EXPECT_TRUE(file.wants_records());
+  ASSERT_TRUE(file.expect_record("data/0", 4, 9, 0xCBF43926)) << "the checksum that CRC's tables give for 1 to 9";
+  EXPECT_TRUE(file.expect_record("again", 4, 9, 0xCBF43926));
+  EXPECT_FALSE(file.expect_record("overlaps", 12, 2, 1));
+  EXPECT_FALSE(file.expect_record("overlaps", 3, 2, 1));
+  EXPECT_FALSE(file.expect_record("longer", 4, 10, 1));
+  flip(folder / "file", 8 * 12);
+  file.read(0, read.data(), 4);
+  file.read(13, read.data(), 4);
+  EXPECT_EQ(checked.checked(), 0);
+  for (const auto& [begin, count] : {std::pair(4, 1), std::pair(12, 1), std::pair(0, 17), std::pair(4, 9)})
+    EXPECT_THAT(
+        message_of<formats::DamagedFile>([&, &begin = begin, &count = count] { file.read(begin, read.data(), count); }),
+        AllOf(HasSubstr((folder / "file").string()), HasSubstr("record 'data/0', bytes 4 to 12")));
+  flip(folder / "file", 8 * 12);
+  file.read(12, read.data(), 1);
+  file.read(4, read.data(), 9);
+  EXPECT_EQ(checked.checked(), 1);
+}
+
+TEST(CheckedRecords, OfWhichTheListKnowsAllAreNotLookedAtTwice) {
+  const auto folder = support::scratch("listed");
+  fs::create_directories(folder);
+  support::write(folder / "file", "123456789");
+  const formats::CheckedRecords checked;
+  const formats::ExpectedFiles expected(folder, {{"file", {.bytes = 9, .parts = {crc32c::of("123456789")}}}}, 10);
+  EXPECT_FALSE(formats::InputFile(folder / "file").wants_records());
+}
+
 TEST(ExpectedFiles, OfATensorThatIsReadInPartItsPartAlone) {
   const auto folder = support::scratch("part");
   fs::create_directories(folder);
