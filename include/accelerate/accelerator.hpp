@@ -433,9 +433,9 @@ class ACCELERATE_API Accelerator {
   using StateHook = std::function<void(const std::filesystem::path&)>;
   Scope register_save_state_pre_hook(StateHook hook);
   Scope register_load_state_pre_hook(StateHook hook);
-  /// Hooks that change what is saved, as the reference's. `weights` are those of `models`, in their order, on the host;
-  /// those that the hook leaves there are written, as model.safetensors, model_1.safetensors, … None where a model is
-  /// held in shards or FSDP has a form of its own for it; such models are written as they are.
+  /// Hooks that change what is saved, as the reference's. `weights` are those of `models`, in their order, whole and on
+  /// the host, of sharded models on ranks that write; those that the hook leaves there are written, in the models'
+  /// files. save_state throws ConfigError where each rank writes pieces: sharded and local state dicts, DeepSpeed.
   using ModelWeights = std::vector<std::map<std::string, at::Tensor>>;
   using SaveStateHook =
       std::function<void(const std::vector<ModelRef>& models, ModelWeights& weights, const std::filesystem::path&)>;

@@ -73,23 +73,44 @@ run_state::StateForm form_of_state(const parallel::ChosenEngine& engine, bool sa
 
 }  // namespace
 
+namespace {
+
+/// Whole weights of a model, each memory once, on the ranks that write. Collective.
+std::map<std::string, at::Tensor> weights_for_hooks(const detail::PreparedModel& model, bool on_each_node) {
+  const auto& engine = model.engine;
+  if (!engine || !engine->holds_pieces()) return checkpointing::state_dict(model.model);
+  auto weights = run_state::whole_state(model, {.offload_to_cpu = true, .rank0_only = !on_each_node});
+  // Those in few bits stay in the files that the model was quantized from.
+  for (const auto& [name, tensor] : model.model.parameters())
+    if (residency::encoded_weight(tensor)) weights.erase(name);
+  return checkpointing::each_memory_once(std::move(weights));
+}
+
+}  // namespace
+
 std::optional<Accelerator::ModelWeights> Accelerator::Impl::weights_by_hooks(const fs::path& folder,
                                                                              run_state::StateForm form) {
   using run_state::StateForm;
   const bool asked =
       std::any_of(save_hooks.begin(), save_hooks.end(), [](const auto& hook) { return hook.wants_weights; });
-  const auto engines = run.engines();
-  const bool whole =
-      (form == StateForm::safetensors || form == StateForm::archive) &&
-      std::none_of(engines.begin(), engines.end(), [](const auto& engine) { return engine->holds_pieces(); });
+  if (asked && (form == StateForm::sharded || form == StateForm::local || form == StateForm::deepspeed))
+    raise<ConfigError>(
+        "save_state: found a save hook that takes weights, and models that are saved in pieces, each rank its own "
+        "({}), "
+        "expected whole ones, because a hook could change or see no more than a rank's pieces. Set "
+        "FullyShardedDataParallelPlugin::state_dict_type to full_state_dict, or register a hook that takes the folder "
+        "alone: get_state_dict() gives it whole weights, all ranks calling it",
+        form == StateForm::deepspeed ? "DeepSpeed's files"
+        : form == StateForm::sharded ? "sharded_state_dict"
+                                     : "local_state_dict");
   std::vector<ModelRef> models;
   ModelWeights weights;
   for (const auto& model : run.models) {
     models.push_back(model->model);
-    if (asked && whole) weights.push_back(checkpointing::state_dict(model->model));
+    if (asked) weights.push_back(weights_for_hooks(*model, options.project_config.save_on_each_node));
   }
   for (const auto& hook : save_hooks) hook.call(models, weights, folder);
-  return asked && whole ? std::optional(std::move(weights)) : std::nullopt;
+  return asked ? std::optional(std::move(weights)) : std::nullopt;
 }
 
 run_state::RunLoadOptions Accelerator::Impl::load_options() const {

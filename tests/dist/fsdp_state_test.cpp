@@ -490,6 +490,47 @@ RANKS_TEST(FsdpState, LocalPiecesSayWhereTheyBelong, 2) {
 // ---- weights for everybody else
 // ---------------------------------------------------------------------------------------------------------------------
 
+// Where the file has whole weights; where each rank writes pieces, a hook that takes weights is refused.
+RANKS_TEST(FsdpState, HooksChangeWholeWeights, 2, 3) {
+  const fs::path folder = support::scratch_dir();
+  for (const auto type :
+       {StateDictType::full_state_dict, StateDictType::sharded_state_dict, StateDictType::local_state_dict}) {
+    AcceleratorState::reset();
+    GradientState::reset();
+    torch::manual_seed(5);
+    Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of(type)});
+    Net net;
+    const auto model = accelerator.prepare(net);
+    const auto before = accelerator.get_state_dict(model);  // rank 0's
+    int64_t called = 0;
+    const auto hook = accelerator.register_save_state_pre_hook(
+        [&](const std::vector<ModelRef>& models, Accelerator::ModelWeights& weights, const fs::path&) {
+          ++called;
+          ASSERT_EQ(models.size(), 1U);
+          ASSERT_EQ(weights.size(), 1U);
+          EXPECT_EQ(weights[0].empty(), support::rank() != 0) << "as get_state_dict() gives them";
+          for (auto& [name, tensor] : weights[0]) {
+            EXPECT_TRUE(tensor.equal(before.at(name))) << name;
+            tensor = tensor + 1;
+          }
+        });
+    const auto saved = folder / std::to_string(static_cast<int>(type));
+    if (type != StateDictType::full_state_dict) {
+      EXPECT_THAT(message_of<ConfigError>([&] { accelerator.save_state(saved); }),
+                  HasSubstr("found a save hook that takes weights"));
+      EXPECT_EQ(called, 0);
+      EXPECT_FALSE(fs::exists(saved));
+      continue;
+    }
+    accelerator.save_state(saved);
+    EXPECT_EQ(called, 1);
+    accelerator.load_state(saved);
+    const auto after = accelerator.get_state_dict(model);
+    EXPECT_EQ(after.size(), before.size());
+    for (const auto& [name, tensor] : after) EXPECT_TRUE(tensor.equal(before.at(name) + 1)) << name;
+  }
+}
+
 RANKS_TEST(FsdpState, SaveModelAndMerge, 1, 2, 3) {
   const fs::path base = support::scratch_dir();
   AcceleratorState::reset();

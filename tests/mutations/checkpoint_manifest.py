@@ -1,4 +1,5 @@
-"""Faults in the list of a checkpoint's files, in what is looked at by it, and in saves to disks that are full or fail."""
+"""Faults in the list of a checkpoint's files, in what is looked at by it or by archives' own checksums, in weights that
+hooks change, and in saves to disks that are full or fail."""
 from faults import F
 
 m = "manifest_tests Manifest."
@@ -86,6 +87,14 @@ F("records don't overlap", "src/formats/input_file.cpp", "if («before.end() > b
   u + "CheckedRecords.AreLookedAtOnceBeforeAnyOfTheirBytesIsGiven")
 F("files that a list knows are checked by it alone", "src/formats/input_file.hpp", "return «!expected_» &&",
   "true", u + "CheckedRecords.OfWhichTheListKnowsAllAreNotLookedAtTwice")
+
+# ---- hooks
+file = "src/accelerator/checkpointing.cpp"
+F("hooks get whole weights of sharded models", file, "if («!engine || !engine->holds_pieces()») return checkpointing::state_dict",
+  "true", "fsdp_state_tests FsdpState.HooksChangeWholeWeights")
+F("hooks that take weights are refused where each rank writes pieces", file,
+  "if («asked && (form == StateForm::sharded || form == StateForm::local || form == StateForm::deepspeed)»)", "false",
+  "fsdp_state_tests FsdpState.HooksChangeWholeWeights")
 
 # ---- disks
 F("bytes needed and free are compared", "src/run_state/room.cpp", "if («needed > *free»)", "false",
