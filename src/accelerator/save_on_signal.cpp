@@ -63,7 +63,7 @@ void take_signals() {
   ::sem_init(&signal_came, 0, 0);
   struct sigaction action {};
   action.sa_handler = on_save_signal;
-  action.sa_flags = SA_RESTART;  // nothing that the program waits for is cut short
+  action.sa_flags = SA_RESTART;
   ::sigemptyset(&action.sa_mask);
   for (size_t i = 0; i < kSaveSignals.size(); ++i) ::sigaction(kSaveSignals[i], &action, &signals_before[i]);
 }
@@ -212,11 +212,16 @@ void SaveOnSignal::save(const std::function<void()>& end_pass) {
     if (accelerator_.is_main_process())
       logs::warn(kSaveLogger, "{}: saved '{}' after {} steps; the process ends with exit code {}", name_of_signal(),
                  folder.string(), run_state::steps_taken(run_), save_points::kSavedExitCode);
-    accelerator_.end_training();
   } catch (...) {
     saving_ = false;
     end();
     throw;
+  }
+  try {
+    accelerator_.end_training();
+  } catch (const std::exception& error) {  // a tracker's process may have heard the signal, too
+    logs::warn(kSaveLogger, "{}: the checkpoint is saved, but ending the training failed: {}", name_of_signal(),
+               error.what());
   }
   std::exit(save_points::kSavedExitCode);
 }

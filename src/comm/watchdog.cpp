@@ -75,12 +75,13 @@ struct Watchdog::Talk {
   }
 
   void watch() {
-    constexpr int64_t kLooks = 4;                     // to one comparison
-    constexpr std::chrono::milliseconds kCalled{20};  // until all have answered: somebody may wait for it
+    constexpr int64_t kLooks = 4;  // to one comparison
+    // Until all have answered a call, for which somebody may wait.
+    const auto soon = std::clamp(std::chrono::milliseconds(world_size), std::chrono::milliseconds(20), period);
     int64_t seen = 0;
     MutexLock lock(mutex);
     for (int64_t looks = 1; !stop; ++looks) {
-      lock.wait_for(changed, called && furthest < 0 ? std::min(kCalled, period) : period);
+      lock.wait_for(changed, called && furthest < 0 ? soon : period);
       if (stop) return;
       lock.unlock();
       try {

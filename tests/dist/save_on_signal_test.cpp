@@ -182,17 +182,18 @@ void in_rank() {
 
 std::vector<support::RankResult> run_ranks(const Way& way, const std::string& folder, const std::string& then) {
   const std::string name = std::string("SaveOnSignal.") + testing::UnitTest::GetInstance()->current_test_info()->name();
-  return support::run_test_in_ranks(name, {.world_size = way.ranks,
-                                           .env = {{"SIGNAL_THEN", then},
-                                                   {"SIGNAL_FOLDER", folder},
-                                                   {"SIGNAL_WHERE", way.where},
-                                                   {"SIGNAL_WHO", way.who},
-                                                   {"SIGNAL_NUMBER", std::to_string(way.signal)},
-                                                   {"SIGNAL_LAYOUT", way.layout},
-                                                   {"SIGNAL_PRECISION", way.precision},
-                                                   {"SIGNAL_ACCUMULATION", std::to_string(way.accumulation)},
-                                                   {"ACCELERATE_RECEIPTS", then == "save" ? "1" : ""},
-                                                   {"ACCELERATE_SHARED_MEMORY", way.shared_memory}}});
+  support::RankOptions options{.world_size = way.ranks,
+                               .env = {{"SIGNAL_THEN", then},
+                                       {"SIGNAL_FOLDER", folder},
+                                       {"SIGNAL_WHERE", way.where},
+                                       {"SIGNAL_WHO", way.who},
+                                       {"SIGNAL_NUMBER", std::to_string(way.signal)},
+                                       {"SIGNAL_LAYOUT", way.layout},
+                                       {"SIGNAL_PRECISION", way.precision},
+                                       {"SIGNAL_ACCUMULATION", std::to_string(way.accumulation)},
+                                       {"ACCELERATE_SHARED_MEMORY", way.shared_memory}}};
+  if (then == "save") options.env.emplace_back("ACCELERATE_RECEIPTS", "1");
+  return support::run_test_in_ranks(name, options);
 }
 
 /// @return what rank 0 wrote before it ended
