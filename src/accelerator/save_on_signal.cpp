@@ -19,6 +19,7 @@
 #include "run_state/manifest.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
+#include "utils/saved_exit_code.hpp"
 #include "utils/thread_annotations.hpp"
 
 namespace accelerate {
@@ -211,7 +212,7 @@ void SaveOnSignal::save(const std::function<void()>& end_pass) {
     const auto folder = accelerator_.save_state();
     if (accelerator_.is_main_process())
       logs::warn(kSaveLogger, "{}: saved '{}' after {} steps; the process ends with exit code {}", name_of_signal(),
-                 folder.string(), run_state::steps_taken(run_), save_points::kSavedExitCode);
+                 folder.string(), run_state::steps_taken(run_), kSavedExitCode);
   } catch (...) {
     saving_ = false;
     end();
@@ -223,7 +224,7 @@ void SaveOnSignal::save(const std::function<void()>& end_pass) {
     logs::warn(kSaveLogger, "{}: the checkpoint is saved, but ending the training failed: {}", name_of_signal(),
                error.what());
   }
-  std::exit(save_points::kSavedExitCode);
+  std::exit(kSavedExitCode);
 }
 
 }  // namespace accelerate

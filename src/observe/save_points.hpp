@@ -26,7 +26,5 @@ template <class EndPass> void pass(EndPass&& end_pass) {
 /// The name of a thread that a process has while it is to save and end: the launcher, which finds it in /proc, waits
 /// for the process beyond its grace. The kernel allows 15 characters.
 inline constexpr const char* kSavingThread = "saves-and-ends";
-/// The status with which it ends then: EX_TEMPFAIL, start again.
-inline constexpr int kSavedExitCode = 75;
 
 }  // namespace accelerate::save_points

@@ -16,7 +16,7 @@ file = "src/accelerator/save_on_signal.cpp"
 F("a handler of the program's is refused", file, "|| «(present.sa_handler != SIG_DFL && present.sa_handler != SIG_IGN)»)",
   "false", s + "WhatCannotBeIsRefused")
 F("one Accelerator saves on signals", file, "if («save_points::detail::listener.load()»)", "false", s + "WhatCannotBeIsRefused")
-F("a process that has saved says so by its exit code", file, "std::exit(«save_points::kSavedExitCode»);", "0",
+F("a process that has saved says so by its exit code", file, "std::exit(«kSavedExitCode»);", "0",
   s + "AProcessAloneSavesAndGoesOn")
 F("the step is finished", file, "|| «!accelerator_.sync_gradients()»)", "false", s + "AProcessAloneSavesAndGoesOn")
 F("an evaluation that was cut short is over", file, "if («end_pass && evaluates()») end_pass();", "false",
@@ -41,12 +41,12 @@ F("the launcher waits for ranks that save", "src/launch/supervise/supervisor.cpp
 F("SIGUSR1 that made ranks save starts nothing again", "src/launch/supervise/supervisor.cpp", "told_usr1_ = «true»;", "false",
   l + "PassesOnWhatSlurmSendsBeforeTheTimeLimitAndDoesNotStartAgain")
 F("the launcher's exit code says that ranks have saved", "src/launch/job/outcome.cpp",
-  "«if (saved()) return kSavedCode;»", "", l + "WaitsForRanksThatSaveBeyondItsGrace")
+  "«if (saved()) return kSavedExitCode;»", "", l + "WaitsForRanksThatSaveBeyondItsGrace")
 F("a machine that leaves says that its ranks have saved", "programs/agent/main.cpp", "«me_.code = code;»", "",
   l + "OtherMachinesGoOnFromTheCheckpoint")
 file = "src/launch/machines/coordinator.cpp"
 u = "launch_tests Coordinator."
-F("a round without a machine whose ranks saved is no restart", file, "const bool saved = «std::all_of(failures.begin(), failures.end(), [](const Blame& failure) { return std::get<1>(failure) == kSavedCode; })»;", "false",
+F("a round without a machine whose ranks saved is no restart", file, "const bool saved = «std::all_of(failures.begin(), failures.end(), [](const Blame& failure) { return std::get<1>(failure) == kSavedExitCode; })»;", "false",
   u + "RoundAfterAMachineThatHadToGoWhenAllHadSavedIsNoRestart", u + "RanksThatSavedForAMachineThatCameHaveNotFailed")
 F("a program that always ends with 75 is not started for ever", file, "!(saved && «moved» && enough))", "true",
   u + "WithoutEnoughMachinesRanksThatSavedEndTheJobWithTheirCode")

@@ -576,6 +576,22 @@ TEST(Outcome, FirstFailure) {
   EXPECT_EQ(first_failure(ranks), std::nullopt);
 }
 
+TEST(Outcome, RanksHaveSavedIfNoneHasFailedOtherwise) {
+  Outcome outcome{.ranks = std::vector<RankRecord>(3), .first_failure = {}, .recalled = {}};
+  for (auto& rank : outcome.ranks) rank.end = End{};
+  EXPECT_FALSE(outcome.saved());
+  EXPECT_EQ(outcome.exit_code(), 0);
+  outcome.stop_signal = SIGTERM;
+  outcome.ranks[1].end->exit_code = 75;
+  EXPECT_TRUE(outcome.saved()) << "the others had nothing left to do";
+  EXPECT_EQ(outcome.exit_code(), 75);
+  outcome.ranks[2].end->signal = SIGKILL;
+  EXPECT_FALSE(outcome.saved());
+  EXPECT_EQ(outcome.exit_code(), 128 + SIGTERM);
+  outcome.ranks[2].end = End{.exit_code = 1};
+  EXPECT_FALSE(outcome.saved());
+}
+
 // ---------------------------------------------------------------- functions in several processes
 
 TEST(LaunchFunction, RunsCopiesWithTheirRanks) {

@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <csignal>
 #include <tuple>
 
 #include "launch/system/process.hpp"
+#include "utils/saved_exit_code.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -42,17 +42,17 @@ std::optional<size_t> first_failure(const std::vector<RankRecord>& ranks) {
 }
 
 bool Outcome::saved() const {
-  const auto ended_with = [&](int64_t code) {
-    return [code](const RankRecord& rank) { return rank.end && !rank.end->signal && rank.end->exit_code == code; };
-  };
-  return std::any_of(ranks.begin(), ranks.end(), ended_with(kSavedCode)) &&
-         std::all_of(ranks.begin(), ranks.end(), [&](const RankRecord& rank) {
-           return ended_with(kSavedCode)(rank) || ended_with(0)(rank);  // a rank that had nothing left to do
-         });
+  bool any = false;
+  for (const auto& rank : ranks) {
+    // One that had nothing left to do ends well.
+    if (!rank.end || rank.end->signal || (!rank.end->good() && rank.end->exit_code != kSavedExitCode)) return false;
+    any = any || !rank.end->good();
+  }
+  return any;
 }
 
 int Outcome::exit_code() const {
-  if (saved()) return kSavedCode;
+  if (saved()) return kSavedExitCode;
   if (first_failure) return ranks[*first_failure].end->status();
   return stop_signal ? 128 + stop_signal : 0;
 }

@@ -29,8 +29,6 @@ std::string describe(const End& end);
 /// invalid access, whereas 69 is how a program of this library ends when a *peer* went away.
 int blame_kind(const End& end);
 inline constexpr int kOfAPeer = 2;  ///< the kind of 69
-/// The status of ranks that have saved because of a signal (ProjectConfiguration::save_on_signal): start again.
-inline constexpr int64_t kSavedCode = 75;
 
 /// The record of a rank: that it runs, and afterwards how it ended.
 struct RankRecord {

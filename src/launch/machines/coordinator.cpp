@@ -155,7 +155,7 @@ void Coordinator::end(const std::vector<Node>& nodes, Clock::time_point now) {
   }
   // Ranks that saved and ended have not failed. A machine that came, or one that had to go, is why.
   const bool saved = std::all_of(failures.begin(), failures.end(),
-                                 [](const Blame& failure) { return std::get<1>(failure) == kSavedCode; });
+                                 [](const Blame& failure) { return std::get<1>(failure) == kSavedExitCode; });
   const bool enough = waiting(nodes, now) >= settings_.min_machines;
   const bool moved = joined_ || std::any_of(failures.begin(), failures.end(),
                                             [](const Blame& failure) { return std::get<0>(failure) < 0; });

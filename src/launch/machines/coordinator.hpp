@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/job/outcome.hpp"
+#include "utils/saved_exit_code.hpp"
 
 namespace accelerate::launcher {
 
@@ -29,7 +29,7 @@ struct Node {
 };
 inline constexpr int64_t kGoneCode = 69;  ///< of a job that has lost a machine
 /// The job's exit code because of a machine that has left: that of ranks that have saved, if its own have.
-inline int64_t code_of_leaver(const Node& node) { return node.code == kSavedCode ? kSavedCode : kGoneCode; }
+inline int64_t code_of_leaver(const Node& node) { return node.code == kSavedExitCode ? kSavedExitCode : kGoneCode; }
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Node, id, host, address, local_world_size, role, machine_rank, round, state, beat,
                                    kind, code, text)
 

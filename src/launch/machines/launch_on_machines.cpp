@@ -9,6 +9,7 @@
 #include "launch/supervise/supervisor.hpp"
 #include "launch/system/output.hpp"
 #include "launch/system/process.hpp"
+#include "utils/saved_exit_code.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -16,7 +17,8 @@ namespace {
 /// Tells the others how the ranks ended here. @return whether there is another round.
 bool tell_end(Agent& agent, const Outcome& outcome, int64_t world_size) {
   if (outcome.saved())
-    return agent.ended("failed", 1, kSavedCode, fmt::format("its ranks have ended with exit code {}", kSavedCode));
+    return agent.ended("failed", 1, kSavedExitCode,
+                       fmt::format("its ranks have ended with exit code {}", kSavedExitCode));
   if (!outcome.first_failure) return agent.ended(outcome.recalled.empty() ? "done" : "stopped", 0, 0, "");
   const RankRecord& rank = outcome.ranks[*outcome.first_failure];
   return agent.ended("failed", blame_kind(*rank.end), outcome.exit_code(),

@@ -16,6 +16,7 @@
 #include "launch/supervise/log_files.hpp"
 #include "launch/system/output.hpp"
 #include "launch/system/process.hpp"
+#include "utils/saved_exit_code.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -117,7 +118,8 @@ std::string report(const Job& job, const LogFiles& logs, const Outcome& outcome)
     return fmt::format(
         "{}{}all ranks have ended with exit code {}, as they do when a signal has made them save: start "
         "again to go on from the checkpoint.\n",
-        kName, outcome.stop_signal ? fmt::format("stopped by {}; ", signal_name(outcome.stop_signal)) : "", kSavedCode);
+        kName, outcome.stop_signal ? fmt::format("stopped by {}; ", signal_name(outcome.stop_signal)) : "",
+        kSavedExitCode);
   if (outcome.stop_signal == 0 || job.quiet()) return "";
   return fmt::format("{}stopped by {}; {}.\n", kName, signal_name(outcome.stop_signal),
                      outcome.killed ? "some ranks did not end by themselves and were killed" : "all ranks have ended");
