@@ -224,6 +224,9 @@ void SaveOnSignal::save(const std::function<void()>& end_pass) {
     logs::warn(kSaveLogger, "{}: the checkpoint is saved, but ending the training failed: {}", name_of_signal(),
                error.what());
   }
+  // The thread says so no longer: from here on the process has as long as any that was told to end.
+  asked_->set(&Asked::over);
+  thread_.join();
   std::exit(kSavedExitCode);
 }
 

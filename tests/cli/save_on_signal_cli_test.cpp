@@ -29,7 +29,7 @@ class SavingLaunch : public testing::Test {
   }
   /// `accelerate launch OPTIONS save_on_signal_training FOLDER …`, two ranks. @param save  milliseconds that it takes
   std::vector<std::string> words(std::vector<std::string> options, int save) const {
-    options.insert(options.begin(), {accelerate(), "launch", "--cpu", "--grace_seconds", "0.5"});
+    options.insert(options.begin(), {accelerate(), "launch", "--cpu", "--grace_seconds", "4"});
     const auto program = fs::path(accelerate()).parent_path() / "save_on_signal_training";
     options.insert(options.end(), {program.string(), folder, std::to_string(save), "3"});
     return options;
@@ -44,7 +44,7 @@ class SavingLaunch : public testing::Test {
 const std::vector<std::string> kTwoRanks{"--num_processes", "2", "--max_restarts", "1"};
 
 TEST_F(SavingLaunch, WaitsForRanksThatSaveBeyondItsGrace) {
-  Program program(words(kTwoRanks, 3000));
+  Program program(words(kTwoRanks, 6000));
   ASSERT_TRUE(program.wait_for("trains")) << program.errors();
   program.signal(SIGTERM);
   const auto result = program.wait();

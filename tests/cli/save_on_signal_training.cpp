@@ -1,10 +1,11 @@
 // Trains something tiny that saves on signals, for the launcher's tests: FOLDER MILLISECONDS STEPS
-// A save takes so long at least. A run that goes on from a checkpoint takes so many steps more, one from the start
-// takes steps until somebody ends it.
+// A save takes so long at least, and the process's end some time behind it. A run that goes on from a checkpoint takes
+// so many steps more, one from the start takes steps until somebody ends it.
 #include <torch/torch.h>
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <thread>
@@ -25,6 +26,7 @@ struct Count {
 int main(int, char** arguments) {
   const std::filesystem::path folder = arguments[1];
   const std::chrono::milliseconds save(std::stoi(arguments[2]));
+  if (save.count() > 0) std::atexit([] { std::this_thread::sleep_for(std::chrono::milliseconds(1500)); });
   accelerate::Accelerator accelerator(
       {.cpu = true,
        .dataloader_config = {.use_stateful_dataloader = true},

@@ -38,6 +38,8 @@ F("a rank that leaves has been everywhere", file, "if («how_far && !answered»)
 # ---- the launcher
 F("the launcher waits for ranks that save", "src/launch/supervise/supervisor.cpp", "if («waits_for_savers()») clock_",
   "false", l + "WaitsForRanksThatSaveBeyondItsGrace")
+F("ranks that have saved have the grace to end", "src/launch/supervise/supervisor.cpp",
+  "else if («std::exchange(waited_for_savers_, false)») clock_", "false", l + "WaitsForRanksThatSaveBeyondItsGrace")
 F("SIGUSR1 that made ranks save starts nothing again", "src/launch/supervise/supervisor.cpp", "told_usr1_ = «true»;", "false",
   l + "PassesOnWhatSlurmSendsBeforeTheTimeLimitAndDoesNotStartAgain")
 F("the launcher's exit code says that ranks have saved", "src/launch/job/outcome.cpp",

@@ -246,6 +246,7 @@ class Supervisor {
         break;
       case StopClock::Due::kill:
         if (waits_for_savers()) clock_.wait_on(now_);
+        else if (std::exchange(waited_for_savers_, false)) clock_.asked(now_);  // they end now, and may take as long
         else kill_now();
         break;
     }
@@ -275,12 +276,14 @@ class Supervisor {
                       [](pid_t pid) { return has_thread(pid, save_points::kSavingThread); }))
         savers.push_back(rank.rank);
     }
-    if (!savers.empty() && !std::exchange(spoke_of_savers_, true) && !job_.quiet())
+    if (savers.empty()) return false;
+    waited_for_savers_ = true;
+    if (!std::exchange(spoke_of_savers_, true) && !job_.quiet())
       streams_.errors().write(
           this, fmt::format("accelerate launch: rank {} is saving a checkpoint, for which this launcher waits beyond "
                             "--grace_seconds\n",
                             fmt::join(savers, ", ")));
-    return !savers.empty();
+    return true;
   }
 
   void hear_peers() {
@@ -406,7 +409,7 @@ class Supervisor {
   int64_t running_ = 0;
   std::optional<Clock::time_point> drain_until_;
   Clock::time_point now_ = Clock::now();
-  bool abandoned_ = false, told_usr1_ = false, spoke_of_savers_ = false;
+  bool abandoned_ = false, told_usr1_ = false, spoke_of_savers_ = false, waited_for_savers_ = false;
   std::optional<Subreaper> subreaper_;
 };
 
