@@ -17,6 +17,7 @@
 #include "checkpoint/saved_state.hpp"
 #include "formats/input_file.hpp"
 #include "formats/torch_archive.hpp"
+#include "formats/zip_archive.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::checkpointing {
@@ -62,8 +63,13 @@ StoredTensor stored_in(const Open& open, const std::filesystem::path& path, cons
 struct Archive {
   explicit Archive(const std::filesystem::path& path,
                    formats::PickledObjects objects = formats::PickledObjects::refused)
-      : file(std::make_shared<formats::InputFile>(path)), name(path.string()) {
-    value = formats::TorchArchive(file, 0, file->size(), "load '" + name + "'", objects)
+      : Archive(std::make_shared<formats::InputFile>(path), std::nullopt, path.string(), objects) {}
+  /// One that is a part of a file, or all of it. @param what  names it in messages
+  Archive(std::shared_ptr<formats::InputFile> in, std::optional<formats::ZipArchive::Bytes> part, std::string what,
+          formats::PickledObjects objects = formats::PickledObjects::refused)
+      : file(std::move(in)), name(std::move(what)) {
+    const auto place = part.value_or(formats::ZipArchive::Bytes{0, file->size()});
+    value = formats::TorchArchive(file, place.begin, place.size, "load '" + name + "'", objects)
                 .value([this](const formats::SavedTensor& saved) {
                   const at::Tensor stand_in =
                       at::empty(saved.sizes, at::TensorOptions().dtype(saved.dtype).device(at::kMeta));

@@ -7,6 +7,7 @@
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/state.hpp"
 #include "accelerate/utils/progress.hpp"
+#include "checkpoint/saved_state.hpp"
 #include "checkpoint/weight_files.hpp"
 #include "formats/checkpoint_manifest.hpp"
 #include "formats/dcp.hpp"
@@ -87,7 +88,8 @@ std::vector<MergedItem> select_items(const DcpCheckpoint& checkpoint) {
 }
 
 int64_t bytes_of(const DcpTensorInfo& info) {
-  return formats::checked_numel(info.sizes).value_or(0) * static_cast<int64_t>(c10::elementSize(info.dtype));
+  return formats::checked_numel(info.sizes).value_or(0) *
+         static_cast<int64_t>(c10::elementSize(formats::scalar_type(info)));
 }
 
 /// Nested dicts and lists with values at their ends, to be written as one pickle.
@@ -227,7 +229,8 @@ class Merger {
     std::vector<formats::TensorSource> sources;
     for (const auto* item : items) {
       const auto& info = std::get<DcpTensorInfo>(item->entry->content);
-      sources.push_back({std::get<std::string>(item->path.front()), info.dtype, info.sizes, reader(*item->entry)});
+      sources.push_back(
+          {std::get<std::string>(item->path.front()), formats::scalar_type(info), info.sizes, reader(*item->entry)});
     }
     formats::write_safetensors(file, std::move(sources), {{"format", "pt"}});
   }
@@ -238,7 +241,7 @@ class Merger {
     formats::TorchPickle pickle;
     tree.write(pickle, [&](const DcpEntry& entry) {
       if (const auto* info = std::get_if<DcpTensorInfo>(&entry.content))
-        return pickle.tensor(info->dtype, info->sizes, false, reader(entry));
+        return pickle.tensor(formats::scalar_type(*info), info->sizes, false, reader(entry));
       bar_->update();
       pickle.value(checkpoint_.read_object(entry.name));
     });
@@ -256,6 +259,23 @@ class Merger {
 };
 
 }  // namespace
+
+checkpointing::StoredTensors checkpointing::open_merged(const fs::path& given) {
+  const auto checkpoint = std::make_shared<const DcpCheckpoint>(checkpoint_folder(given));
+  StoredTensors tensors;
+  for (const auto& item : select_items(*checkpoint)) {
+    const auto* name = std::get_if<std::string>(&item.path.front());
+    if (item.path.size() > 1 || !name || !std::holds_alternative<DcpTensorInfo>(item.entry->content))
+      raise<ConfigError>(
+          "'{}': '{}' is no tensor in a flat list, expected the weights of a model. It may be the state of an "
+          "optimizer, which `accelerate merge-weights --unsafe_serialization` writes as one archive of torch.save.",
+          checkpoint->folder().string(), item.entry->name);
+    if (!tensors.emplace(*name, stored_in(checkpoint, *item.entry)).second)
+      raise<CheckpointError>("'{}': two tensors have the name '{}'. The metadata contradicts itself.",
+                             checkpoint->folder().string(), *name);
+  }
+  return tensors;
+}
 
 void merge_fsdp_weights(const fs::path& checkpoint_dir, const fs::path& output_path,
                         const MergeFsdpWeightsOptions& options) {

@@ -10,18 +10,35 @@
 #include "accelerate/formats/safetensors.hpp"
 #include "checkpoint/model_state.hpp"
 #include "checkpoint/weight_files.hpp"
+#include "formats/torch_archive.hpp"
 #include "input/read_file.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::checkpointing {
-namespace {
 
 std::string shard_name(const std::string& stem, const std::string& extension, size_t index, size_t count) {
   return count == 1 ? stem + extension : fmt::format("{}-{:05}-of-{:05}{}", stem, index + 1, count, extension);
 }
 
-}  // namespace
+std::string weight_index(const std::map<std::string, std::string>& files, int64_t total) {
+  nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
+  for (const auto& [tensor, file] : files) weight_map[tensor] = file;
+  return nlohmann::ordered_json{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}}.dump(2) + "\n";
+}
+
+void write_tensors(const std::string& operation, const std::filesystem::path& file,
+                   std::vector<formats::TensorSource> tensors, bool safe_serialization) {
+  if (safe_serialization) return formats::write_safetensors(file, std::move(tensors), {{"format", "pt"}});
+  formats::TorchPickle pickle;
+  pickle.empty_dict(), pickle.mark();
+  for (auto& tensor : tensors)
+    pickle.text(tensor.name), pickle.tensor(tensor.dtype, tensor.sizes, false, std::move(tensor.read));
+  pickle.set_items_to_mark();
+  AtomicFile out(operation, file);
+  formats::write_torch_archive(std::move(pickle), [&](std::string_view bytes) { out.write(bytes); });
+  out.finish();
+}
 
 int64_t parse_size(const std::string& text) {
   static const std::pair<const char*, int64_t> kUnits[] = {{"KiB", int64_t{1} << 10},
@@ -77,7 +94,6 @@ void write_weight_files(const std::filesystem::path& folder, const std::vector<W
     raise<CheckpointError>("save_model: '{}' can't be created as a folder ({}); a file of this name may be in the way",
                            folder.string(), failure.message());
   const auto shards = split_weights(weights, max_shard_bytes);
-  nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
   std::map<std::string, std::string> sorted;
   std::set<std::string> written;
   int64_t total = 0;
@@ -99,10 +115,9 @@ void write_weight_files(const std::filesystem::path& folder, const std::vector<W
     written.insert(name);
   }
   if (files) {
-    for (const auto& [tensor, file] : sorted) weight_map[tensor] = file;
     const auto name = stem + extension + ".index.json";
     AtomicFile out("save_model", files->place(name));
-    out.write(nlohmann::ordered_json{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}}.dump(2) + "\n");
+    out.write(weight_index(sorted, total));
     out.finish();
     files->finish();
     written.insert(name);

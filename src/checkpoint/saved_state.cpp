@@ -14,8 +14,10 @@
 #include "checkpoint/archive.hpp"
 #include "formats/dcp.hpp"
 #include "formats/input_file.hpp"
+#include "formats/pt2_weights.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/torch_archive.hpp"
+#include "formats/torch_dtypes.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::checkpointing {
@@ -50,17 +52,6 @@ void split(const std::vector<int64_t>& sizes, size_t dim, int64_t from, int64_t 
   if (to % row) within(last, 0, to % row);
 }
 
-StoredTensor stored(const std::shared_ptr<const formats::DcpCheckpoint>& checkpoint, const formats::DcpEntry& entry) {
-  const auto& info = std::get<formats::DcpTensorInfo>(entry.content);
-  return {
-      .dtype = info.dtype,
-      .sizes = info.sizes,
-      .bytes = std::nullopt,
-      .read = [checkpoint, name = entry.name](
-                  const DcpBox& box, const at::Tensor& destination) { checkpoint->read_chunk(name, box, destination); },
-      .read_whole = [checkpoint, name = entry.name] { return checkpoint->read_full(name); }};
-}
-
 /// A number beside the sharded tensors, as Python has it in some versions: the count of steps.
 StoredTensor constant(const at::Tensor& value) {
   return {.dtype = value.scalar_type(),
@@ -91,6 +82,18 @@ std::string key_text(const c10::IValue& key) {
 }
 
 }  // namespace
+
+StoredTensor stored_in(const std::shared_ptr<const formats::DcpCheckpoint>& checkpoint,
+                       const formats::DcpEntry& entry) {
+  const auto& info = std::get<formats::DcpTensorInfo>(entry.content);
+  return {
+      .dtype = formats::scalar_type(info),
+      .sizes = info.sizes,
+      .bytes = std::nullopt,
+      .read = [checkpoint, name = entry.name](
+                  const DcpBox& box, const at::Tensor& destination) { checkpoint->read_chunk(name, box, destination); },
+      .read_whole = [checkpoint, name = entry.name] { return checkpoint->read_full(name); }};
+}
 
 std::vector<SliceBox> parts_of(const at::Tensor& like, int64_t begin, const at::Tensor& slice) {
   // Dimensions from the largest step in memory to the smallest.
@@ -163,8 +166,9 @@ StoredTensors open_safetensors(const std::filesystem::path& path) {
   return tensors;
 }
 
-StoredTensors open_archive(const std::filesystem::path& file) {
-  const Archive archive(file);
+namespace {
+
+StoredTensors tensors_of(const Archive& archive) {
   StoredTensors tensors;
   for (const auto& entry : archive.dict(archive.value, "a dict of tensors")) {
     const auto name = formats::tensor_name(entry.key());
@@ -180,13 +184,41 @@ StoredTensors open_archive(const std::filesystem::path& file) {
   return tensors;
 }
 
+}  // namespace
+
+StoredTensors open_archive(const std::filesystem::path& file) { return tensors_of(Archive(file)); }
+
+StoredTensors open_pt2(const std::filesystem::path& path) {
+  const auto file = std::make_shared<formats::InputFile>(path);
+  const auto source = "load '" + path.string() + "'";
+  const formats::ZipArchive archive(file, 0, file->size(), source);
+  if (!formats::is_pt2(archive))
+    raise<CheckpointError>("{}: found another archive, expected a program of torch.export.save", source);
+  const auto found = formats::read_pt2_weights(archive, source);
+  if (!found.state_dict.empty())
+    return tensors_of(Archive(file, archive.record(found.state_dict), path.string() + "', '" + found.state_dict));
+  StoredTensors tensors;
+  for (const auto& weight : found.weights) {
+    const auto dtype = formats::find_torch_dtype("torch." + weight.dtype)->type;
+    const auto begin = weight.bytes.begin + weight.first * static_cast<int64_t>(c10::elementSize(dtype));
+    tensors[weight.name] = stored_in([file] { return file; }, path,
+                                     formats::SavedTensor{.dtype = dtype,
+                                                          .sizes = weight.sizes,
+                                                          .strides = weight.strides,
+                                                          .begin = weight.numel > 0 ? begin : weight.bytes.begin,
+                                                          .storage_begin = weight.bytes.begin,
+                                                          .storage_bytes = weight.bytes.size});
+  }
+  return tensors;
+}
+
 StoredTensors open_distributed(const std::filesystem::path& folder) {
   const auto checkpoint = std::make_shared<const formats::DcpCheckpoint>(folder);
   StoredTensors tensors;
   const std::string prefix = "model.";
   for (const auto& entry : checkpoint->entries())
     if (entry.name.starts_with(prefix) && std::holds_alternative<formats::DcpTensorInfo>(entry.content))
-      tensors[entry.name.substr(prefix.size())] = stored(checkpoint, entry);
+      tensors[entry.name.substr(prefix.size())] = stored_in(checkpoint, entry);
   if (tensors.empty())
     raise<CheckpointError>(
         "load '{}': found no tensors under the key 'model', expected the weights of a model; it may be the folder of "
@@ -255,7 +287,7 @@ StoredOptimizer open_distributed_optimizer(const std::filesystem::path& folder) 
       const auto* parameter = std::get_if<std::string>(&path[2]);
       if (!parameter) fail("has a number in the place of a name");
       auto& state = result.state[*parameter];
-      if (std::holds_alternative<formats::DcpTensorInfo>(entry.content)) state[*field] = stored(checkpoint, entry);
+      if (std::holds_alternative<formats::DcpTensorInfo>(entry.content)) state[*field] = stored_in(checkpoint, entry);
       else if (const auto number = constant(checkpoint->read_object(entry.name))) state[*field] = *number;
     } else {
       const auto* number = std::get_if<int64_t>(&path[2]);

@@ -8,14 +8,20 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "formats/dcp/box.hpp"
+#include "formats/dcp/metadata.hpp"
 
 /// The contents of a checkpoint before it is read, whoever wrote it and however it is split: names, sizes, and
 /// functions that read just the part that a rank needs.
+namespace accelerate::formats {
+class DcpCheckpoint;
+}
+
 namespace accelerate::checkpointing {
 
 /// A rectangular part of a tensor and the elements of a slice that are this part.
@@ -51,10 +57,18 @@ struct StoredTensor {
 };
 using StoredTensors = std::map<std::string, StoredTensor>;
 
+/// One of a distributed checkpoint.
+StoredTensor stored_in(const std::shared_ptr<const formats::DcpCheckpoint>& checkpoint, const formats::DcpEntry& entry);
+
 /// safetensors. @throws CheckpointError, as the following.
 StoredTensors open_safetensors(const std::filesystem::path& file);
 /// A dict of tensors by torch.save.
 StoredTensors open_archive(const std::filesystem::path& file);
+/// The weights of a program of torch.export.save (.pt2).
+StoredTensors open_pt2(const std::filesystem::path& file);
+/// The weights that merge_fsdp_weights() would write, of the folder that it takes. @throws also ConfigError where they
+/// are no flat list of tensors
+StoredTensors open_merged(const std::filesystem::path& folder);
 /// The tensors under the top-level key `model` of a distributed checkpoint.
 StoredTensors open_distributed(const std::filesystem::path& folder);
 

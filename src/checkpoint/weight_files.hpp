@@ -3,8 +3,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
+
+#include "formats/tensor_source.hpp"
 
 namespace accelerate::checkpointing {
 
@@ -18,6 +21,16 @@ struct WeightSize {
 /// tensor above that gets a file of its own, before the one that is being filled, which goes on after it. Without
 /// weights: one file without names. Conformance: shard_split.json.
 std::vector<std::vector<std::string>> split_weights(const std::vector<WeightSize>& weights, int64_t max_shard_bytes);
+
+/// "model-00001-of-00003.safetensors"; of one alone "model.safetensors".
+std::string shard_name(const std::string& stem, const std::string& extension, size_t index, size_t count);
+/// The text of an index. @param files  in which each tensor lies @param total  bytes of all tensors
+std::string weight_index(const std::map<std::string, std::string>& files, int64_t total);
+
+/// Writes a file of safetensors or, without `safe_serialization`, of torch.save: a dict by name. Tensors are read one
+/// after the other. @param operation  begins the messages
+void write_tensors(const std::string& operation, const std::filesystem::path& file,
+                   std::vector<formats::TensorSource> tensors, bool safe_serialization);
 
 /// Writes one file with these tensors.
 using WriteWeights = std::function<void(const std::filesystem::path& file, const std::vector<std::string>& names)>;

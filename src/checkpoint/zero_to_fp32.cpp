@@ -8,9 +8,6 @@
 #include "accelerate/utils/progress.hpp"
 #include "checkpoint/weight_files.hpp"
 #include "checkpoint/zero_checkpoint.hpp"
-#include "formats/tensor_source.hpp"
-#include "formats/torch_archive.hpp"
-#include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -72,28 +69,16 @@ void convert_zero_checkpoint_to_fp32_state_dict(const fs::path& checkpoint_dir, 
     };
   };
   fs::create_directories(output_dir);
-  checkpointing::write_weight_files(
-      output_dir, weights, most, options.safe_serialization,
-      [&](const fs::path& path, const std::vector<std::string>& names) {
-        if (options.safe_serialization) {
-          std::vector<formats::TensorSource> sources;
-          for (const auto& name : names) {
-            const auto& stored = tensors.at(name);
-            sources.push_back({name, dtype_of(stored), stored.sizes, reader(stored)});
-          }
-          return formats::write_safetensors(path, std::move(sources), {{"format", "pt"}});
-        }
-        formats::TorchPickle pickle;
-        pickle.empty_dict(), pickle.mark();
-        for (const auto& name : names) {
-          const auto& stored = tensors.at(name);
-          pickle.text(name), pickle.tensor(dtype_of(stored), stored.sizes, false, reader(stored));
-        }
-        pickle.set_items_to_mark();
-        AtomicFile out("convert_zero_checkpoint_to_fp32_state_dict", path);
-        formats::write_torch_archive(std::move(pickle), [&](std::string_view bytes) { out.write(bytes); });
-        out.finish();
-      });
+  checkpointing::write_weight_files(output_dir, weights, most, options.safe_serialization,
+                                    [&](const fs::path& path, const std::vector<std::string>& names) {
+                                      std::vector<formats::TensorSource> sources;
+                                      for (const auto& name : names) {
+                                        const auto& stored = tensors.at(name);
+                                        sources.push_back({name, dtype_of(stored), stored.sizes, reader(stored)});
+                                      }
+                                      checkpointing::write_tensors("convert_zero_checkpoint_to_fp32_state_dict", path,
+                                                                   std::move(sources), options.safe_serialization);
+                                    });
 }
 
 }  // namespace accelerate

@@ -339,6 +339,23 @@ constexpr Option kDsToUniversalOptions[] = {
 constexpr Option kDsToUniversalAdditions[] = {
     {.name = "tag", .kind = text, .value = "TAG", .help = "In a folder of several, instead of the latest one"},
 };
+constexpr Option kInspect[] = {
+    {.name = "path",
+     .kind = text,
+     .value = "PATH",
+     .help =
+         "A file of tensors, an index of several, or the folder of a model, a checkpoint or a distributed checkpoint",
+     .flags = "path",
+     .required = true},
+};
+constexpr Option kInspectOptions[] = {
+    {.name = "json", .kind = flag, .fallback = false, .help = "Print the result as JSON"},
+    {.name = "verify",
+     .kind = flag,
+     .fallback = false,
+     .help = "Read all bytes and compare their checksums: those of checkpoint.json, or those in archives of torch; "
+             "safetensors and GGUF have none"},
+};
 constexpr Option kQuantize[] = {
     {.name = "in",
      .kind = text,
@@ -499,6 +516,10 @@ const std::vector<CommandTable>& command_tables() {
         {"Text", kGenerateText},
         {"Choice of tokens", kGenerateDrawing},
         {"Memory", kGenerateMemory}}},
+      {"inspect",
+       "Say what a checkpoint holds, and what of it is damaged",
+       "accelerate inspect PATH [--json] [--verify]",
+       {{"Positional", kInspect}, {"", kInspectOptions}}},
       launch_table(),
       {"merge-weights",
        "Merge sharded weights into one file",

@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include "accelerate/utils/nested.hpp"
 #include "formats/dcp/metadata.hpp"
 #include "formats/input_file.hpp"
 
@@ -46,7 +47,8 @@ struct DcpRecord {
   std::vector<int64_t> sizes = {};
   DcpBox box = {};
   DcpLocation location = {};
-  ACCELERATE_FIELDS(name, is_tensor, dtype, requires_grad, sizes, box, location)
+  ACCELERATE_FIELDS(name, is_tensor, dtype, requires_grad, sizes, box.offsets, box.sizes, location.file,
+                    location.offset, location.length)
 };
 
 /// Makes `folder` ready for a new checkpoint: creates it, and removes what an earlier one left, its `.metadata` first,
@@ -70,7 +72,7 @@ std::vector<DcpRecord> write_dcp_items(const std::filesystem::path& folder, int6
 /// @param paths    For each name the keys and indices that lead to the value in the saved object, from which Python
 /// rebuilds the nested dicts and lists.
 /// @throws CheckpointError if the parts of a tensor overlap or leave a gap, if records contradict each other, or if a
-/// name has no path.
+/// name has no path, or a dtype none in Python.
 void write_dcp_metadata(const std::filesystem::path& folder, const std::vector<DcpRecord>& records,
                         const std::map<std::string, DcpPath>& paths);
 
@@ -79,6 +81,9 @@ std::string dcp_name(const DcpPath& path);
 
 // ---- reading
 // ---------------------------------------------------------------------------------------------------------------------
+
+/// LibTorch's type of a tensor of the metadata.
+at::ScalarType scalar_type(const DcpTensorInfo& info);
 
 /// A checkpoint folder opened for reading. Opening reads the metadata only; every read takes just the items, and of
 /// them the bytes, that it needs, whatever the number of ranks that saved. Safe to use from several threads.

@@ -228,7 +228,7 @@ class PickleParser {
         return;
       }
     }
-    if (!globals_.empty() && globals_.back() == "*") {
+    if (takes_all_names()) {
       add(Kind::global).text = name;
       return;
     }
@@ -237,6 +237,8 @@ class PickleParser {
         "is never executed here; save numbers, text, tensors, lists and dicts only.",
         module.substr(0, 200), name.substr(0, 200));
   }
+
+  bool takes_all_names() const { return !globals_.empty() && globals_.back() == "*"; }
 
   std::string_view pop_text() {
     const auto& node = pickle_.nodes_[pop()];
@@ -421,6 +423,8 @@ class PickleParser {
         const auto state = pop();
         // state_dict() hangs its versions on the OrderedDict as an attribute, which nobody needs.
         if (stack_.size() > bottom() && pickle_.nodes_[stack_.back()].kind == Kind::dict) return;
+        // Nor do readers that look at a part of what is there need the attributes of what a call made: NumPy's.
+        if (takes_all_names() && stack_.size() > bottom() && pickle_.nodes_[stack_.back()].kind == Kind::call) return;
         auto& object = top(Kind::object);
         object.items.resize(1);
         object.items.push_back(state);

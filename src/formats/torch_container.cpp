@@ -1,7 +1,6 @@
 #include "formats/torch_container.hpp"
 
 #include <algorithm>
-#include <span>
 
 #include "accelerate/utils/error.hpp"
 
@@ -25,17 +24,12 @@ template <class T> T little(std::string_view bytes, size_t at) {
 std::string_view without_torch(std::string_view name) { return name.starts_with("torch.") ? name.substr(6) : name; }
 
 const TorchStorage* find_storage(std::string_view global) {
-  for (const std::span<const TorchStorage> table : {std::span<const TorchStorage>(kTorchStorages), {kScriptStorages}})
-    for (const auto& row : table)
-      if (row.global == global) return &row;
-  return nullptr;
+  const TorchStorage* found = nullptr;
+  for_each_torch_storage([&](const TorchStorage& row) {
+    if (row.global == global) found = &row;
+  });
+  return found;
 }
-
-// Zip, as PKWARE's APPNOTE describes it: sizes of its parts and their first bytes.
-constexpr std::string_view kEnd = "PK\5\6", kEnd64 = "PK\6\6", kEnd64Locator = "PK\6\7", kDirectoryEntry = "PK\1\2",
-                           kLocalHeader = "PK\3\4";
-constexpr uint64_t kEndBytes = 22, kEnd64Bytes = 56, kEnd64LocatorBytes = 20, kEntryBytes = 46, kLocalBytes = 30,
-                   kLongestComment = 65535;
 
 // The stream of old: a pickled magic number, a pickled version, the machine's sizes, the object, the keys of its
 // storages, and each of these.
@@ -51,19 +45,16 @@ TorchContainer::TorchContainer(std::shared_ptr<const InputFile> file, int64_t of
       length_(static_cast<uint64_t>(length)),
       source_(std::move(source)),
       globals_{kRebuild, kRebuildWithDtype, kRebuildOfOld, kRebuildParameter, kPickleOrderedDict, kUntypedStorage} {
-  for (const auto& row : kTorchStorages) globals_.push_back(row.global);
-  for (const auto& row : kScriptStorages) globals_.push_back(row.global);
+  for_each_torch_storage([&](const TorchStorage& row) { globals_.push_back(row.global); });
   globals_.insert(globals_.end(), globals.begin(), globals.end());
   if (length_ >= kStreamBegin.size() && read(0, kStreamBegin.size()) == kStreamBegin) {
     read_stream();
     return;
   }
-  read_directory();
-  if (entries_.contains("byteorder")) {
-    const auto place = record("byteorder");
-    if (const auto order = read(static_cast<uint64_t>(place.begin - begin_),
-                                std::min<uint64_t>(static_cast<uint64_t>(place.size), 20));
-        order != "little")
+  zip_.emplace(file_, begin_, length, source_);
+  if (zip_->contains("byteorder")) {
+    constexpr uint64_t kLongest = 20;
+    if (const auto order = zip_->text("byteorder", kLongest); order != "little")
       fail("its numbers are in '{}'-endian order, expected little-endian.", order);
   }
   if (is_script() && (globals.empty() || globals.back() != "*"))
@@ -71,90 +62,17 @@ TorchContainer::TorchContainer(std::shared_ptr<const InputFile> file, int64_t of
         "it is a TorchScript module, as torch.jit.save and C++'s torch::save write it, expected tensors. A model that "
         "torch::save wrote is read by torch::load(model, path), before prepare(); TorchScript's is loaded by "
         "torch::jit::load(), or save the state_dict() of the model in Python.");
-  const auto place = record("data.pkl");
-  bytes_ = read(static_cast<uint64_t>(place.begin - begin_), static_cast<uint64_t>(place.size));
+  bytes_ = zip_->text("data.pkl", Pickle::kMaxBytes);
   pickle_.emplace(bytes_, globals_, source_);
 }
 
-void TorchContainer::refuse_archive(const std::string& what) const {
-  fail(
-      "bytes {} to {} are not an intact archive of torch.save ({}). The file is damaged or of another save: copy it "
-      "again, or save again.",
-      begin_, static_cast<uint64_t>(begin_) + length_, what);
-}
-
 std::string TorchContainer::read(uint64_t begin, uint64_t size) const {
-  if (size > Pickle::kMaxBytes)
-    fail_archive("its pickle or its directory has {} bytes, expected at most {}", size, Pickle::kMaxBytes);
   if (begin > length_ || size > length_ - begin)
-    fail_archive("byte {} to {} of {} were expected", begin, begin + size, length_);
+    fail("byte {} to {} of {} were expected. The file is truncated: copy it again, or save again.", begin, begin + size,
+         length_);
   std::string bytes(size, '\0');
   file_->read(begin_ + static_cast<int64_t>(begin), bytes.data(), static_cast<int64_t>(size));
   return bytes;
-}
-
-void TorchContainer::read_directory() {
-  const uint64_t tail_bytes = std::min(length_, kEndBytes + kLongestComment), tail_begin = length_ - tail_bytes;
-  const auto tail = read(tail_begin, tail_bytes);
-  const auto end = tail.rfind(kEnd);
-  if (end == std::string::npos || tail.size() - end < kEndBytes)
-    fail_archive("it has no directory of a zip at its end");
-  uint64_t count = little<uint16_t>(tail, end + 10), size = little<uint32_t>(tail, end + 12),
-           begin = little<uint32_t>(tail, end + 16);
-  if (end >= kEnd64LocatorBytes && std::string_view(tail).substr(end - kEnd64LocatorBytes).starts_with(kEnd64Locator)) {
-    const auto large = read(little<uint64_t>(tail, end - kEnd64LocatorBytes + 8), kEnd64Bytes);
-    if (!large.starts_with(kEnd64)) fail_archive("the end of its directory is not where it says");
-    count = little<uint64_t>(large, 32), size = little<uint64_t>(large, 40), begin = little<uint64_t>(large, 48);
-  }
-  const auto directory = read(begin, size);
-  for (uint64_t at = 0; count > 0; --count) {
-    const auto rest = std::string_view(directory).substr(at);
-    if (rest.size() < kEntryBytes || !rest.starts_with(kDirectoryEntry))
-      fail_archive("its directory ends before its last entry");
-    const uint64_t name_bytes = little<uint16_t>(rest, 28), extra_bytes = little<uint16_t>(rest, 30),
-                   all = kEntryBytes + name_bytes + extra_bytes + little<uint16_t>(rest, 32);
-    if (rest.size() < all) fail_archive("its directory ends before its last entry");
-    Entry entry{.header = little<uint32_t>(rest, 42),
-                .size = little<uint32_t>(rest, 24),
-                .stored = little<uint16_t>(rest, 10) == 0,
-                .crc32 = little<uint32_t>(rest, 16)};
-    // Numbers that don't fit are in an extra field, in this order.
-    auto extra = rest.substr(kEntryBytes + name_bytes, extra_bytes);
-    while (extra.size() >= 4) {
-      const uint64_t field_bytes = std::min<uint64_t>(little<uint16_t>(extra, 2), extra.size() - 4);
-      auto field = extra.substr(4, field_bytes);
-      const auto take = [&](uint64_t& number) {
-        if (field.size() < 8) fail_archive("a large record has no size");
-        number = little<uint64_t>(field, 0), field.remove_prefix(8);
-      };
-      if (little<uint16_t>(extra, 0) == 1) {
-        uint64_t compressed = little<uint32_t>(rest, 20);
-        for (uint64_t* number : {&entry.size, &compressed, &entry.header})
-          if (*number == 0xffffffff) take(*number);
-      }
-      extra.remove_prefix(4 + field_bytes);
-    }
-    const auto name = rest.substr(kEntryBytes, name_bytes);
-    entries_.insert_or_assign(std::string(name.substr(name.find('/') + 1)), entry);
-    at += all;
-  }
-}
-
-TorchContainer::Bytes TorchContainer::record(const std::string& name) const {
-  const auto found = entries_.find(name);
-  if (found == entries_.end()) fail_archive("it has no record '{}'", name);
-  if (!found->second.stored) fail("the record '{}' is compressed, which torch.save never does.", name);
-  const auto header = read(found->second.header, kLocalBytes);
-  if (!header.starts_with(kLocalHeader)) fail_archive("the record '{}' is not where its directory says", name);
-  const uint64_t data =
-      found->second.header + kLocalBytes + little<uint16_t>(header, 26) + little<uint16_t>(header, 28);
-  if (data > length_ || found->second.size > length_ - data)
-    fail("the record '{}' reaches beyond its archive. The file is damaged.", name);
-  const Bytes place{begin_ + static_cast<int64_t>(data), static_cast<int64_t>(found->second.size)};
-  if (place.size > 0 && found->second.crc32 != 0 && file_->wants_records() &&
-      !file_->expect_record(name, place.begin, place.size, found->second.crc32))
-    fail_archive("the record '{}' lies in the place of another", name);
-  return place;
 }
 
 void TorchContainer::read_stream() {
@@ -206,12 +124,13 @@ void TorchContainer::read_stream() {
 }
 
 bool TorchContainer::is_script() const {
-  const auto code = entries_.lower_bound("code/");
-  return code != entries_.end() && code->first.starts_with("code/");
+  if (!zip_) return false;
+  const auto code = zip_->entries().lower_bound("code/");
+  return code != zip_->entries().end() && code->first.starts_with("code/");
 }
 
-TorchContainer::Bytes TorchContainer::storage(const std::string& key) const {
-  if (!entries_.empty()) return record("data/" + key);
+ZipArchive::Bytes TorchContainer::storage(const std::string& key) const {
+  if (zip_) return zip_->record("data/" + key);
   const auto found = storages_.find(key);
   if (found == storages_.end()) fail("it has no storage '{}'. The file is damaged.", key);
   return found->second;

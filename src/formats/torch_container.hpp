@@ -10,11 +10,14 @@
 
 #include "formats/input_file.hpp"
 #include "formats/pickle.hpp"
+#include "formats/zip_archive.hpp"
 #include "utils/raise.hpp"
 
 /// The files of Python's torch.save and of TorchScript, down to the pickle and to where the bytes of each tensor are.
 /// Nothing in it is executed. Needs no LibTorch.
 namespace accelerate::formats {
+
+inline constexpr std::string_view kTorchSize = "torch.Size";
 
 /// A typed storage as pickles name it.
 struct TorchStorage {
@@ -48,6 +51,19 @@ inline constexpr TorchStorage kScriptStorages[] = {
     {"torch.Float8_e8m0fnuStorage", "float8_e8m0fnu", 1},
     {"torch.Float4_e2m1fn_x2Storage", "float4_e2m1fn_x2", 1},
 };
+/// Calls `take` with each of both.
+template <class Take> void for_each_torch_storage(const Take& take) {
+  for (const auto& row : kTorchStorages) take(row);
+  for (const auto& row : kScriptStorages) take(row);
+}
+/// Bytes of an element of PyTorch's dtype, by its name without "torch."; 0 for a name that is not known.
+inline int64_t torch_element_bytes(std::string_view dtype) {
+  int64_t bytes = 0;
+  for_each_torch_storage([&](const TorchStorage& row) {
+    if (row.dtype == dtype) bytes = row.bytes;
+  });
+  return bytes;
+}
 /// Holds bytes; the tensor says what they are.
 inline constexpr std::string_view kUntypedStorage = "torch.storage.UntypedStorage";
 
@@ -66,10 +82,6 @@ struct PickledTensor {
 /// and bytes that torch.save wrote before PyTorch 1.6.
 class TorchContainer {
  public:
-  struct Bytes {
-    int64_t begin = 0, size = 0;  ///< of the file
-  };
-
   /// @param source   begins the messages
   /// @param globals  names that may occur in the pickle besides those of tensors; "*" allows all, see Pickle
   /// @throws CheckpointError if these bytes of the file are neither.
@@ -84,27 +96,16 @@ class TorchContainer {
   /// Nothing for a value that is no tensor. @throws CheckpointError for a malformed one.
   std::optional<PickledTensor> tensor_of(const PickleNode& node) const;
   /// @throws CheckpointError when it is not there or compressed
-  Bytes storage(const std::string& key) const;
+  ZipArchive::Bytes storage(const std::string& key) const;
+  /// Null for the stream of old, which has no checksums either.
+  const ZipArchive* zip() const { return zip_ ? &*zip_ : nullptr; }
   template <class... Args> [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
     raise<CheckpointError>("{}: {}", source_, fmt::format(what, std::forward<Args>(args)...));
   }
 
  private:
-  /// A record of the zip.
-  struct Entry {
-    uint64_t header = 0, size = 0;  ///< of the archive
-    bool stored = true;             ///< not compressed
-    uint32_t crc32 = 0;             ///< 0: torch.save was told not to compute it
-  };
-
-  template <class... Args> [[noreturn]] void fail_archive(fmt::format_string<Args...> what, Args&&... args) const {
-    refuse_archive(fmt::format(what, std::forward<Args>(args)...));
-  }
-  [[noreturn]] void refuse_archive(const std::string& what) const;
   std::string read(uint64_t begin, uint64_t size) const;
-  void read_directory();
   void read_stream();
-  Bytes record(const std::string& name) const;
   std::vector<int64_t> numbers(const PickleNode& node, const std::string& what) const;
 
   std::shared_ptr<const InputFile> file_;
@@ -112,9 +113,9 @@ class TorchContainer {
   uint64_t length_;
   std::string source_;
   std::vector<std::string_view> globals_;
-  std::map<std::string, Entry> entries_;   ///< by name, without the folder that all are in
-  std::map<std::string, Bytes> storages_;  ///< of a stream
-  std::string bytes_;                      ///< of the pickle
+  std::optional<ZipArchive> zip_;                      ///< unset: a stream
+  std::map<std::string, ZipArchive::Bytes> storages_;  ///< of a stream
+  std::string bytes_;                                  ///< of the pickle
   std::optional<Pickle> pickle_;
 };
 

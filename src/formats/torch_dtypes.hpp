@@ -10,8 +10,6 @@
 
 namespace accelerate::formats {
 
-inline constexpr std::string_view kTorchSize = "torch.Size";
-
 /// How Python's torch.save names one element type. Those that kTorchStorages lacks are saved as bytes together with
 /// their dtype.
 struct TorchDtype {

@@ -15,7 +15,7 @@ foreach(name agent_messages config_file hostfile profile_trace step_file web_pag
   accelerate_fuzz_corpus(${name})
 endforeach()
 accelerate_fuzz_corpus(aws_answers LIBS accelerate_sagemaker_parts)
-foreach(name adapter architecture bitsandbytes checkpoint_manifest dcp_metadata deepspeed_config gguf gguf_vocabulary index_file json_lines offload_index quantization_config safetensors torch_container universal_checkpoint)
+foreach(name adapter architecture bitsandbytes checkpoint_manifest dcp_metadata deepspeed_config gguf gguf_vocabulary index_file json_lines offload_index pt2 quantization_config safetensors torch_container universal_checkpoint)
   accelerate_fuzz_corpus(${name} LIBS accelerate)
 endforeach()
 foreach(name model_config tokenizer wordpiece)

@@ -3,9 +3,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
-
-#include "accelerate/utils/nested.hpp"
 
 namespace accelerate::formats {
 
@@ -13,7 +12,6 @@ namespace accelerate::formats {
 struct DcpBox {
   std::vector<int64_t> offsets;
   std::vector<int64_t> sizes;
-  ACCELERATE_FIELDS(offsets, sizes)
 
   friend bool operator==(const DcpBox&, const DcpBox&) = default;
 };

@@ -7,10 +7,9 @@
 #include <variant>
 #include <vector>
 
-#include <c10/core/ScalarType.h>
-
 #include "formats/dcp/box.hpp"
 
+/// The contents of `.metadata`. Reading it needs no LibTorch.
 namespace accelerate::formats {
 
 inline constexpr const char* kDcpMetadataFile = ".metadata";
@@ -22,7 +21,6 @@ struct DcpLocation {
   std::string file;
   int64_t offset = 0;
   int64_t length = 0;
-  ACCELERATE_FIELDS(file, offset, length)
 };
 
 struct DcpChunk {
@@ -31,7 +29,7 @@ struct DcpChunk {
 };
 
 struct DcpTensorInfo {
-  at::ScalarType dtype = at::kFloat;
+  std::string dtype = "float32";  ///< PyTorch's name without "torch."
   bool requires_grad = false;
   std::vector<int64_t> sizes;  ///< of the whole tensor
   /// Within the tensor, without overlap; whether they cover it is checked when it is read.
@@ -59,7 +57,10 @@ struct DcpMetadata {
 ///   parts without a place, places outside of the folder, transformed (compressed, encrypted) items.
 DcpMetadata parse_dcp_metadata(std::string_view bytes, const std::string& file);
 
-/// The bytes of `.metadata`. @throws CheckpointError if a name is not UTF-8 or a dtype has no name in Python.
+/// That of a folder. @throws CheckpointError as above, and where there is none, with the probable reason
+DcpMetadata read_dcp_metadata(const std::filesystem::path& folder);
+
+/// The bytes of `.metadata`. @throws CheckpointError if a name is not UTF-8.
 std::string format_dcp_metadata(const DcpMetadata& metadata);
 
 }  // namespace accelerate::formats

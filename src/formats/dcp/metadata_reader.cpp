@@ -4,8 +4,10 @@
 #include <unordered_map>
 
 #include "formats/dcp/metadata.hpp"
+#include "formats/input_file.hpp"
 #include "formats/pickle.hpp"
-#include "formats/torch_dtypes.hpp"
+#include "formats/torch_container.hpp"
+#include "input/read_file.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::formats {
@@ -23,6 +25,17 @@ constexpr std::string_view kIndex = "torch.distributed.checkpoint.metadata.Metad
 constexpr std::string_view kMetadata = "torch.distributed.checkpoint.metadata.Metadata";
 constexpr std::string_view kStorageInfo = "torch.distributed.checkpoint.filesystem._StorageInfo";
 
+/// "torch.float32" -> "float32"
+const std::map<std::string, std::string, std::less<>>& dtypes_of_metadata() {
+  static const auto dtypes = [] {
+    std::map<std::string, std::string, std::less<>> names;
+    for_each_torch_storage(
+        [&](const TorchStorage& row) { names.emplace(fmt::format("torch.{}", row.dtype), row.dtype); });
+    return names;
+  }();
+  return dtypes;
+}
+
 const std::vector<std::string_view>& globals_of_metadata() {
   static const auto globals = [] {
     std::vector<std::string_view> names{
@@ -35,7 +48,7 @@ const std::vector<std::string_view>& globals_of_metadata() {
         // moved the classes.)
         "pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath", "pathlib.PureWindowsPath",
         "pathlib._local.PosixPath", "pathlib._local.WindowsPath"};
-    for (const auto& dtype : kTorchDtypes) names.push_back(dtype.name);
+    for (const auto& [global, dtype] : dtypes_of_metadata()) names.push_back(global);
     return names;
   }();
   return globals;
@@ -102,9 +115,10 @@ class MetadataReader {
     if (fields.items.size() != 5)
       pickle_.fail(fields.at, "the properties{} have {} fields, expected 5.", of, fields.items.size());
     const auto& dtype = pickle_.expect(pickle_[fields.items[0]], Kind::global, "the dtype" + of);
-    const auto* row = find_torch_dtype(dtype.text);
-    if (!row) pickle_.fail(dtype.at, "the dtype{} is {}, expected an element type of torch.", of, dtype.text);
-    info.dtype = row->type;
+    const auto row = dtypes_of_metadata().find(dtype.text);
+    if (row == dtypes_of_metadata().end())
+      pickle_.fail(dtype.at, "the dtype{} is {}, expected an element type of torch.", of, dtype.text);
+    info.dtype = row->second;
     info.requires_grad = pickle_.boolean(pickle_[fields.items[2]], "requires_grad" + of);
 
     const auto& chunks = pickle_.expect(pickle_.get(state, "chunks"), Kind::list, "the chunks" + of);
@@ -260,6 +274,31 @@ class MetadataReader {
 
 DcpMetadata parse_dcp_metadata(std::string_view bytes, const std::string& file) {
   return MetadataReader(bytes, file).read();
+}
+
+DcpMetadata read_dcp_metadata(const std::filesystem::path& folder) {
+  const auto path = folder / kDcpMetadataFile;
+  if (!is_there(path)) {
+    std::string why = is_folder(folder)
+                          ? " Is it the folder of a distributed checkpoint? Its parent or a folder in it may be."
+                          : " The folder is not there: check the path.";
+    if (is_there(folder / "__0.metadata"))
+      why =
+          " It was saved without collectives, each rank for itself (__0.metadata is there), which can only be loaded "
+          "by the same ranks of Python's DCP. Save with use_collectives=True.";
+    else if (is_there(folder / "__0_0.distcp"))
+      why =
+          " Data files are there: the save did not finish, or .metadata, a hidden file, was not copied with the rest.";
+    raise<CheckpointError>("loading '{}': found no file .metadata, which every distributed checkpoint has.{}",
+                           folder.string(), why);
+  }
+  const InputFile file(path);
+  if (file.size() > static_cast<int64_t>(Pickle::kMaxBytes))
+    raise<CheckpointError>("'{}' has {} bytes, expected at most {} of metadata.", path.string(), file.size(),
+                           Pickle::kMaxBytes);
+  std::string bytes(static_cast<size_t>(file.size()), '\0');
+  file.read(0, bytes.data(), file.size());
+  return parse_dcp_metadata(bytes, path.string());
 }
 
 }  // namespace accelerate::formats

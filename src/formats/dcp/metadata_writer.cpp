@@ -1,7 +1,5 @@
 #include "formats/dcp/metadata.hpp"
 #include "formats/pickle.hpp"
-#include "formats/torch_dtypes.hpp"
-#include "utils/raise.hpp"
 
 namespace accelerate::formats {
 namespace {
@@ -16,7 +14,7 @@ class MetadataWriter : PickleWriter {
       field("state_dict_metadata"), dict([&] {
         for (const auto& entry : metadata.entries) {
           text(entry.name);
-          if (const auto* info = std::get_if<DcpTensorInfo>(&entry.content)) tensor(entry.name, *info);
+          if (const auto* info = std::get_if<DcpTensorInfo>(&entry.content)) tensor(*info);
           else bare_object(kModule, "BytesStorageMetadata"), empty_dict(), build();
         }
       });
@@ -69,14 +67,10 @@ class MetadataWriter : PickleWriter {
     global(module, name), mark(), argument(), tuple_of_mark(), reduce();
   }
 
-  void tensor(const std::string& name, const DcpTensorInfo& info) {
-    const auto* dtype = find_torch_dtype(info.dtype);
-    if (!dtype)
-      raise<CheckpointError>("DCP metadata: tensor '{}' has dtype {}, which has no name in Python's files. Convert it.",
-                             name, c10::toString(info.dtype));
+  void tensor(const DcpTensorInfo& info) {
     object(kModule, "TensorStorageMetadata", [&] {
       field("properties"), bare_object(kModule, "TensorProperties"), mark();
-      global("torch", std::string(dtype->name.substr(dtype->name.find('.') + 1)));
+      global("torch", info.dtype);
       call("torch.serialization", "_get_layout", [&] { text("torch.strided"); });
       boolean(info.requires_grad);
       call(kModule, "_MEM_FORMAT_ENCODING", [&] { integer(0); });  // contiguous

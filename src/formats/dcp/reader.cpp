@@ -3,42 +3,17 @@
 #include "formats/dcp.hpp"
 #include "formats/similar_names.hpp"
 #include "formats/torch_archive.hpp"
+#include "formats/torch_dtypes.hpp"
 #include "input/read_file.hpp"
 #include "utils/strings_of.hpp"
 
 namespace accelerate::formats {
-namespace {
 
 namespace fs = std::filesystem;
 
-DcpMetadata read_metadata(const fs::path& folder) {
-  const auto path = folder / kDcpMetadataFile;
-  if (!is_there(path)) {
-    std::string why = is_folder(folder)
-                          ? " Is it the folder of a distributed checkpoint? Its parent or a folder in it may be."
-                          : " The folder is not there: check the path.";
-    if (is_there(folder / "__0.metadata"))
-      why =
-          " It was saved without collectives, each rank for itself (__0.metadata is there), which can only be loaded "
-          "by the same ranks of Python's DCP. Save with use_collectives=True.";
-    else if (is_there(folder / "__0_0.distcp"))
-      why =
-          " Data files are there: the save did not finish, or .metadata, a hidden file, was not copied with the rest.";
-    raise<CheckpointError>("loading '{}': found no file .metadata, which every distributed checkpoint has.{}",
-                           folder.string(), why);
-  }
-  const InputFile file(path);
-  if (file.size() > static_cast<int64_t>(Pickle::kMaxBytes))
-    raise<CheckpointError>("'{}' has {} bytes, expected at most {} of metadata.", path.string(), file.size(),
-                           Pickle::kMaxBytes);
-  std::string bytes(static_cast<size_t>(file.size()), '\0');
-  file.read(0, bytes.data(), file.size());
-  return parse_dcp_metadata(bytes, path.string());
-}
+at::ScalarType scalar_type(const DcpTensorInfo& info) { return find_torch_dtype("torch." + info.dtype)->type; }
 
-}  // namespace
-
-DcpCheckpoint::DcpCheckpoint(const fs::path& folder) : folder_(folder), metadata_(read_metadata(folder)) {
+DcpCheckpoint::DcpCheckpoint(const fs::path& folder) : folder_(folder), metadata_(read_dcp_metadata(folder)) {
   for (size_t i = 0; i < metadata_.entries.size(); ++i) by_name_.emplace(metadata_.entries[i].name, i);
 }
 
@@ -108,12 +83,12 @@ std::vector<DcpCheckpoint::SavedRegion> DcpCheckpoint::find_regions(const std::s
     const auto& place = region.chunk->location;
     region.file = file(place.file);
     region.saved = TorchArchive(region.file, place.offset, place.length, describe(name, place)).tensor();
-    if (region.saved.sizes != region.chunk->box.sizes || region.saved.dtype != info.dtype)
+    if (region.saved.sizes != region.chunk->box.sizes || region.saved.dtype != scalar_type(info))
       raise<CheckpointError>(
           "{}: found a tensor of size {} and dtype {}, expected size {} and dtype {} as the metadata says. The files "
           "are of different saves, or offsets are wrong.",
           describe(name, place), region.saved.sizes, c10::toString(region.saved.dtype), region.chunk->box.sizes,
-          c10::toString(info.dtype));
+          c10::toString(scalar_type(info)));
   }
   return regions;
 }
@@ -142,7 +117,7 @@ void DcpCheckpoint::check_chunk(const std::string& name, const DcpBox& box) cons
 
 at::Tensor DcpCheckpoint::read_chunk(const std::string& name, const DcpBox& box) const {
   const auto regions = find_regions(name, box);  // before memory is taken: damaged metadata may claim any size
-  auto result = at::empty(box.sizes, at::TensorOptions().dtype(tensor(name).dtype));
+  auto result = at::empty(box.sizes, at::TensorOptions().dtype(scalar_type(tensor(name))));
   copy_regions(regions, box, result);
   return result;
 }

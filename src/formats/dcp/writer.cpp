@@ -6,6 +6,7 @@
 
 #include "formats/dcp.hpp"
 #include "formats/torch_archive.hpp"
+#include "formats/torch_dtypes.hpp"
 #include "input/read_file.hpp"
 #include "observe/trace.hpp"
 #include "utils/atomic_file.hpp"
@@ -134,22 +135,24 @@ void write_dcp_metadata(const fs::path& folder, const std::vector<DcpRecord>& re
       raise<CheckpointError>("writing DCP metadata: '{}' in {} {}", record.name, record.location.file,
                              fmt::format(what, std::forward<Args>(args)...));
     };
+    const auto* dtype = find_torch_dtype(record.dtype);
+    if (!dtype) fail("has dtype {}, which has no name in Python's files. Convert it.", c10::toString(record.dtype));
     const auto [found, fresh] = by_name.try_emplace(record.name, metadata.entries.size());
     if (fresh) {
       const auto path = paths.find(record.name);
       if (path == paths.end() || path->second.empty()) fail("has no path into the saved object. Every name needs one.");
       metadata.entries.push_back({record.name, path->second, {}});
       auto& content = metadata.entries.back().content;
-      if (record.is_tensor) content = DcpTensorInfo{record.dtype, record.requires_grad, record.sizes, {}};
+      if (record.is_tensor) content = DcpTensorInfo{python_name(record.dtype), record.requires_grad, record.sizes, {}};
       else content = record.location;
     } else if (!record.is_tensor || !std::holds_alternative<DcpTensorInfo>(metadata.entries[found->second].content)) {
       fail("is an object, or elsewhere one, that another rank wrote too. An object is written by one rank.");
     }
     if (!record.is_tensor) continue;
     auto& info = std::get<DcpTensorInfo>(metadata.entries[found->second].content);
-    if (info.dtype != record.dtype || info.sizes != record.sizes)
+    if (scalar_type(info) != record.dtype || info.sizes != record.sizes)
       fail("is part of a tensor of size {} and dtype {}, on another rank of size {} and dtype {}.", record.sizes,
-           c10::toString(record.dtype), info.sizes, c10::toString(info.dtype));
+           c10::toString(record.dtype), info.sizes, c10::toString(scalar_type(info)));
     if (!lies_within(record.box, info.sizes))
       fail("has the part {}, which does not lie within the tensor of size {}.", to_string(record.box), info.sizes);
     // A tensor without elements is written by every rank that has it; one entry is enough.
