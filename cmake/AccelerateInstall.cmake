@@ -13,7 +13,7 @@ install(FILES ${CMAKE_BINARY_DIR}/accelerateConfig.cmake ${CMAKE_BINARY_DIR}/acc
 install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 # Builds what `cmake --install` copies, and nothing else: `cmake --build … --target installed`.
-add_custom_target(installed DEPENDS accelerate accelerate_launch accelerate_models accelerate_cli accelerate_merge_weights accelerate_ds_to_universal accelerate_self_test
+add_custom_target(installed DEPENDS accelerate accelerate_launch accelerate_models accelerate_cli accelerate_convert accelerate_merge_weights accelerate_ds_to_universal accelerate_self_test
                   accelerate_estimate_training accelerate_generate accelerate_quantize accelerate_track accelerate_agent $<TARGET_NAME_IF_EXISTS:accelerate_sagemaker>)
 
 # `cpack` in the build folder makes a .deb and a .tar.gz. LibTorch is no Debian package: the description names the version, and programs look for it where

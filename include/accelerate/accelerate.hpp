@@ -20,6 +20,7 @@
 #include "accelerate/accelerator/tagged_checkpoint.hpp"
 #include "accelerate/adapters.hpp"
 #include "accelerate/bigmodel.hpp"
+#include "accelerate/bigmodel/convert_files.hpp"
 #include "accelerate/bigmodel/estimate.hpp"
 #include "accelerate/bigmodel/quantize.hpp"
 #include "accelerate/bigmodel/quantize_files.hpp"

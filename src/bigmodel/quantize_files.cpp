@@ -1,5 +1,8 @@
 #include "accelerate/bigmodel/quantize_files.hpp"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/isinf.h>
 #include <c10/core/GradMode.h>
 #include <signal.h>
 
@@ -41,6 +44,17 @@ ModelConfig config_of(const fs::path& from) {
 std::string dtype_name(at::ScalarType dtype) {
   const auto* known = formats::find_torch_dtype(dtype);
   return known ? std::string(known->name.substr(known->name.find('.') + 1)) : c10::toString(dtype);
+}
+
+at::Tensor in_dtype(const std::string& name, const at::Tensor& values, at::ScalarType dtype) {
+  if (values.scalar_type() == dtype) return values;
+  at::Tensor made = values.to(dtype);
+  // fp16 ends at 65,504.
+  if (dtype == at::kHalf && (at::isinf(made) & at::isfinite(values)).any().item<bool>())
+    raise<CheckpointError>(
+        "'{}' has numbers beyond fp16, which ends at 65504, expected numbers that fit. Choose bfloat16 or float32.",
+        name);
+  return made;
 }
 
 bool is_among(const std::string& path, const std::vector<std::string>& modules) {

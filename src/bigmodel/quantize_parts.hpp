@@ -34,6 +34,10 @@ QuantizedFiles make_folder(const std::filesystem::path& from, const std::filesys
 QuantizedFiles make_gguf(const std::filesystem::path& from, const std::filesystem::path& to, codes::Encoding encoding,
                          const QuantizeFilesOptions& options, bool only_check);
 
+/// A .gguf file of a folder, all of it numbers. @param dtype  of matrices; unset: as they are
+QuantizedFiles make_gguf_of_numbers(const std::filesystem::path& from, const std::filesystem::path& to,
+                                    std::optional<at::ScalarType> dtype, const QuantizeFilesOptions& options);
+
 /// A config.json: that of a folder, or what the metadata of a .gguf file amount to.
 struct ModelConfig {
   std::string source;  ///< the file, for messages
@@ -95,6 +99,8 @@ template <class Codes> void refuse_codes(const std::filesystem::path& folder, co
         "up.",
         kOperation, folder.string(), codes.begin()->first);
 }
+/// @throws CheckpointError for numbers that fp16 does not have
+at::Tensor in_dtype(const std::string& name, const at::Tensor& values, at::ScalarType dtype);
 /// codes::encode() whose errors name the tensor.
 codes::Codes encode_named(const std::string& name, const at::Tensor& values, const codes::EncodeOptions& how);
 

@@ -50,6 +50,23 @@ uint32_t file_type(Encoding encoding) {
   }
 }
 
+/// What a file is made for: an encoding of its matrices, or numbers as they are or in a dtype.
+struct Wanted {
+  std::optional<Encoding> encoding;
+  std::optional<at::ScalarType> dtype = std::nullopt;
+};
+
+/// The same for a file of numbers, by what its matrices are.
+uint32_t file_type_of_numbers(const std::vector<formats::GgufOutline::Tensor>& tensors) {
+  constexpr uint32_t kF16 = 1, kBf16 = 30;
+  std::map<uint32_t, int64_t> bytes;
+  for (const auto& tensor : tensors)
+    if (tensor.shape.size() > 1) bytes[tensor.encoding->id] += tensor.bytes();
+  const auto most = std::ranges::max_element(bytes, {}, [](const auto& entry) { return entry.second; });
+  const auto id = most == bytes.end() ? 0 : most->first;
+  return id == kF16 ? 1 : id == kBf16 ? 32 : 0;
+}
+
 /// Whether llama.cpp adds the tensor to numbers or compares it with them, and never multiplies by it.
 bool is_read_as_numbers(const std::string& name) {
   return std::ranges::any_of(std::array{"ffn_gate_inp.weight", "position_embd.weight", "token_types.weight"},
@@ -114,24 +131,25 @@ bool is_skipped(const std::string& name, const std::vector<std::string>& modules
 }
 
 /// @param names  besides those of the tensors: names that skip_modules may have
-QuantizedFiles write(const fs::path& to, Encoding encoding, formats::GgufOutline outline,
+QuantizedFiles write(const fs::path& to, const Wanted& wanted, formats::GgufOutline outline,
                      const std::vector<Tensor>& tensors, std::set<std::string> names,
                      const QuantizeFilesOptions& options, bool only_check) {
   auto skipped = options.skip_modules;
   for (const auto& tensor : tensors) names.insert(module_of(tensor.name)), std::erase(skipped, tensor.name);
   check_skipped(skipped, names);
   if (only_check) return {};
-  outline.entries.push_back(formats::gguf_entry("general.file_type", file_type(encoding)));
-  outline.entries.push_back(formats::gguf_entry("general.quantization_version", 2U));
   QuantizedFiles result;
   int64_t others = 0, narrow = 0;
   std::string name_of_others;
   for (const auto& tensor : tensors) {
-    const auto own = encoding_for(encoding, tensor.row());
-    if (tensor.kept.empty() && own != encoding) ++others, name_of_others = codes::name(own);
+    const auto* stored = tensor.stays;
+    if (tensor.kept.empty()) {
+      const auto own = encoding_for(*wanted.encoding, tensor.row());
+      if (own != *wanted.encoding) ++others, name_of_others = codes::name(own);
+      stored = &codes::gguf_encoding(own);
+    }
     narrow += tensor.kept.ends_with(kNoWholeBlocks);
-    outline.tensors.push_back(
-        {tensor.name, tensor.shape, tensor.kept.empty() ? &codes::gguf_encoding(own) : tensor.stays});
+    outline.tensors.push_back({tensor.name, tensor.shape, stored});
     const auto& made = outline.tensors.back();
     result.tensors.push_back({.name = tensor.name,
                               .from = tensor.from,
@@ -146,12 +164,15 @@ QuantizedFiles write(const fs::path& to, Encoding encoding, formats::GgufOutline
   std::vector<std::string> other_rows;
   if (others > 0)
     other_rows.push_back(fmt::format("{} matrices are in {}, because their rows are no whole blocks of {}", others,
-                                     name_of_others, codes::gguf_encoding(encoding).block));
+                                     name_of_others, codes::gguf_encoding(*wanted.encoding).block));
   if (narrow > 0)
     other_rows.push_back(fmt::format(
         "{} matrices of {} stay as they are, because their rows are{}", narrow,
         std::ranges::count_if(tensors, [](const Tensor& tensor) { return tensor.shape.size() > 1; }), kNoWholeBlocks));
   if (!other_rows.empty()) result.notes.push_back(fmt::format("{}.", fmt::join(other_rows, "; ")));
+  outline.entries.push_back(formats::gguf_entry(
+      "general.file_type", wanted.encoding ? file_type(*wanted.encoding) : file_type_of_numbers(outline.tensors)));
+  if (wanted.encoding) outline.entries.push_back(formats::gguf_entry("general.quantization_version", 2U));
   formats::GgufWriter writer(kOperation, to, outline);
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (options.on_progress) options.on_progress(static_cast<int64_t>(i), static_cast<int64_t>(tensors.size()));
@@ -161,7 +182,8 @@ QuantizedFiles write(const fs::path& to, Encoding encoding, formats::GgufOutline
     }
     RelativeError error;
     tensors[i].read([&](const at::Tensor& rows) {
-      const auto codes = encode_named(tensors[i].name, rows, {.encoding = encoding_for(encoding, tensors[i].row())});
+      const auto codes =
+          encode_named(tensors[i].name, rows, {.encoding = encoding_for(*wanted.encoding, tensors[i].row())});
       writer.write(bytes_of(codes.data));
       if (options.measure_errors) error.add(codes::decode(codes), rows);
     });
@@ -210,7 +232,7 @@ QuantizedFiles from_gguf(const fs::path& from, const fs::path& to, Encoding enco
     tensor.copy = [bytes](formats::GgufWriter& writer) { writer.write(bytes); };
     tensors.push_back(std::move(tensor));
   }
-  return write(to, encoding, std::move(outline), tensors, {}, options, only_check);
+  return write(to, {.encoding = encoding}, std::move(outline), tensors, {}, options, only_check);
 }
 
 // ---- of a Hugging Face folder
@@ -236,7 +258,9 @@ at::Tensor in_order(const at::Tensor& values, const formats::GgufTarget& target)
       .reshape(values.sizes());
 }
 
-Tensor tensor_of(const formats::GgufTarget& target, const checkpointing::StoredTensors& stored) {
+/// @param dtype  of matrices; unset: as they are
+Tensor tensor_of(const formats::GgufTarget& target, const checkpointing::StoredTensors& stored,
+                 std::optional<at::ScalarType> dtype) {
   const auto& first = stored.at(target.parts.front());
   Tensor tensor{.name = target.name, .shape = target.shape, .from = dtype_name(first.dtype)};
   for (const auto& part : target.parts) {
@@ -246,14 +270,14 @@ Tensor tensor_of(const formats::GgufTarget& target, const checkpointing::StoredT
   }
   // Vectors are fp32 whatever the matrices are: llama.cpp adds them and multiplies by them as such.
   const bool is_matrix = target.shape.size() > 1 && !is_read_as_numbers(target.name);
-  tensor.stays = numbers_of(is_matrix ? first.dtype : at::kFloat);
+  tensor.stays = numbers_of(is_matrix ? dtype.value_or(first.dtype) : at::kFloat);
   const auto all_rows = [target, &stored](at::ScalarType dtype, const auto& take) {
     for (const auto& part : target.parts) {
       const auto values = in_order(stored.at(part).read_whole(), target);
       const int64_t row = values.dim() == 0 ? 1 : values.size(-1);
       const auto rows = values.dim() == 2 ? values : values.reshape({-1, row});
       for (int64_t begin = 0, step = rows_at_once(row); begin < rows.size(0); begin += step)
-        take(rows.narrow(0, begin, std::min(step, rows.size(0) - begin)).to(dtype).contiguous());
+        take(in_dtype(part, rows.narrow(0, begin, std::min(step, rows.size(0) - begin)), dtype).contiguous());
     }
   };
   tensor.read = [all_rows](const auto& take) { all_rows(at::kFloat, take); };
@@ -276,7 +300,7 @@ Tensor rope_factors(std::vector<float> factors) {
   return tensor;
 }
 
-QuantizedFiles from_folder(const fs::path& from, const fs::path& to, Encoding encoding,
+QuantizedFiles from_folder(const fs::path& from, const fs::path& to, const Wanted& wanted,
                            const QuantizeFilesOptions& options, bool only_check) {
   const auto config = config_of(from);
   auto model = formats::gguf_model(config.json, config.source);
@@ -299,11 +323,12 @@ QuantizedFiles from_folder(const fs::path& from, const fs::path& to, Encoding en
   std::vector<Tensor> tensors;
   std::set<std::string> modules;
   for (const auto& target : targets) {
-    auto tensor = tensor_of(target, checkpoint.tensors);
+    auto tensor = tensor_of(target, checkpoint.tensors, wanted.dtype);
     for (const auto& part : target.parts) modules.insert(module_of(part));
     const auto skipped = [&](const std::string& one) { return is_among(module_of(one), options.skip_modules); };
-    tensor.kept =
-        why_kept(tensor, is_skipped(tensor.name, options.skip_modules) || std::ranges::any_of(target.parts, skipped));
+    tensor.kept = !wanted.encoding ? "to stay numbers"
+                                   : why_kept(tensor, is_skipped(tensor.name, options.skip_modules) ||
+                                                          std::ranges::any_of(target.parts, skipped));
     tensors.push_back(std::move(tensor));
     if (target.name == "token_embd.weight" && target.shape.front() != model.vocabulary)
       raise<CheckpointError>("'{}': the embeddings have {} rows, and config.json says vocab_size {}", from.string(),
@@ -312,7 +337,7 @@ QuantizedFiles from_folder(const fs::path& from, const fs::path& to, Encoding en
   if (!model.rope_factors.empty()) tensors.push_back(rope_factors(std::move(model.rope_factors)));
   expected.check(from, checkpoint.tensors, model.notes);
   if (!expected.head.empty()) modules.insert(expected.head);
-  auto result = write(to, encoding, std::move(outline), tensors, std::move(modules), options, only_check);
+  auto result = write(to, wanted, std::move(outline), tensors, std::move(modules), options, only_check);
   std::ranges::move(model.notes, std::back_inserter(result.notes));
   return result;
 }
@@ -321,7 +346,13 @@ QuantizedFiles from_folder(const fs::path& from, const fs::path& to, Encoding en
 
 QuantizedFiles make_gguf(const fs::path& from, const fs::path& to, Encoding encoding,
                          const QuantizeFilesOptions& options, bool only_check) {
-  return (is_folder(from) ? from_folder : from_gguf)(from, to, encoding, options, only_check);
+  if (is_folder(from)) return from_folder(from, to, {.encoding = encoding}, options, only_check);
+  return from_gguf(from, to, encoding, options, only_check);
+}
+
+QuantizedFiles make_gguf_of_numbers(const fs::path& from, const fs::path& to, std::optional<at::ScalarType> dtype,
+                                    const QuantizeFilesOptions& options) {
+  return from_folder(from, to, {.encoding = std::nullopt, .dtype = dtype}, options, /*only_check=*/false);
 }
 
 }  // namespace accelerate::quantizing_files

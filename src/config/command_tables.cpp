@@ -339,6 +339,46 @@ constexpr Option kDsToUniversalOptions[] = {
 constexpr Option kDsToUniversalAdditions[] = {
     {.name = "tag", .kind = text, .value = "TAG", .help = "In a folder of several, instead of the latest one"},
 };
+constexpr Option kConvert[] = {
+    {.name = "in",
+     .kind = text,
+     .value = "IN",
+     .help = "safetensors or torch.save's files (one, an index, a Hugging Face folder), .gguf, .pt2, a distributed "
+             "checkpoint, or the folder of a checkpoint, also FSDP's and DeepSpeed's",
+     .flags = "in",
+     .required = true},
+    {.name = "out",
+     .kind = text,
+     .value = "OUT",
+     .help = "The folder to make, or a file that ends in .safetensors, .bin, .pt, .pth or .gguf",
+     .flags = "out",
+     .required = true},
+};
+constexpr Option kConvertOptions[] = {
+    {.name = "to",
+     .kind = text,
+     .choices = "safetensors|torch|gguf|dcp",
+     .help = "The format; dcp: a distributed checkpoint (default: by the ending of OUT, and safetensors in a folder)"},
+    {.name = "dtype",
+     .kind = text,
+     .choices = "float32|float64|float16|bfloat16",
+     .help = "Of tensors with floating-point elements (default: as they are; codes of GGUF become float32)"},
+    {.name = "max_shard_size",
+     .kind = text,
+     .value = "SIZE",
+     .help =
+         "Of a folder: what a file has at most, for example 5GB or 500MiB; what is more is in several files with an "
+         "index (default: 50GB)"},
+    {.name = "tag",
+     .kind = text,
+     .value = "TAG",
+     .help = "Of DeepSpeed's folder of several checkpoints, instead of the latest one"},
+    {.name = "overwrite",
+     .kind = flag,
+     .fallback = false,
+     .help = "Replace a file by a file, or a folder that has nothing but weights by a folder"},
+    {.name = "json", .kind = flag, .fallback = false, .help = "Print the result as JSON"},
+};
 constexpr Option kInspect[] = {
     {.name = "path",
      .kind = text,
@@ -497,6 +537,10 @@ const std::vector<CommandTable>& command_tables() {
        "Read a config file and write it as this version does",
        "accelerate config update [options]",
        {{"", kConfigFile}}},
+      {"convert",
+       "Write a checkpoint's weights in another format",
+       "accelerate convert IN OUT [options]",
+       {{"Positional", kConvert}, {"", kConvertOptions}}},
       {"ds-to-universal",
        "Make a universal checkpoint of DeepSpeed's",
        "accelerate ds-to-universal [options] INPUT_FOLDER OUTPUT_FOLDER",

@@ -14,7 +14,7 @@ target_include_directories(docs_snippets PRIVATE ${TEST_DIR})
 target_link_libraries(docs_snippets PRIVATE accelerate::models)
 accelerate_use_pch(docs_snippets quick)
 target_compile_options(docs_snippets PRIVATE -Wno-unused)  # a block may show a result that nobody uses
-add_dependencies(docs_snippets accelerate_cli accelerate_generate accelerate_quantize accelerate_merge_weights accelerate_estimate_training accelerate_agent accelerate_sagemaker)
+add_dependencies(docs_snippets accelerate_cli accelerate_generate accelerate_quantize accelerate_convert accelerate_merge_weights accelerate_estimate_training accelerate_agent accelerate_sagemaker)
 if(ACCELERATE_EXAMPLES)
   add_dependencies(docs_snippets training_loop dry_run)
 endif()

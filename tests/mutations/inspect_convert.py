@@ -1,8 +1,9 @@
-"""Faults in what `accelerate inspect` says of checkpoints."""
+"""Faults in what `accelerate inspect` says of checkpoints, and in `accelerate convert`."""
 from faults import F
 
 i = "inspect_tests Inspect."
 p = "inspect_cli_tests InspectCli."
+c = "convert_files_tests ConvertFiles."
 
 # ---- inspect
 F("inspect --json", "cli/commands/inspect.cpp", "if («arguments.on(\"json\")»)", "false", p + "PrintsJson")
@@ -43,3 +44,37 @@ F("inspect: checksums of torch's archives", file, "if («sum != expected»)", "f
 F("inspect: archives that have no checksums", file, "if («expected == 0») return", "false", i + "WhatPythonWrites")
 F("attributes of what calls made are left out", "src/formats/pickle_reader.cpp",
   "if («takes_all_names() && stack_.size() > bottom() &&»", "false &&", i + "WhatPythonWrites")
+F("strides of exported weights", "src/checkpoint/saved_state.cpp", ".strides = «weight.strides»", "std::vector<int64_t>(weight.sizes.size(), 1)",
+  i + "WhatPythonWrites")
+
+# ---- convert
+file = "src/bigmodel/convert_files.cpp"
+F("ConvertFilesOptions::to", file, "const auto wanted = «options_.to.value_or(by_name)»;", "by_name", c + "EachFormatInAndOut")
+F("ConvertFilesOptions::dtype", file, "const auto dtype = «options_.dtype» && at::isFloatingType(stored.dtype) ?", "std::optional<at::ScalarType>()",
+  c + "DtypesOfFloatsAlone")
+F("ConvertFilesOptions::dtype leaves whole numbers alone", file, "options_.dtype && «at::isFloatingType(stored.dtype)» ?", "true",
+  c + "DtypesOfFloatsAlone")
+F("ConvertFilesOptions::max_shard_size", file, "parse_size(«options_.max_shard_size.value_or(\"50GB\")»)", "std::string(\"50GB\")",
+  c + "EachFormatInAndOut")
+F("ConvertFilesOptions::tag", file, "ZeroCheckpoint::find(from, «tag»)", "std::string()", c + "DeepSpeedsFolders")
+F("ConvertFilesOptions::overwrite", file, "if («!options_.overwrite»)", "false", c + "WhatIsThereIsReplacedWhereThatIsAllowed")
+F("ConvertFilesOptions::on_progress", file, "if («options_.on_progress») options_.on_progress(done_", "false",
+  c + "WhatIsWholeIsKept")
+F("convert: only files of weights are replaced", file, "if («!is_of_a_result(entry.path())»)", "false",
+  c + "WhatIsThereIsReplacedWhereThatIsAllowed")
+F("convert: files that are whole are kept", file, "if («goes_on» && is_whole(work / names.back()", "false",
+  c + "WhatIsWholeIsKept")
+F("convert: files that are damaged are made anew", file, "goes_on && «is_whole(work / names.back(), parts[i])»", "true",
+  c + "WhatIsWholeIsKept")
+F("convert: files of another plan are made anew", file, "&& «there == wanted»;", "true", c + "WhatIsWholeIsKept")
+F("convert: one process at a time", file, "if («::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK»)",
+  "false", c + "WhatCantBeIsRefused")
+F("convert: nothing stays of nothing", file, "if («!any») fs::remove_all(work, error);", "false", c + "ShardsOfFsdp")
+F("convert: numbers beyond fp16", "src/bigmodel/quantize_files.cpp",
+  "if («dtype == at::kHalf» && (at::isinf(made)", "false", c + "DtypesOfFloatsAlone")
+F("convert: an infinity is no overflow", "src/bigmodel/quantize_files.cpp", "(at::isinf(made) & «at::isfinite(values)»)", "at::isinf(made)",
+  c + "DtypesOfFloatsAlone")
+F("convert: the dtype of numbers in GGUF", "src/bigmodel/quantize_to_gguf.cpp", "is_matrix ? «dtype.value_or(first.dtype)» :", "first.dtype",
+  "quantize_files_tests QuantizeFiles.NumbersStayNumbersInAGgufFile")
+F("convert: the file_type of numbers in GGUF", "src/bigmodel/quantize_to_gguf.cpp", "return «id == kF16» ? 1 :", "false",
+  "quantize_files_tests QuantizeFiles.NumbersStayNumbersInAGgufFile")

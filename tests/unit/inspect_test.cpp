@@ -7,6 +7,7 @@
 
 #include <torch/torch.h>
 
+#include "accelerate/bigmodel/convert_files.hpp"
 #include "accelerate/formats/safetensors.hpp"
 #include "dcp_test_support.hpp"
 #include "formats/checkpoint_manifest.hpp"
@@ -314,6 +315,11 @@ TEST(Inspect, WhatPythonWrites) {
               testing::UnorderedElementsAre("0.weight float32 [2, 3] 24", "0.bias float32 [2] 8",
                                             "1.weight float32 [2, 2] 16", "1.bias float32 [2] 8"));
   EXPECT_GT(program.checked_bytes, 40);
+  convert_files(folder / "model.pt2", folder / "model.safetensors");
+  const auto weights = load_safetensors(folder / "model.safetensors");
+  ASSERT_EQ(weights.size(), 4U);
+  EXPECT_TRUE(weights.at("1.weight").equal(weights.at("0.weight").narrow(1, 0, 2))) << "a view, with its own strides";
+  EXPECT_GT(weights.at("0.bias").abs().max().item<float>(), 0);
   EXPECT_THAT(rows(formats::inspect(folder / "whole.pt").parts[0]),
               ElementsAre("0.weight float32 [2, 3] 24", "0.bias float32 [2] 8", "1.weight float32 [2, 2] 16",
                           "1.bias float32 [2] 8"));

@@ -26,6 +26,7 @@
 #include <thread>
 
 #include "accelerate/bigmodel.hpp"
+#include "accelerate/bigmodel/convert_files.hpp"
 #include "accelerate/bigmodel/estimate.hpp"
 #include "accelerate/bigmodel/quantize.hpp"
 #include "accelerate/bigmodel/quantize_files.hpp"
@@ -165,6 +166,26 @@ const std::vector<int64_t>& ids() {
 }
 
 const std::vector<std::pair<int64_t, int64_t>> kWindows = {{64, 0}, {8, 0}, {8, 3}, {16, 15}, {4096, 4096}};
+
+TEST(QuantizeFiles, NumbersStayNumbersInAGgufFile) {
+  const auto weights = make_model(scratch("model"));
+  const std::pair<std::optional<at::ScalarType>, int64_t> kDtypes[] = {
+      {std::nullopt, 0}, {at::kHalf, 1}, {at::kBFloat16, 32}};
+  for (const auto& [dtype, file_type] : kDtypes) {
+    const auto made =
+        accelerate::convert_files(scratch("model"), scratch("numbers.gguf"), {.dtype = dtype, .overwrite = true});
+    EXPECT_EQ(made.tensors, static_cast<int64_t>(weights.size()));
+    const accelerate::GgufFile file(scratch("numbers.gguf"));
+    EXPECT_EQ(file.metadata().integer("general.file_type"), file_type);
+    EXPECT_FALSE(file.metadata().contains("general.quantization_version"));
+    for (const auto& [name, weight] : weights) {
+      at::Tensor found = torch::empty_like(weight);
+      file.read(name, found);
+      const bool in_dtype = dtype && weight.dim() == 2;
+      EXPECT_TRUE(found.equal(in_dtype ? weight.to(*dtype).to(torch::kFloat) : weight)) << name;
+    }
+  }
+}
 
 TEST(QuantizeFiles, BitsandbytesTransformersAndGgufReadThem) {
   SKIP_WITHOUT_PYTHON();
