@@ -396,19 +396,21 @@ class ACCELERATE_API Accelerator {
   /// @throws CheckpointError, ResourceError; of a sharded model on all ranks.
   void save_model(const ModelRef& model, const std::filesystem::path& folder,
                   const std::string& max_shard_size = "10GB", bool safe_serialization = true) const;
-  /// Parameters and buffers by name, in the parameters' own dtype. Of a sharded model: whole, on the host, on rank 0
-  /// only (empty elsewhere), gathered unit by unit; collective then. With full_state_dict the plugin's
-  /// state_dict_config says who gets them and where they lie.
+  /// `weights` in its own's place, whole and by its names (averages, …). Not collective: the main process has them.
+  void save_model(const ModelRef& model, const std::filesystem::path& folder,
+                  const std::map<std::string, at::Tensor>& weights, const std::string& max_shard_size = "10GB",
+                  bool safe_serialization = true) const;
+  /// Parameters and buffers by name, in the parameters' own dtype. Of a sharded model whole, on rank 0's host (empty
+  /// elsewhere), collective; with full_state_dict the plugin's state_dict_config says who gets them and where they lie.
   std::map<std::string, at::Tensor> get_state_dict(const ModelRef& model) const;
   /// An optimizer's state by its parameters' names, for checkpoints of your own: {"state": {name: {kind: tensor}},
   /// "param_groups": […]}. Tensors are whole copies on the host, in the optimizer's dtypes. Collective. Of sharded
   /// parameters rank 0 gets it, others an empty dict; with full_state_dict by the plugin's optim_state_dict_config.
   c10::IValue get_optimizer_state_dict(const AcceleratedOptimizer& optimizer) const;
   /// Writes everything that was prepared or registered; with automatic naming into a new folder. Collective. @return
-  /// the folder. It appears whole or not at all: what is written goes into another one, which gets the name when all is
-  /// on the disk. A folder that is there already keeps what is no checkpoint's, and its older checkpoint until the new
-  /// one is complete. In the middle of an accumulation group the gradients so far are saved, by each rank its own.
-  /// Under FSDP models and optimizers go, by the plugin's state_dict_type, into
+  /// the folder. It appears whole or not at all. One that is there already keeps what is no checkpoint's, and its older
+  /// checkpoint until this one is complete. In the middle of an accumulation group each rank saves its gradients so
+  /// far. Under FSDP models and optimizers go, by the plugin's state_dict_type, into
   /// - full: pytorch_model_fsdp.bin (_1, …) and optimizer.bin, whole, keyed by names; rank 0 writes, and holds one unit
   /// - sharded: folders pytorch_model_fsdp_0, optimizer_0, …: distributed checkpoints, each rank writes its own shards
   /// - local: pytorch_model_fsdp_rank<r>.bin and optimizer_0_rank<r>.bin, …: each rank's shards, for the same run only
@@ -418,8 +420,7 @@ class ACCELERATE_API Accelerator {
   /// Reads it back into the same objects; no folder: the newest complete automatic checkpoint, and a warning names
   /// newer ones. Collective. All forms but local fit any number of ranks and any plugin or none, also those that Python
   /// wrote: each rank reads what it needs. Loaders go on in the middle of a pass (see PreparedStatus::load_state_dict)
-  /// and accumulation in the middle of a group: with as many micro-steps as it was saved with, or with as many batches
-  /// of one rank in the whole group.
+  /// and accumulation in the middle of a group, with as many micro-steps as before or as many batches of one rank.
   /// @throws CheckpointError on all ranks, and leaves all as it was, if a file is missing or does not fit on any of
   /// them, or if the run can't go on with these ranks: then with the numbers.
   void load_state(const std::filesystem::path& input_dir = {}, const LoadStateOptions& options = {});
@@ -433,9 +434,8 @@ class ACCELERATE_API Accelerator {
   using StateHook = std::function<void(const std::filesystem::path&)>;
   Scope register_save_state_pre_hook(StateHook hook);
   Scope register_load_state_pre_hook(StateHook hook);
-  /// Hooks that change what is saved, as the reference's. `weights` are those of `models`, in their order, whole and on
-  /// the host, of sharded models on ranks that write; those that the hook leaves there are written, in the models'
-  /// files. save_state throws ConfigError where each rank writes pieces: sharded and local state dicts, DeepSpeed.
+  /// Hooks that change what is saved, as the reference's: `weights`, of `models` in their order, whole and on the host,
+  /// are written as the hook leaves them. ConfigError where each rank writes pieces (sharded, local, DeepSpeed's).
   using ModelWeights = std::vector<std::map<std::string, at::Tensor>>;
   using SaveStateHook =
       std::function<void(const std::vector<ModelRef>& models, ModelWeights& weights, const std::filesystem::path&)>;

@@ -3,6 +3,7 @@
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerator/accelerator_impl.hpp"
 #include "checkpoint/model_state.hpp"
+#include "checkpoint/weight_files.hpp"
 #include "comm/agreement.hpp"
 #include "residency/homes/encoded.hpp"
 #include "run_state/checkpoint_folders.hpp"
@@ -11,6 +12,7 @@
 #include "run_state/models.hpp"
 #include "run_state/optimizers.hpp"
 #include "run_state/room.hpp"
+#include "run_state/zero_files.hpp"
 #include "utils/environment.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
@@ -266,6 +268,16 @@ void Accelerator::save_model(const ModelRef& model, const fs::path& folder, cons
   if (in_pieces) allow_whole_state(impl_->rules, "save_model");
   if (in_pieces) run_state::save_weights(*in_pieces, folder, bytes, safe_serialization);
   else if (impl_->writes_for_all()) checkpointing::save_model(model, folder, bytes, safe_serialization);
+}
+
+void Accelerator::save_model(const ModelRef& model, const fs::path& folder,
+                             const std::map<std::string, at::Tensor>& weights, const std::string& max_shard_size,
+                             bool safe_serialization) const {
+  const int64_t max_bytes = checkpointing::parse_size(max_shard_size);
+  if (!impl_->writes_for_all()) return;
+  const auto known = impl_->run.find(model);
+  const auto sizes = known ? run_state::sizes_by_name(*known) : checkpointing::Sizes();
+  checkpointing::save_model(model, weights, &sizes, folder, max_bytes, safe_serialization);
 }
 
 }  // namespace accelerate

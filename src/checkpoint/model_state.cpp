@@ -56,7 +56,12 @@ at::Tensor value_of(const at::Tensor& tensor) {
 
 std::map<std::string, at::Tensor> state_dict(const ModelRef& model) { return state_dict(model, value_of); }
 
-void check_state_dict(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors) {
+namespace {
+
+/// A line for each tensor that only one of them has, or with another size. @param where  "the file" of `tensors`
+/// @param sizes  of whole tensors, as check_weights()
+std::string differences_between(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors,
+                                const char* where, const Sizes* sizes) {
   const auto state = model.state();
   std::set<decltype(memory_of(at::Tensor()))> present;
   std::set<std::string> known;
@@ -66,19 +71,40 @@ void check_state_dict(const ModelRef& model, const std::map<std::string, at::Ten
     const auto found = tensors.find(name);
     if (found == tensors.end()) continue;
     present.insert(memory_of(tensor));
-    if (found->second.sizes() != tensor.sizes())
-      differences +=
-          fmt::format("\n  '{}': the file has {}, the model {}", name, found->second.sizes(), tensor.sizes());
+    const auto whole = sizes ? sizes->find(name) : Sizes::const_iterator();
+    const auto expected = sizes && whole != sizes->end() ? at::IntArrayRef(whole->second) : tensor.sizes();
+    if (found->second.sizes() != expected)
+      differences += fmt::format("\n  '{}': {} has {}, the model {}", name, where, found->second.sizes(), expected);
   }
   for (const auto& [name, tensor] : state)
     if (!tensors.contains(name) && !present.contains(memory_of(tensor)))
-      differences += fmt::format("\n  '{}': missing in the file", name);
+      differences += fmt::format("\n  '{}': missing in {}", name, where);
   for (const auto& [name, tensor] : tensors)
     if (!known.contains(name)) differences += fmt::format("\n  '{}': not in the model", name);
+  return differences;
+}
+
+}  // namespace
+
+void check_state_dict(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors) {
+  const auto differences = differences_between(model, tensors, "the file", nullptr);
   if (!differences.empty())
     raise<CheckpointError>(
         "loading a model: the weights don't fit it, expected the same names and shapes; nothing was loaded. Build the "
         "model with the options that it was saved with. Differences:{}",
+        differences);
+}
+
+void check_weights(const ModelRef& model, const std::map<std::string, at::Tensor>& weights, const Sizes* sizes) {
+  if (weights.empty())
+    throw CheckpointError(
+        "saving a model: there are no weights. Of a sharded model rank 0 has what get_state_dict() gives, which all "
+        "ranks call: save on the main process");
+  const auto differences = differences_between(model, weights, "the given state", sizes);
+  if (!differences.empty())
+    raise<CheckpointError>(
+        "saving a model: the given weights don't fit it, expected its names and whole shapes; nothing was written. "
+        "Differences:{}",
         differences);
 }
 

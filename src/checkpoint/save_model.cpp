@@ -12,6 +12,9 @@
 #include "checkpoint/weight_files.hpp"
 #include "formats/torch_archive.hpp"
 #include "input/read_file.hpp"
+#include "residency/home.hpp"
+#include "residency/member.hpp"
+#include "residency/unit.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
 
@@ -131,21 +134,45 @@ void write_weight_files(const std::filesystem::path& folder, const std::vector<W
   }
 }
 
-void save_model(const ModelRef& model, const std::filesystem::path& folder, int64_t max_shard_bytes,
-                bool safe_serialization) {
-  // Values are asked for when their file is written: those of weights in few bits are decoded for that.
-  const auto tensors = state_dict(model, [](const at::Tensor& tensor) { return tensor; });
+namespace {
+
+/// Of weights that come and go, a copy for as long as their file is written; but where all ranks would have to fetch
+/// them, the writer says what to do.
+at::Tensor value_to_write(const at::Tensor& tensor) {
+  const auto* const member = residency::Member::of(tensor);
+  const bool comes_here = member && !member->unit().fixed() && !member->home().collective();
+  return comes_here ? tensor.detach().clone().cpu() : value_of(tensor);
+}
+
+/// Values are asked for when their file is written: those of weights in few bits are decoded for that. Names of
+/// `model` that `tensors` lack are tied to others.
+void write_tensors(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors,
+                   const std::filesystem::path& folder, int64_t max_shard_bytes, bool safe_serialization) {
   std::vector<WeightSize> weights;
   for (const auto& [name, ignored] : model.state())
     if (const auto found = tensors.find(name); found != tensors.end())
-      weights.push_back({name, static_cast<int64_t>(found->second.nbytes())});  // else tied to one that is there
+      weights.push_back({name, static_cast<int64_t>(found->second.nbytes())});
   write_weight_files(folder, weights, max_shard_bytes, safe_serialization,
                      [&](const std::filesystem::path& file, const std::vector<std::string>& names) {
                        std::map<std::string, at::Tensor> part;
-                       for (const auto& name : names) part.emplace(name, value_of(tensors.at(name)));
+                       for (const auto& name : names) part.emplace(name, value_to_write(tensors.at(name)));
                        if (safe_serialization) save_safetensors(file, part, {{"format", "pt"}});
                        else save_object(to_dict(part), file);
                      });
+}
+
+}  // namespace
+
+void save_model(const ModelRef& model, const std::filesystem::path& folder, int64_t max_shard_bytes,
+                bool safe_serialization) {
+  const auto tensors = state_dict(model, [](const at::Tensor& tensor) { return tensor; });
+  write_tensors(model, tensors, folder, max_shard_bytes, safe_serialization);
+}
+
+void save_model(const ModelRef& model, const std::map<std::string, at::Tensor>& weights, const Sizes* sizes,
+                const std::filesystem::path& folder, int64_t max_shard_bytes, bool safe_serialization) {
+  check_weights(model, weights, sizes);
+  write_tensors(model, each_memory_once(weights), folder, max_shard_bytes, safe_serialization);
 }
 
 }  // namespace accelerate::checkpointing

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "accelerate/model/model_ref.hpp"
+#include "checkpoint/universal_folder.hpp"
 #include "formats/tensor_source.hpp"
 
 namespace accelerate::checkpointing {
@@ -40,5 +42,11 @@ using WriteWeights = std::function<void(const std::filesystem::path& file, const
 /// written, those of an earlier save stay. Files of an earlier save that this one does not replace are removed then.
 void write_weight_files(const std::filesystem::path& folder, const std::vector<WeightSize>& weights,
                         int64_t max_shard_bytes, bool safe_serialization, const WriteWeights& write);
+
+/// save_model() of other values than the model's own, which has their names. Each memory is written once.
+/// @param sizes  of whole tensors by name, where modules compute with parts of them; null: the modules'
+/// @throws CheckpointError as check_weights(), before anything is written
+void save_model(const ModelRef& model, const std::map<std::string, at::Tensor>& weights, const Sizes* sizes,
+                const std::filesystem::path& folder, int64_t max_shard_bytes, bool safe_serialization);
 
 }  // namespace accelerate::checkpointing

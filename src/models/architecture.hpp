@@ -23,7 +23,8 @@ struct Architecture {
   AutoModelForCausalLM::Forward causal;
   AutoModelForSeq2SeqLM::Encode encode;
   AutoModel::Forward forward;
-  std::optional<int64_t> max_positions = {};  ///< of a causal one; unset: no end
+  std::optional<int64_t> max_positions = {};             ///< of a causal one; unset: no end
+  std::shared_ptr<PretrainedModel::Source> source = {};  ///< build() in auto_model.cpp sets it
 };
 
 /// @param config      The file config.json.

@@ -7,6 +7,7 @@
 #include "accelerate/residency/deferred.hpp"
 #include "models/architecture.hpp"
 #include "models/auto_load.hpp"
+#include "models/auto_save.hpp"
 #include "models/json_file.hpp"
 #include "utils/error_text.hpp"
 #include "utils/raise.hpp"
@@ -69,9 +70,12 @@ const ArchitectureRow& find_row(const JsonFile& file) {
 /// Builds; nothing is in the weights yet.
 Architecture build(const fs::path& path) {
   const auto file = config_file(path);
-  const auto& row = find_row(JsonFile(file));
+  const JsonFile config(file);
+  const auto& row = find_row(config);
   try {
-    return row.build(file, row.class_name);
+    auto result = row.build(file, row.class_name);
+    result.source = source_of(path, config, *result.module);
+    return result;
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {  // of memory that is not there, or of products that overflow
@@ -102,6 +106,7 @@ Loaded loaded(const fs::path& folder, const AutoLoadOptions& options, LoadReport
     }();
     model.module->eval();
     auto dispatched = load_in_places(model, folder, options, plan, report);
+    model.source->quantization = plan.quantization;
     return {std::move(model), std::move(dispatched)};
   }
   auto result = build(folder);
@@ -115,27 +120,27 @@ Loaded loaded(const fs::path& folder, const AutoLoadOptions& options, LoadReport
   return {std::move(result)};
 }
 
-/// Without namespaces.
-std::string class_of(const torch::nn::Module& module) {
-  const std::string& name = module.name();
-  return name.substr(name.rfind(':') + 1);  // all of it where there are none
-}
-
-AutoModelForCausalLM as_causal(Architecture model, const fs::path& path) {
+AutoModelForCausalLM as_causal(Loaded loaded, const fs::path& path) {
+  auto& [model, dispatched] = loaded;
   if (!model.causal)
     raise<CheckpointError>("'{}': {} is no causal language model; use AutoModel{}", config_file(path).string(),
                            class_of(*model.module), model.encode ? "ForSeq2SeqLM." : ".");
-  return {std::move(model.module), std::move(model.causal), model.max_positions};
+  return PretrainedModel::Source::describe(
+      AutoModelForCausalLM(std::move(model.module), std::move(model.causal), model.max_positions),
+      std::move(model.source), std::move(dispatched));
 }
 
-AutoModelForSeq2SeqLM as_seq2seq(Architecture model, const fs::path& path) {
+AutoModelForSeq2SeqLM as_seq2seq(Loaded loaded, const fs::path& path) {
+  auto& [model, dispatched] = loaded;
   if (!model.encode)
     raise<CheckpointError>("'{}': {} has no encoder with a decoder; use AutoModel{}", config_file(path).string(),
                            class_of(*model.module), model.causal ? "ForCausalLM." : ".");
-  return {std::move(model.module), std::move(model.encode)};
+  return PretrainedModel::Source::describe(AutoModelForSeq2SeqLM(std::move(model.module), std::move(model.encode)),
+                                           std::move(model.source), std::move(dispatched));
 }
 
-AutoModel as_any(Architecture model) {
+AutoModel as_any(Loaded loaded) {
+  auto& [model, dispatched] = loaded;
   if (model.causal)
     model.forward = [forward = std::move(model.causal)](const AutoModel::Tensors& inputs) {
       const auto given = take_inputs(inputs, {"input_ids", "attention_mask", "position_ids"}, 1);
@@ -147,7 +152,8 @@ AutoModel as_any(Architecture model) {
           take_inputs(inputs, {"input_ids", "decoder_input_ids", "attention_mask", "decoder_attention_mask"}, 2);
       return AutoModel::Tensors{{"logits", encode(given[0], given[2])(given[1], given[3], {}, nullptr, 0)}};
     };
-  return {std::move(model.module), std::move(model.forward)};
+  return PretrainedModel::Source::describe(AutoModel(std::move(model.module), std::move(model.forward)),
+                                           std::move(model.source), std::move(dispatched));
 }
 
 }  // namespace
@@ -188,30 +194,21 @@ std::function<void(const std::string&, at::Tensor)> initialize_normal(double dev
 
 AutoModelForCausalLM AutoModelForCausalLM::from_pretrained(const fs::path& folder, const AutoLoadOptions& options,
                                                            LoadReport* report) {
-  auto [model, dispatched] = loaded(folder, options, report);
-  auto result = as_causal(std::move(model), folder);
-  result.dispatched_ = std::move(dispatched);
-  return result;
+  return as_causal(loaded(folder, options, report), folder);
 }
 AutoModelForCausalLM AutoModelForCausalLM::from_config(const fs::path& config, Weights weights) {
-  return as_causal(built(config, weights), config);
+  return as_causal({built(config, weights)}, config);
 }
 AutoModelForSeq2SeqLM AutoModelForSeq2SeqLM::from_pretrained(const fs::path& folder, const AutoLoadOptions& options,
                                                              LoadReport* report) {
-  auto [model, dispatched] = loaded(folder, options, report);
-  auto result = as_seq2seq(std::move(model), folder);
-  result.dispatched_ = std::move(dispatched);
-  return result;
+  return as_seq2seq(loaded(folder, options, report), folder);
 }
 AutoModelForSeq2SeqLM AutoModelForSeq2SeqLM::from_config(const fs::path& config, Weights weights) {
-  return as_seq2seq(built(config, weights), config);
+  return as_seq2seq({built(config, weights)}, config);
 }
 AutoModel AutoModel::from_pretrained(const fs::path& folder, const AutoLoadOptions& options, LoadReport* report) {
-  auto [model, dispatched] = loaded(folder, options, report);
-  auto result = as_any(std::move(model));
-  result.dispatched_ = std::move(dispatched);
-  return result;
+  return as_any(loaded(folder, options, report));
 }
-AutoModel AutoModel::from_config(const fs::path& config, Weights weights) { return as_any(built(config, weights)); }
+AutoModel AutoModel::from_config(const fs::path& config, Weights weights) { return as_any({built(config, weights)}); }
 
 }  // namespace accelerate::models

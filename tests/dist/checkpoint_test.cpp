@@ -1112,4 +1112,25 @@ TEST_F(CheckpointTest, SaveModelHasTheReferencesLayout) {
   checkpointing::load_state_dict(ModelRef(other), tensors);
   EXPECT_TRUE(other->a->weight.equal(tied->a->weight));
   EXPECT_TRUE(other->b.is_same(other->a->weight));
+
+  // Other values in its place: of tied weights one name does, and both are written once where they are one.
+  const auto average = 2 * tied->a->weight.detach(), bias = 2 * tied->a->bias.detach();
+  accelerator.save_model(tied, folder / "average", {{"a.weight", average}, {"a.bias", bias}, {"b", average}}, "0.02KB",
+                         /*safe_serialization=*/false);
+  EXPECT_EQ(files_in(folder / "average"),
+            (std::set<std::string>{"pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin",
+                                   "pytorch_model.bin.index.json"}));
+  load_checkpoint_in_model(ModelRef(other), folder / "average");
+  EXPECT_TRUE(other->b.equal(average));
+  accelerator.save_model(tied, folder / "average", {{"b", average}, {"a.bias", bias}});
+  EXPECT_EQ(load_safetensors(folder / "average" / "model.safetensors").size(), 2u);
+  EXPECT_THAT(message_of<CheckpointError>([&] {
+                accelerator.save_model(tied, folder / "never", {{"a.bias", average}, {"c", bias}});
+              }),
+              testing::AllOf(HasSubstr("'a.bias': the given state has [3, 3], the model [3]"),
+                             HasSubstr("'a.weight': missing"), HasSubstr("'c': not in the model")));
+  EXPECT_FALSE(fs::exists(folder / "never"));
+  EXPECT_THAT(message_of<CheckpointError>(
+                  [&] { accelerator.save_model(tied, folder / "never", std::map<std::string, torch::Tensor>()); }),
+              HasSubstr("save on the main process"));
 }

@@ -2,6 +2,7 @@
 
 usage: tokenizer_peer.py cases GGUF FOLDER        writes for each kind FOLDER/KIND/tokenizer.json (for gpt2 vocab.json and merges.txt) and FOLDER/KIND/cases.jsonl: text, ids, decoded
        tokenizer_peer.py auto FOLDER CASES        prints how many of these transformers' tokenizer of the folder has other ids for, and its chat
+       tokenizer_peer.py saved FOLDER             reads the tokenizers in it, and fails where one has other ids than its cases.json
        tokenizer_peer.py layouts FOLDER           makes a folder for each way in which files around a vocabulary say what transformers' tokenizers do with it; cases.json in each
        tokenizer_peer.py record FILE              writes fixtures/tokenizer_folders.json: layouts that contradict themselves, and what transformers makes of them
        tokenizer_peer.py random FOLDER SEED COUNT  makes folders whose files say random things, and contradict each other; cases.json in each that transformers can read
@@ -394,4 +395,12 @@ def auto(folder, cases):
     print(json.dumps({"wrong": len(wrong), "first": wrong[:3], "chat": chat, "special": special, "longest": tokenizer.model_max_length}))
 
 
-{"cases": cases, "prose": prose, "auto": auto, "layouts": layouts, "record": record, "random": random_folders, "parts": parts}[sys.argv[1]](*sys.argv[2:])
+def saved(folder):
+    for name in sorted(os.listdir(folder)):
+        expected = json.load(open(f"{folder}/{name}/cases.json", encoding="utf-8"))
+        write_cases(f"{folder}/{name}", [case["text"] for case in expected["cases"]])
+        found = json.load(open(f"{folder}/{name}/cases.json", encoding="utf-8"))
+        assert found == expected, (name, found, expected)
+
+
+{"cases": cases, "prose": prose, "auto": auto, "saved": saved, "layouts": layouts, "record": record, "random": random_folders, "parts": parts}[sys.argv[1]](*sys.argv[2:])

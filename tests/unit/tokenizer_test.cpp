@@ -337,8 +337,7 @@ TEST(TokenizerParity, SmolLm2FromFilesThatItsModelAmountsTo) {
   SKIP_WITHOUT_PYTHON();
   SKIP_WITHOUT_DATA();
   const accelerate::GgufFile file(smollm());
-  for (const auto& [name, text] : accelerate::formats::tokenizer_files(file.metadata(), smollm().string()))
-    std::ofstream(folder("files") / name) << text;
+  Tokenizer::from_pretrained(smollm()).save_pretrained(folder("files"));
   const auto cases = made_by_peer("smollm") / "cases.jsonl";
   const auto ours = Tokenizer::from_pretrained(folder("files")), of_model = Tokenizer::from_pretrained(smollm());
   expect_same(ours, cases, "files");
@@ -415,7 +414,8 @@ void expect_case(const Tokenizer& tokenizer, const fs::path& folder) {
 }
 
 /// Each folder that the peer makes: ids and texts are those of its cases. @return how many there are
-size_t expect_cases(const char* mode) {
+/// @param saved  if given, gets a folder for each, without a model's config.json: what is read from it is the same
+size_t expect_cases(const char* mode, const fs::path& saved = {}) {
   const auto made = folder(mode);
   const auto peer = support::run_python("tests/unit/tokenizer_peer.py", {mode, made.string()});
   EXPECT_EQ(peer.exit_code, 0) << peer.output;
@@ -423,7 +423,13 @@ size_t expect_cases(const char* mode) {
   for (const auto& entry : fs::directory_iterator(made)) {
     SCOPED_TRACE(entry.path().filename());
     ++folders;
-    expect_case(Tokenizer::from_pretrained(entry.path()), entry.path());
+    const auto tokenizer = Tokenizer::from_pretrained(entry.path());
+    expect_case(tokenizer, entry.path());
+    if (saved.empty()) continue;
+    const auto again = saved / entry.path().filename();
+    tokenizer.save_pretrained(again);
+    fs::copy_file(entry.path() / "cases.json", again / "cases.json");
+    expect_case(Tokenizer::from_pretrained(again), again);
   }
   return folders;
 }
@@ -433,10 +439,51 @@ TEST(TokenizerParity, PartsOfTokenizerJsonAreThoseOfThePackage) {
   EXPECT_EQ(expect_cases("parts"), 57U);
 }
 
-/// Every way in which the files around a vocabulary say it.
+/// Every way in which the files around a vocabulary say it; and once more from what save_pretrained() writes.
 TEST(TokenizerParity, FilesAroundAVocabularySayWhatTheyDoInTransformers) {
   SKIP_WITHOUT_PYTHON();
-  EXPECT_EQ(expect_cases("layouts"), 57U);
+  const auto saved = folder("saved");
+  EXPECT_EQ(expect_cases("layouts", saved), 57U);
+  const auto peer = support::run_python("tests/unit/tokenizer_peer.py", {"saved", saved.string()});
+  EXPECT_EQ(peer.exit_code, 0) << peer.output;
+}
+
+TEST(Tokenizer, SavedFilesAreThoseThatWereRead) {
+  auto files = small_json();
+  files["pre_tokenizer"]["add_prefix_space"] = true;  // GPT-2's class, which config.json says, has none
+  const auto from = folder("from"), to = folder("to");
+  std::ofstream(from / "tokenizer.json") << files.dump();
+  std::ofstream(from / "tokenizer_config.json") << R"({"eos_token":"<s>","bos_token":"<s>","unk_token":"<s>"})";
+  std::ofstream(from / "config.json") << R"({"model_type":"gpt2"})";
+  std::ofstream(from / "chat_template.jinja") << "a template";
+  std::ofstream(to / "added_tokens.json") << R"({"<other>": 7000})";
+  std::ofstream(to / "notes.txt") << "of somebody";
+  const auto tokenizer = Tokenizer::from_pretrained(from);
+  fs::remove_all(from);
+  tokenizer.save_pretrained(to);
+  EXPECT_FALSE(fs::exists(to / "added_tokens.json")) << "another tokenizer's";
+  EXPECT_FALSE(fs::exists(to / "config.json"));
+  EXPECT_TRUE(fs::exists(to / "notes.txt"));
+  EXPECT_TRUE(fs::exists(to / "chat_template.jinja"));
+  const auto again = Tokenizer::from_pretrained(to);
+  EXPECT_THAT(tokenizer.encode("abc"), ElementsAre(201));
+  EXPECT_THAT(again.encode("abc"), ElementsAre(201)) << "the class went along";
+  EXPECT_EQ(again.eos_token_id(), tokenizer.eos_token_id());
+  std::ifstream written(to / "tokenizer.json");
+  EXPECT_EQ(json::parse(written), files);
+
+  using accelerate::formats::gguf_entry;
+  const accelerate::formats::GgufOutline outline{
+      .entries = {gguf_entry("tokenizer.ggml.model", "gpt2"), gguf_entry("tokenizer.ggml.pre", "gpt-2"),
+                  gguf_entry("tokenizer.ggml.tokens", std::vector<std::string>{"a", "\u0120"}),
+                  gguf_entry("tokenizer.ggml.merges", std::vector<std::string>()),
+                  gguf_entry("tokenizer.ggml.add_space_prefix", true)}};
+  accelerate::formats::GgufWriter("test", to / "space.gguf", outline).finish();
+  const auto spaced = Tokenizer::from_pretrained(to / "space.gguf");
+  EXPECT_THAT(spaced.encode("a"), ElementsAre(1, 0));
+  EXPECT_THAT(support::message_of<CheckpointError>([&] { spaced.save_pretrained(to / "never"); }),
+              HasSubstr("add_space_prefix"));
+  EXPECT_FALSE(fs::exists(to / "never"));
 }
 
 /// The same, as recorded: the peer's mode "record" writes the fixture.

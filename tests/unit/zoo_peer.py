@@ -1,6 +1,7 @@
 """Peer of the model zoo's tests: saves small random models, and what transformers makes of them.
 
 usage: zoo_peer.py causal|written|names|seq2seq|images|activations OUT
+       zoo_peer.py outputs OUT   reads the models OUT/NAME and their inputs OUT/NAME.inputs, and writes OUT/NAME.outputs
 
 For each KIND there is a folder OUT/KIND as save_pretrained writes it, and OUT/KIND.safetensors with inputs and logits. The config.json of the kinds of `written` are as people write them.
 """
@@ -257,6 +258,39 @@ def random_efficientnet_lite0():
     return weights
 
 
+def counted_names(weights):
+    """From timm's names, which count blocks within their stages, to those of EfficientNet-PyTorch."""
+    blocks = sorted({tuple(map(int, name.split(".")[1:3])) for name in weights if name.startswith("blocks.")})
+    outer = {"conv_stem": "_conv_stem", "bn1": "_bn0", "conv_head": "_conv_head", "bn2": "_bn1", "classifier": "_fc"}
+    expanding = {"conv_pw": "_expand_conv", "bn1": "_bn0", "conv_dw": "_depthwise_conv", "bn2": "_bn1", "conv_pwl": "_project_conv", "bn3": "_bn2"}
+    plain = {"conv_dw": "_depthwise_conv", "bn1": "_bn1", "conv_pw": "_project_conv", "bn2": "_bn2"}
+    renamed = {}
+    for name, value in weights.items():
+        parts = name.split(".")
+        if parts[0] == "blocks":
+            stage, block = map(int, parts[1:3])
+            parts[:4] = ["_blocks", str(blocks.index((stage, block))), (expanding if stage else plain)[parts[3]]]
+        else:
+            parts[0] = outer[parts[0]]
+        renamed[".".join(parts)] = value
+    return renamed
+
+
+def outputs(out):
+    for folder in sorted(path for path in out.iterdir() if path.is_dir()):
+        inputs = load_file(out / f"{folder.name}.inputs")
+        config = json.loads((folder / "config.json").read_text())
+        if "architecture" in config:
+            output = efficientnet_lite0(counted_names(load_file(folder / "model.safetensors")), inputs["pixel_values"])
+        else:
+            model, info = getattr(tf, config["architectures"][0]).from_pretrained(folder, output_loading_info=True)
+            assert not any(info.values()), (config, info)
+            assert model.dtype == torch.float32, config
+            output = model.eval()(**inputs)
+            output = output.logits if "logits" in output else output.last_hidden_state
+        save_file({"output": output.contiguous()}, out / f"{folder.name}.outputs")
+
+
 def images(out):
     labels = {"id2label": {i: str(i) for i in range(7)}}
     resnet = dict(embedding_size=8, hidden_sizes=[16, 24], depths=[2, 1], **labels)
@@ -282,6 +316,6 @@ def images(out):
 
 
 out = pathlib.Path(sys.argv[2])
-out.mkdir()
+out.mkdir(exist_ok=sys.argv[1] == "outputs")
 with torch.no_grad():
-    {"causal": causal, "written": written, "names": names, "seq2seq": seq2seq, "images": images, "activations": activations}[sys.argv[1]](out)
+    {"causal": causal, "written": written, "names": names, "seq2seq": seq2seq, "images": images, "activations": activations, "outputs": outputs}[sys.argv[1]](out)

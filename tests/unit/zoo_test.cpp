@@ -555,6 +555,145 @@ TEST(ZooReference, ImageClassifiersEqualTransformers) {
   }
 }
 
+/// Not as they begin, where norms and biases are neutral and a forgotten one would not be seen.
+void shake(const AutoModel& model) {
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : model.module()->parameters())
+    if (parameter.dim() == 1) parameter += 0.1 * torch::randn_like(parameter);
+  for (const auto& buffer : model.module()->named_buffers()) {
+    if (buffer.key().ends_with("running_mean")) buffer.value().add_(0.1 * torch::randn_like(buffer.value()));
+    if (buffer.key().ends_with("running_var")) buffer.value().mul_(torch::rand_like(buffer.value()) + 0.5);
+  }
+}
+
+/// Every architecture: ours reads it to the bit, and transformers computes the same with it.
+TEST(ZooSaving, EveryArchitectureIsReadHereAndByTransformers) {
+  const torch::NoGradGuard no_grad;
+  auto kinds = all_kinds();
+  kinds[0].json = R"({"model_type":"llama","vocab_size":20,"hidden_size":16,"intermediate_size":24,"my_field":[1],)"
+                  R"("num_hidden_layers":2,"num_attention_heads":4,"torch_dtype":"float16","initializer_range":0.3})";
+  for (auto& kind : kinds)  // the peer computes this one by itself, with TensorFlow's padding
+    if (kind.layer == std::string("InvertedResidual"))
+      kind.json = R"({"architecture":"tf_efficientnet_lite0","num_classes":5})";
+  kinds.push_back({R"({"model_type":"t5","vocab_size":20,"d_model":16,"d_kv":4,"d_ff":24,"num_layers":2,"num_heads":4,)"
+                   R"("feed_forward_proj":"gated-gelu","tie_word_embeddings":false,"initializer_factor":0.4})",
+                   "T5Block"});
+  kinds.push_back({R"({"model_type":"gptj","vocab_size":20,"n_positions":16,"n_embd":16,"n_layer":1,"n_head":4,)"
+                   R"("rotary_dim":2,"tie_word_embeddings":true,"initializer_range":0.3})",
+                   "GPTJBlock"});
+  kinds.push_back({R"({"architectures":["BertForSequenceClassification"],"model_type":"bert","vocab_size":20,)"
+                   R"("hidden_size":16,"num_hidden_layers":1,"num_attention_heads":4,"intermediate_size":24})",
+                   "BertLayer"});
+  const auto folder = scratch("saved");
+  std::vector<torch::Tensor> outputs;
+  for (const auto& kind : kinds) {
+    SCOPED_TRACE(kind.json);
+    torch::manual_seed(5);
+    const auto model = AutoModel::from_config(config(kind.json));
+    shake(model);
+    model.module()->eval();
+    const auto name = std::to_string(outputs.size());
+    model.save_pretrained(folder / name);
+    torch::manual_seed(1);
+    AutoModel::Tensors inputs{{"pixel_values", torch::randn({2, 3, 16, 16})}};
+    if (model.module()->name().find("Image") == std::string::npos &&
+        model.module()->name().find("EfficientNet") == std::string::npos)
+      inputs = {{"input_ids", torch::randint(1, 20, {2, 6})}};
+    if (kind.layer == std::string("T5Block")) inputs["decoder_input_ids"] = torch::randint(1, 20, {2, 3});
+    outputs.push_back(output_of(model, inputs));
+    LoadReport report;
+    EXPECT_TRUE(output_of(AutoModel::from_pretrained(folder / name, {}, &report), inputs).equal(outputs.back()));
+    EXPECT_THAT(report.missing_keys, IsEmpty());
+    EXPECT_THAT(report.unexpected_keys, IsEmpty());
+    accelerate::save_safetensors(folder / (name + ".inputs"), inputs);
+  }
+  std::ifstream file(folder / "0/config.json");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_THAT(text, AllOf(HasSubstr("my_field"), HasSubstr(R"("dtype": "float32")"),
+                          ::testing::Not(HasSubstr("torch_dtype")), HasSubstr("LlamaForCausalLM")));
+
+  SKIP_WITHOUT_PYTHON();
+  const auto result = support::run_python("tests/unit/zoo_peer.py", {"outputs", folder.string()});
+  ASSERT_EQ(result.exit_code, 0) << result.output;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    SCOPED_TRACE(kinds[i].json);
+    const auto theirs = accelerate::load_safetensors(folder / (std::to_string(i) + ".outputs")).at("output");
+    EXPECT_LT(largest_difference(outputs[i], theirs), kTolerance);
+  }
+}
+
+TEST(ZooSaving, OtherWeightsInSeveralFiles) {
+  const auto folder = scratch("other"), made = config(kCausal[0].json);
+  std::ofstream(made / "generation_config.json") << R"({"eos_token_id": [2, 3]})";
+  const auto model = AutoModelForCausalLM::from_config(made);
+  std::map<std::string, torch::Tensor> weights;
+  for (const auto& item : model.module()->named_parameters()) weights.emplace(item.key(), item.value().detach() * 2);
+  model.save_pretrained(folder, weights, "2KB");
+  EXPECT_TRUE(fs::exists(folder / "model.safetensors.index.json"));
+  EXPECT_FALSE(fs::exists(folder / "model.safetensors"));
+  std::ifstream generation(folder / "generation_config.json");
+  EXPECT_EQ((std::string{std::istreambuf_iterator<char>(generation), {}}), R"({"eos_token_id": [2, 3]})");
+  const auto read = AutoModelForCausalLM::from_pretrained(folder);
+  for (const auto& item : read.module()->named_parameters())
+    EXPECT_TRUE(item.value().equal(weights.at(item.key()))) << item.key();
+  read.save_pretrained(folder);  // from where the next one reads, over what it has read
+  EXPECT_FALSE(fs::exists(folder / "model.safetensors.index.json"));
+  EXPECT_TRUE(
+      AutoModelForCausalLM::from_pretrained(folder).module()->parameters()[0].equal(read.module()->parameters()[0]));
+
+  const auto refusal = [&](const std::map<std::string, torch::Tensor>& given) {
+    return support::message_of<accelerate::CheckpointError>([&] { model.save_pretrained(scratch("never"), given); });
+  };
+  EXPECT_THAT(refusal({}), HasSubstr("save on the main process"));
+  auto wrong = weights;
+  wrong.erase("lm_head.weight");
+  wrong["more"] = torch::zeros({1});
+  wrong.at("model.norm.weight") = torch::zeros({3});
+  EXPECT_THAT(refusal(wrong),
+              AllOf(HasSubstr("'lm_head.weight': missing in the given state"), HasSubstr("'more': not in the model"),
+                    HasSubstr("'model.norm.weight': the given state has [3], the model [16]")));
+  EXPECT_FALSE(fs::exists(scratch("never")));
+  const AutoModel own(model.module(), [](const AutoModel::Tensors& inputs) { return inputs; });
+  EXPECT_THAT(support::message_of<accelerate::ConfigError>([&] { own.save_pretrained(folder); }),
+              HasSubstr("no config.json describes it"));
+}
+
+/// Wherever they lie, and in whatever they are kept.
+TEST(ZooSaving, DispatchedAndInFewBits) {
+  const torch::NoGradGuard no_grad;
+  const auto folder = scratch("whole"), saved = scratch("saved_again");
+  const auto made = config(R"({"model_type":"llama","vocab_size":64,"hidden_size":64,"intermediate_size":128,)"
+                           R"("num_hidden_layers":2,"num_attention_heads":4,"initializer_range":0.3})");
+  const auto ids = torch::randint(64, {1, 5});
+  AutoModelForCausalLM::from_config(made).save_pretrained(folder);
+  const auto expect_same_again = [&](const AutoLoadOptions& options, const fs::path& from) {
+    const auto model = AutoModelForCausalLM::from_pretrained(from, options);
+    model.save_pretrained(saved);
+    const auto again = AutoModelForCausalLM::from_pretrained(saved);
+    EXPECT_TRUE(again(ids).equal(model(ids)));
+    return again;
+  };
+  expect_same_again({.device_map = "disk"}, folder);
+  for (const bool four : {true, false}) {
+    accelerate::BnbQuantizationConfig bits{.load_in_8bit = !four, .load_in_4bit = four};
+    bits.torch_dtype = bits.bnb_4bit_compute_dtype = at::kFloat;
+    const auto again = expect_same_again({.device_map = "cpu", .quantization = bits}, folder);
+    ASSERT_TRUE(again.dispatched());
+    EXPECT_GT(again.dispatched()->code_bytes(), 0);
+    EXPECT_THAT(support::message_of<accelerate::ConfigError>([&] { again.save_pretrained(saved, "1GB"); }),
+                HasSubstr("max_shard_size is '1GB'"));
+  }
+  // And numbers where codes were.
+  EXPECT_FALSE(expect_same_again({}, folder).dispatched());
+
+  const auto blocks = scratch("blocks.gguf");
+  accelerate::quantize_files(folder, blocks, {.to = "q8_0"});
+  const auto kept = AutoModelForCausalLM::from_pretrained(blocks, {.keep_codes = true});
+  EXPECT_THAT(support::message_of<accelerate::ConfigError>([&] { kept.save_pretrained(saved); }),
+              HasSubstr("blocks of a .gguf file"));
+  expect_same_again({}, blocks);
+}
+
 TEST(AutoModels, ArePreparedAsAnyModel) {
   accelerate::Accelerator accelerator({.cpu = true});
   const auto folder = config(kCausal[0].json);

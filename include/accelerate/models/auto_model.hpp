@@ -63,15 +63,47 @@ struct AutoLoadOptions {
   bool exact_products = false;
 };
 
+/// All that the Auto classes have in common: a module, and the config.json that it was made by.
+class ACCELERATE_API PretrainedModel {
+ public:
+  const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
+  /// The places of the weights, if from_pretrained() was asked to choose them; everything that is made of this model
+  /// keeps the weights there.
+  const std::optional<DispatchedModel>& dispatched() const { return dispatched_; }
+
+  /// Writes a folder that from_pretrained() and transformers read: the weights, config.json with the fields that this
+  /// model was made by, those it does not know among them, and generation_config.json if it lay beside that. Weights in
+  /// few bits stay so. Those that lie on disk are in memory for one file at a time.
+  /// @param max_shard_size  above it there are several files with an index; unset: "50GB". Weights in few bits are in
+  /// one file: then it is an error.
+  /// @throws CheckpointError, ResourceError; ConfigError for a model that no config.json describes, and for blocks of a
+  /// .gguf file (keep_codes)
+  void save_pretrained(const std::filesystem::path& folder,
+                       const std::optional<std::string>& max_shard_size = std::nullopt) const;
+  /// The same of other weights than the module's, by its names and whole: of a model in shards, what
+  /// Accelerator::get_state_dict() gives rank 0. @throws CheckpointError that lists what does not fit the module
+  void save_pretrained(const std::filesystem::path& folder, const std::map<std::string, at::Tensor>& weights,
+                       const std::optional<std::string>& max_shard_size = std::nullopt) const;
+
+  struct Source;  ///< private
+
+ protected:
+  explicit PretrainedModel(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}
+
+  std::shared_ptr<torch::nn::Module> module_;
+  std::optional<DispatchedModel> dispatched_;
+  std::shared_ptr<const Source> source_;  ///< null: made by a program
+};
+
 /// A language model that goes from left to right. A value: copies share the module.
-class ACCELERATE_API AutoModelForCausalLM {
+class ACCELERATE_API AutoModelForCausalLM : public PretrainedModel {
  public:
   using Forward =
       std::function<at::Tensor(const at::Tensor& input_ids, const at::Tensor& attention_mask,
                                const at::Tensor& position_ids, KeyValueCache* cache, int64_t logits_to_keep)>;
   AutoModelForCausalLM(std::shared_ptr<torch::nn::Module> module, Forward forward,
                        std::optional<int64_t> max_positions = std::nullopt)
-      : module_(std::move(module)), forward_(std::move(forward)), max_positions_(max_positions) {}
+      : PretrainedModel(std::move(module)), forward_(std::move(forward)), max_positions_(max_positions) {}
 
   /// Loads a folder: config.json, and safetensors or pytorch_model.bin, each one file or shards with an index; or a
   /// .gguf file. The model is in evaluation mode.
@@ -102,31 +134,25 @@ class ACCELERATE_API AutoModelForCausalLM {
     return forward(input_ids, attention_mask, position_ids, cache, logits_to_keep);
   }
 
-  const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
-  /// The same, as LibTorch's holders have it. @{
+  /// module(), as LibTorch's holders have it. @{
   using ContainedType = torch::nn::Module;
   const std::shared_ptr<torch::nn::Module>& ptr() const { return module_; }
-  /// @} The places of the weights, if from_pretrained() was asked to choose them; everything that is made of this model
-  /// keeps the weights there.
-  const std::optional<DispatchedModel>& dispatched() const { return dispatched_; }
-  /// Tokens that it has positions for, or was trained for (max_position_embeddings): generate() refuses more. Unset: no
-  /// end, or not known.
+  /// @} Tokens that it has positions for, or was trained for (max_position_embeddings): generate() refuses more. Unset:
+  /// no end, or not known.
   std::optional<int64_t> max_positions() const { return max_positions_; }
 
  private:
-  std::shared_ptr<torch::nn::Module> module_;
   Forward forward_;
   std::optional<int64_t> max_positions_;
-  std::optional<DispatchedModel> dispatched_;
 };
 
 /// An encoder whose result a decoder reads. A value: copies share the module.
-class ACCELERATE_API AutoModelForSeq2SeqLM {
+class ACCELERATE_API AutoModelForSeq2SeqLM : public PretrainedModel {
  public:
   using Encode =
       std::function<AutoModelForCausalLM::Forward(const at::Tensor& input_ids, const at::Tensor& attention_mask)>;
   AutoModelForSeq2SeqLM(std::shared_ptr<torch::nn::Module> module, Encode encode)
-      : module_(std::move(module)), encode_(std::move(encode)) {}
+      : PretrainedModel(std::move(module)), encode_(std::move(encode)) {}
 
   /// As AutoModelForCausalLM's.
   static AutoModelForSeq2SeqLM from_pretrained(const std::filesystem::path& folder, const AutoLoadOptions& options = {},
@@ -141,23 +167,17 @@ class ACCELERATE_API AutoModelForSeq2SeqLM {
     return {module_, encode_(input_ids, attention_mask)};
   }
 
-  const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
-  /// As AutoModelForCausalLM's.
-  const std::optional<DispatchedModel>& dispatched() const { return dispatched_; }
-
  private:
-  std::shared_ptr<torch::nn::Module> module_;
   Encode encode_;
-  std::optional<DispatchedModel> dispatched_;
 };
 
 /// Any of the models, with inputs and outputs by transformers' names. A value: copies share the module.
-class ACCELERATE_API AutoModel {
+class ACCELERATE_API AutoModel : public PretrainedModel {
  public:
   using Tensors = std::map<std::string, at::Tensor>;
   using Forward = std::function<Tensors(const Tensors& inputs)>;
   AutoModel(std::shared_ptr<torch::nn::Module> module, Forward forward)
-      : module_(std::move(module)), forward_(std::move(forward)) {}
+      : PretrainedModel(std::move(module)), forward_(std::move(forward)) {}
 
   /// As AutoModelForCausalLM's.
   static AutoModel from_pretrained(const std::filesystem::path& folder, const AutoLoadOptions& options = {},
@@ -171,18 +191,13 @@ class ACCELERATE_API AutoModel {
   Tensors forward(const Tensors& inputs) const { return forward_(inputs); }
   Tensors operator()(const Tensors& inputs) const { return forward_(inputs); }
 
-  const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
-  /// The same, as LibTorch's holders have it. @{
+  /// module(), as LibTorch's holders have it. @{
   using ContainedType = torch::nn::Module;
   const std::shared_ptr<torch::nn::Module>& ptr() const { return module_; }
   /// @}
-  /// As AutoModelForCausalLM's.
-  const std::optional<DispatchedModel>& dispatched() const { return dispatched_; }
 
  private:
-  std::shared_ptr<torch::nn::Module> module_;
   Forward forward_;
-  std::optional<DispatchedModel> dispatched_;
 };
 
 }  // namespace accelerate::models

@@ -45,6 +45,13 @@ class ACCELERATE_API Tokenizer {
   /// @param path  A folder, one of these files, or a .gguf file.
   /// @throws CheckpointError if files are missing or damaged, or ask for something else: it is named.
   static Tokenizer from_pretrained(const std::filesystem::path& path);
+  /// Writes the files that it was read from, as they were then, into a folder that is created where it is missing; of a
+  /// .gguf file, which is read again, the tokenizer.json that its vocabulary amounts to. transformers reads either:
+  /// tokenizer_config.json names the class, which config.json may have said. Files that lie there of another tokenizer
+  /// are removed.
+  /// @throws CheckpointError if a file can't be written or, of a .gguf file, read, and for one whose tokenizer puts a
+  /// space before each text
+  void save_pretrained(const std::filesystem::path& folder) const;
 
   /// @param add_special_tokens  Those that the post-processor puts around a text, such as LLaMA 3's <|begin_of_text|>.
   /// Ones spelt out in the text are always taken as such.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -64,11 +65,18 @@ struct TokenizerParts {
   bool split_special_tokens = false;    ///< special tokens that are spelt out are text
   std::string chat_template;
   std::optional<int64_t> bos, eos, pad;
+  /// Files that make the same tokenizer in any folder, by those names; none where there can't be such files.
+  std::function<std::map<std::string, std::string>()> files;
 };
 
 /// GPT-2's way to cut text, which ByteLevel stands for.
 inline constexpr const char* kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+/// The names of the files that a tokenizer is read from.
+inline constexpr const char* kTokenizerFiles[] = {"tokenizer.json",         "vocab.json",        "merges.txt",
+                                                  "tokenizer_config.json",  "added_tokens.json", "chat_template.jinja",
+                                                  "special_tokens_map.json"};
 
 /// @throws CheckpointError as Tokenizer::from_pretrained
 TokenizerParts read_tokenizer(const std::filesystem::path& path);

@@ -363,6 +363,27 @@ void apply(const formats::TokenizerSettings& settings, bool of_json, const fs::p
   parts.chat_template = settings.chat_template;
 }
 
+/// What was read, as it was, and the class in tokenizer_config.json: config.json may have said it, and is the model's.
+/// @param tokenizer_json  the file that stands for it; empty: there is none
+std::map<std::string, std::string> files_of(const formats::TokenizerSettings& settings, const fs::path& folder,
+                                            const fs::path& tokenizer_json) {
+  std::map<std::string, std::string> files;
+  if (!tokenizer_json.empty()) files.emplace("tokenizer.json", read_text_file(tokenizer_json));
+  for (const std::string name : kTokenizerFiles)
+    if (name != "tokenizer.json" && is_there(folder / name)) files.emplace(name, read_text_file(folder / name));
+  auto& text = files["tokenizer_config.json"];
+  auto config = text.empty() ? nlohmann::ordered_json::object() : parse_json<nlohmann::ordered_json>(text);
+  const std::string name = settings.known_class          ? settings.known_class->name
+                           : settings.class_name.empty() ? "PreTrainedTokenizerFast"
+                                                         : settings.class_name;
+  auto& said = config["tokenizer_class"];
+  if (said != name && said != name + "Fast") {
+    said = name;
+    text = config.dump(2) + "\n";
+  }
+  return files;
+}
+
 TokenizerParts read_gguf(const fs::path& path) {
   const GgufFile file(path);
   const auto& metadata = file.metadata();
@@ -417,6 +438,11 @@ TokenizerParts read_gguf(const fs::path& path) {
   if (parts.bos && asks_for("tokenizer.ggml.add_bos_token", cuts->adds_bos)) parts.prefix = {*parts.bos};
   if (parts.eos && asks_for("tokenizer.ggml.add_eos_token", false)) parts.suffix = {*parts.eos};
   parts.chat_template = text("tokenizer.chat_template");
+  parts.files = [path = fs::absolute(path)] {
+    auto files = formats::tokenizer_files(GgufFile(path).metadata(), path.string());
+    files.erase("generation_config.json");  // of the model
+    return files;
+  };
   return parts;
 }
 
@@ -427,6 +453,9 @@ TokenizerParts read_tokenizer(const fs::path& path) {
   const auto folder = is_folder(path) ? path : path.parent_path();
   const auto vocab = folder / "vocab.json", merges = folder / "merges.txt";
   TokenizerParts parts;
+  const auto keep_files = [&](const formats::TokenizerSettings& settings, const fs::path& tokenizer_json) {
+    parts.files = [files = files_of(settings, folder, tokenizer_json)] { return files; };
+  };
   if (path.filename() != "vocab.json" && path.filename() != "merges.txt" &&
       (!is_folder(path) || is_there(folder / "tokenizer.json"))) {
     const auto file = is_folder(path) ? folder / "tokenizer.json" : path;
@@ -436,6 +465,7 @@ TokenizerParts read_tokenizer(const fs::path& path) {
     if (known && root.contains("pre_tokenizer")) set_prefix_space(root["pre_tokenizer"], settings.add_prefix_space);
     parts = TokenizerJson(file, std::move(root)).read();
     apply(settings, /*of_json=*/true, path, parts);
+    keep_files(settings, file);
   } else if (is_there(vocab) && is_there(merges)) {
     const auto settings = formats::read_tokenizer_settings(folder);
     const auto* known = settings.known_class;
@@ -448,6 +478,7 @@ TokenizerParts read_tokenizer(const fs::path& path) {
                   settings.class_name.empty() ? "that transformers has for this model_type" : settings.class_name);
     parts = read_vocabulary(vocab, merges, *known, settings.add_prefix_space);
     apply(settings, /*of_json=*/false, path, parts);
+    keep_files(settings, {});
   } else {
     refuse_file(
         path,

@@ -10,6 +10,7 @@
 #include <unicode/uchar.h>
 #include <unicode/unistr.h>
 
+#include "models/json_file.hpp"
 #include "models/tokenizer/byte_level.hpp"
 #include "models/tokenizer/content.hpp"
 #include "models/tokenizer/utf8.hpp"
@@ -270,6 +271,20 @@ void Tokenizer::Content::encode_pieces(std::string_view text, std::vector<int64_
 
 Tokenizer Tokenizer::from_pretrained(const std::filesystem::path& path) {
   return Tokenizer(std::make_shared<const Content>(read_tokenizer(path), path.string()));
+}
+
+void Tokenizer::save_pretrained(const std::filesystem::path& folder) const {
+  const auto files = content_->parts.files();
+  if (files.empty())
+    throw CheckpointError(
+        "Tokenizer::save_pretrained: the .gguf file that this is of puts a space before each text "
+        "(tokenizer.ggml.add_space_prefix), and tokenizer.json has no part that does so; expected one that does not. "
+        "Take the tokenizer of the folder that the file was made from");
+  create_folder(folder);
+  for (const auto& [name, text] : files) write_text_file(folder / name, text);
+  // What lies there of another tokenizer would be read with these.
+  for (const char* name : kTokenizerFiles)
+    if (!files.contains(name)) std::filesystem::remove(folder / name);
 }
 
 std::vector<int64_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
