@@ -59,6 +59,9 @@ StoredTensor stored_in(const Open& open, const std::filesystem::path& path, cons
               }};
 }
 
+/// load_object(), with another treatment of Python's objects.
+c10::IValue read_object(const std::filesystem::path& path, formats::PickledObjects objects);
+
 /// A torch.save archive whose tensors are stand-ins without data until they are read.
 struct Archive {
   explicit Archive(const std::filesystem::path& path,

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "accelerate/checkpoint.hpp"
+#include "checkpoint/archive.hpp"
 #include "formats/torch_archive.hpp"
 #include "observe/trace.hpp"
 #include "utils/atomic_file.hpp"
@@ -123,10 +124,14 @@ void check_can_be_read_again(const at::Tensor& tensor) {
 }
 
 c10::IValue load_object(const std::filesystem::path& path) {
+  return read_object(path, formats::PickledObjects::refused);
+}
+
+c10::IValue read_object(const std::filesystem::path& path, formats::PickledObjects objects) {
   const auto file = std::make_shared<formats::InputFile>(path);
   const trace::Span span(trace::SpanKind::checkpoint_read, path.filename().string(),
                          static_cast<int64_t>(file->size()));
-  return formats::TorchArchive(file, 0, file->size(), "load '" + path.string() + "'").value();
+  return formats::TorchArchive(file, 0, file->size(), "load '" + path.string() + "'", objects).value();
 }
 
 }  // namespace accelerate::checkpointing

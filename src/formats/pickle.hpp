@@ -17,6 +17,12 @@ namespace accelerate::formats {
 /// The one function whose call is understood while parsing: it makes a dict, which later opcodes fill.
 inline constexpr std::string_view kPickleOrderedDict = "collections.OrderedDict";
 
+/// How numpy makes arrays and their element types: empty, and a state says what they are. (The second, before
+/// version 2.)
+inline constexpr std::string_view kNumpyArray = "numpy._core.multiarray._reconstruct";
+inline constexpr std::string_view kOldNumpyArray = "numpy.core.multiarray._reconstruct";
+inline constexpr std::string_view kNumpyDtype = "numpy.dtype";
+
 /// One value of a pickle.
 struct PickleNode {
   enum class Kind : uint8_t {
@@ -43,7 +49,8 @@ struct PickleNode {
   /// "*" allows: its name without the module, points into the pickle.
   std::string_view text;
   std::vector<uint32_t> items;  ///< list, tuple: the items; dict: key, value, key, value; call: function, tuple of
-                                ///< arguments; object: class, state (or none); persistent: the id
+                                ///< arguments, of numpy's two also the state; object: class, state (or none);
+                                ///< persistent: the id
 };
 
 /// A parsed pickle (protocols 2 to 5, and of the opcodes those that plain data, named functions and objects need).

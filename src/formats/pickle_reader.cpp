@@ -239,6 +239,11 @@ class PickleParser {
   }
 
   bool takes_all_names() const { return !globals_.empty() && globals_.back() == "*"; }
+  bool takes_state(const PickleNode& node) const {
+    if (node.kind != Kind::call) return false;
+    const auto function = pickle_.nodes_[node.items[0]].text;
+    return function == kNumpyArray || function == kOldNumpyArray || function == kNumpyDtype;
+  }
 
   std::string_view pop_text() {
     const auto& node = pickle_.nodes_[pop()];
@@ -423,7 +428,13 @@ class PickleParser {
         const auto state = pop();
         // state_dict() hangs its versions on the OrderedDict as an attribute, which nobody needs.
         if (stack_.size() > bottom() && pickle_.nodes_[stack_.back()].kind == Kind::dict) return;
-        // Nor do readers that look at a part of what is there need the attributes of what a call made: NumPy's.
+        if (stack_.size() > bottom() && takes_state(pickle_.nodes_[stack_.back()])) {
+          auto& call = pickle_.nodes_[stack_.back()];
+          call.items.resize(2);
+          call.items.push_back(state);
+          return;
+        }
+        // Nor do readers that look at a part of what is there need the attributes of what another call made.
         if (takes_all_names() && stack_.size() > bottom() && pickle_.nodes_[stack_.back()].kind == Kind::call) return;
         auto& object = top(Kind::object);
         object.items.resize(1);

@@ -34,7 +34,8 @@ struct SavedTensor {
 /// The treatment of objects of Python classes that are no plain data. None of them is executed in any case.
 enum class PickledObjects {
   refused,
-  as_data,  ///< the dict of its attributes; of a call of an unknown function its arguments, of a name its text
+  numpy_numbers,  ///< refused, but for arrays of numpy's uint32, which are tuples: generators keep their states so
+  as_data,        ///< the dict of its attributes; of a call of an unknown function its arguments, of a name its text
 };
 
 /// An archive within a file, opened for reading. Nothing in it is executed.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <utility>
 
@@ -29,6 +30,8 @@ std::vector<std::string_view> globals_of_objects(PickledObjects objects) {
   std::vector<std::string_view> names{kTorchSize, kEncode, kTypeTag, kComplex, kDevice};
   for (const auto& list : kScriptLists) names.push_back(list.function);
   for (const auto& dtype : kTorchDtypes) names.push_back(dtype.name);
+  if (objects == PickledObjects::numpy_numbers)
+    names.insert(names.end(), {kNumpyArray, kOldNumpyArray, kNumpyDtype, "numpy.ndarray"});
   if (objects == PickledObjects::as_data) names.insert(names.end(), {kWithAttributes, "*"});
   return names;
 }
@@ -151,9 +154,42 @@ struct TorchArchive::Impl {
     if (const auto* arguments = pickle.call_of(node, kWithAttributes); arguments && arguments->size() == 4)
       return call({.kind = Kind::call, .at = node.at, .items = {(*arguments)[0], (*arguments)[2]}}, depth + 1, budget,
                   read_tensor);
+    if (objects == PickledObjects::numpy_numbers)
+      if (const auto numbers = numpy_numbers(node, budget); !numbers.isNone()) return numbers;
     if (objects == PickledObjects::as_data && node.items.size() > 1)
       return value(pickle[node.items[1]], depth + 1, budget, read_tensor);
     pickle.fail(node.at, "found a call that makes no plain data.");
+  }
+
+  /// None for other calls.
+  c10::IValue numpy_numbers(const PickleNode& node, int64_t& budget) const {
+    if (!pickle.call_of(node, kNumpyArray) && !pickle.call_of(node, kOldNumpyArray)) return {};
+    const auto state_of = [&](const PickleNode& made, size_t size) -> const std::vector<uint32_t>& {
+      if (made.items.size() != 3) pickle.fail(node.at, "an array of numpy's has no contents. The file is damaged.");
+      const auto& state = pickle.expect(pickle[made.items[2]], Kind::tuple, "the state of an array of numpy's").items;
+      if (state.size() < size)
+        pickle.fail(node.at, "the state of an array of numpy's has {} parts, expected {}.", state.size(), size);
+      return state;
+    };
+    const auto& state = state_of(node, 5);  // version, shape, dtype, whether by columns, bytes
+    const auto& dtype = pickle[state[2]];
+    const auto* made = pickle.call_of(dtype, kNumpyDtype);
+    if (!made || made->empty() || pickle.text(pickle[made->front()], "a dtype of numpy's") != "u4" ||
+        pickle.text(pickle[state_of(dtype, 2)[1]], "the order of bytes") != "<")
+      pickle.fail(node.at, "found an array of numpy's of another type than uint32.");
+    const auto* encoded = pickle.call_of(pickle[state[4]], kEncode);
+    if (!encoded || encoded->size() != 2)
+      pickle.fail(node.at, "an array of numpy's has no bytes. The file is damaged.");
+    const auto bytes = latin1(pickle.text(pickle[encoded->front()], "encoded bytes"), node);
+    std::vector<c10::IValue> numbers(bytes.size() / sizeof(uint32_t));
+    if ((budget -= static_cast<int64_t>(numbers.size())) < 0)
+      pickle.fail(node.at, "it describes more values than a file of its length can mean, at most {}.", most_values());
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      uint32_t number = 0;
+      std::memcpy(&number, bytes.data() + i * sizeof(number), sizeof(number));
+      numbers[i] = static_cast<int64_t>(number);
+    }
+    return c10::ivalue::Tuple::create(std::move(numbers));
   }
 
   c10::IValue typed(c10::IValue container, std::string_view type, const PickleNode& node) const {

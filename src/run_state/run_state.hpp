@@ -20,6 +20,7 @@
 #include "accelerate/optim/optimizer.hpp"
 #include "accelerate/run_state/prepared_model.hpp"
 #include "accelerate/utils/kwargs.hpp"
+#include "checkpoint/python_generators.hpp"
 #include "run_state/state_files.hpp"
 
 /// Prepared objects, and how they are saved and loaded.
@@ -43,9 +44,11 @@ struct RunState {
   std::shared_ptr<optim::GradScaler> scaler = nullptr;
   std::vector<checkpointing::CustomObject> customs = {};
   std::list<OwnState> own_states = {};  ///< besides those of models' engines
-  int64_t step = 0;                     ///< micro-steps since the last forced synchronisation
-  int64_t steps_before = 0;             ///< of the optimizers, in the run that this one goes on from
-  double num_items = 0;                 ///< of the accumulation group, with GradientAverage::tokens
+  /// Of a run of Python that this one goes on from, so that Python can go on from it.
+  std::optional<checkpointing::PythonGenerators> python_generators = {};
+  int64_t step = 0;          ///< micro-steps since the last forced synchronisation
+  int64_t steps_before = 0;  ///< of the optimizers, in the run that this one goes on from
+  double num_items = 0;      ///< of the accumulation group, with GradientAverage::tokens
 
   /// The engines of the models that have one.
   parallel::Engines engines() const;

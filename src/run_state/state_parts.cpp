@@ -1,5 +1,7 @@
 #include "run_state/state_parts.hpp"
 
+#include <ATen/CPUGeneratorImpl.h>
+
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -8,6 +10,7 @@
 
 #include "accelerate/comm.hpp"
 #include "accelerate/precision/fp8.hpp"
+#include "checkpoint/archive.hpp"
 #include "comm/agreement.hpp"
 #include "formats/expected_files.hpp"
 #include "observe/trace.hpp"
@@ -314,20 +317,30 @@ fs::path random_states_file(const fs::path& folder) {
 }
 /// The generators, and where the run is among the micro-steps of a group.
 void save_random(const RunState& run, const fs::path& folder, const SaveOptions& options) {
-  save_object(checkpointing::random_states(run.step % options.num_steps, options.device), random_states_file(folder));
+  const auto states = checkpointing::random_states(run.step % options.num_steps, options.device);
+  checkpointing::add_python_generators(
+      states, run.python_generators
+                  ? *run.python_generators
+                  : checkpointing::seeded_generators(at::detail::getDefaultCPUGenerator().current_seed()));
+  save_object(states, random_states_file(folder));
 }
 StagedPart stage_random(RunState& run, const fs::path& folder, const RunLoadOptions& options) {
   const auto file = random_states_file(folder);
   StagedPart staged;
   try {
     if (fs::exists(file))
-      staged.take.push_back([&run, device = options.device, state = load_object(file)](Undo& undo) {
-        undo.push_back([&run, device, step = run.step, before = checkpointing::random_states(run.step, device)] {
-          checkpointing::load_random_states(before, device);
-          run.step = step;
-        });
-        run.step = checkpointing::load_random_states(state, device);
-      });
+      staged.take.push_back(
+          [&run, device = options.device,
+           state = checkpointing::read_object(file, formats::PickledObjects::numpy_numbers)](Undo& undo) {
+            undo.push_back([&run, device, step = run.step, before = checkpointing::random_states(run.step, device),
+                            python = run.python_generators] {
+              checkpointing::load_random_states(before, device);
+              run.step = step;
+              run.python_generators = python;
+            });
+            run.step = checkpointing::load_random_states(state, device);
+            run.python_generators = checkpointing::python_generators(state);
+          });
     else
       logs::warn("accelerate.run_state",
                  "load_state: the random generators of rank {} keep their present state: the checkpoint has no {}, so "
@@ -335,7 +348,7 @@ StagedPart stage_random(RunState& run, const fs::path& folder, const RunLoadOpti
                  comm::rank(), file.filename().string());
   } catch (const formats::DamagedFile&) {
     throw;
-  } catch (const CheckpointError& error) {  // Python's own holds numpy's generator, which we can't read
+  } catch (const CheckpointError& error) {  // of Python, with a generator that can't be read here
     logs::warn("accelerate.run_state", "load_state: the random generators keep their present state: {}", error.what());
   }
   staged.finish = [&run] {

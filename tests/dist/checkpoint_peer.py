@@ -3,8 +3,10 @@
 usage: checkpoint_peer.py read FOLDER    loads every file as weights_only and goes on training for two steps; prints what it found and the weights
        checkpoint_peer.py write FOLDER   trains the same model and writes optimizer.bin and scheduler.bin beside its weights
 """
+import random
 import sys
 
+import numpy
 import torch
 import torch._dynamo  # optimizers do it when they are made; here it is done once
 from safetensors.torch import load_file, save_file
@@ -36,6 +38,11 @@ if sys.argv[1] == "read":
     schedule.load_state_dict(torch.load(f"{folder}/scheduler.bin", weights_only=True))
     random_states = torch.load(f"{folder}/random_states_0.pkl", weights_only=True)
     torch.set_rng_state(random_states["torch_manual_seed"])
+    # Python's own generators, which load_state wants too, are as set_seed() would leave them.
+    random.setstate(random_states["random_state"])
+    numpy.random.set_state(random_states["numpy_random_seed"])
+    assert random.getstate() == random.Random(torch.initial_seed()).getstate()
+    assert numpy.random.rand() == numpy.random.RandomState(torch.initial_seed() & 0xffffffff).rand()
     custom = torch.load(f"{folder}/custom_checkpoint_0.pkl", weights_only=True)
     print("lr", optimizer.param_groups[0]["lr"], "last_epoch", schedule.last_epoch, "step", random_states["step"], "custom", custom["answer"], "draw", torch.randint(10**9, (1,)).item())
     for number in (2, 3):
