@@ -663,7 +663,8 @@ TEST(ZooSaving, DispatchedAndInFewBits) {
   const torch::NoGradGuard no_grad;
   const auto folder = scratch("whole"), saved = scratch("saved_again");
   const auto made = config(R"({"model_type":"llama","vocab_size":64,"hidden_size":64,"intermediate_size":128,)"
-                           R"("num_hidden_layers":2,"num_attention_heads":4,"initializer_range":0.3})");
+                           R"("num_hidden_layers":2,"num_attention_heads":4,"max_position_embeddings":128,)"
+                           R"("rms_norm_eps":1e-5,"rope_theta":10000.0,"hidden_act":"silu","initializer_range":0.3})");
   const auto ids = torch::randint(64, {1, 5});
   AutoModelForCausalLM::from_config(made).save_pretrained(folder);
   const auto expect_same_again = [&](const AutoLoadOptions& options, const fs::path& from) {
