@@ -10,6 +10,7 @@
 
 #include "accelerate/utils/error.hpp"
 #include "bigmodel/torch_file.hpp"
+#include "checkpoint/python_generators.hpp"
 #include "formats/torch_archive.hpp"
 #include "stored_zip.hpp"
 
@@ -70,12 +71,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     check(tree.root(), 0);
   } catch (const CheckpointError&) {
   }
-  try {
-    const auto file = std::make_shared<InputFile>(path);
-    TorchArchive(file, 0, file->size(), "fuzz").value([&](const SavedTensor& saved) {
-      return read_within(*file, saved);
-    });
-  } catch (const CheckpointError&) {
+  for (const auto objects : {PickledObjects::refused, PickledObjects::numpy_numbers}) {
+    try {
+      const auto file = std::make_shared<InputFile>(path);
+      const auto value = TorchArchive(file, 0, file->size(), "fuzz", objects).value([&](const SavedTensor& saved) {
+        return read_within(*file, saved);
+      });
+      if (value.isGenericDict()) checkpointing::python_generators(value);
+    } catch (const CheckpointError&) {
+    }
   }
   return 0;
 }
