@@ -70,7 +70,8 @@ TEST(PythonRunJob, DISABLED_GoesOn) {
       read_json(folder / ("losses_" + std::to_string(support::rank()) + ".json"))["losses"].get<std::vector<double>>();
   for (auto& batch : accelerator.skip_first_batches(loader, kHalf)) {
     auto step = accelerator.accumulate(m);
-    const auto loss = loss_of(bert, m({{"input_ids", batch.slice(1, 0, kTokens)}}).at("logits"), batch);
+    const models::AutoModel::Tensors inputs{{"input_ids", batch.slice(1, 0, kTokens)}};
+    const auto loss = loss_of(bert, m(inputs).at("logits"), batch);
     accelerator.backward(loss);
     opt.step();
     sched.step();
