@@ -17,6 +17,7 @@
 #include "accelerate/accelerator/offload_states.hpp"
 #include "accelerate/accelerator/prepared.hpp"
 #include "accelerate/accelerator/record.hpp"
+#include "accelerate/accelerator/save_state.hpp"
 #include "accelerate/accelerator/tagged_checkpoint.hpp"
 #include "accelerate/adapters.hpp"
 #include "accelerate/bigmodel.hpp"

@@ -46,6 +46,7 @@ struct ModelSummary;                    // accelerate/accelerator/model_summary.
 struct SummaryOptions;
 struct ParallelismConfig;              // accelerate/parallel/parallelism_config.hpp
 class Profile;                         // accelerate/profiler.hpp
+struct SaveStateOptions;               // accelerate/accelerator/save_state.hpp
 struct Receipts;                       // accelerate/utils/receipts.hpp
 struct TorchDynamoPlugin;              // accelerate/utils/kwargs_dict.hpp
 struct DistributedDataParallelKwargs;  // accelerate/utils/kwargs.hpp
@@ -408,15 +409,15 @@ class ACCELERATE_API Accelerator {
   /// parameters rank 0 gets it, others an empty dict; with full_state_dict by the plugin's optim_state_dict_config.
   c10::IValue get_optimizer_state_dict(const AcceleratedOptimizer& optimizer) const;
   /// Writes everything that was prepared or registered; with automatic naming into a new folder. Collective. @return
-  /// the folder. It appears whole or not at all. One that is there already keeps what is no checkpoint's, and its older
-  /// checkpoint until this one is complete. In the middle of an accumulation group each rank saves its gradients so
-  /// far. Under FSDP models and optimizers go, by the plugin's state_dict_type, into
-  /// - full: pytorch_model_fsdp.bin (_1, …) and optimizer.bin, whole, keyed by names; rank 0 writes, and holds one unit
-  /// - sharded: folders pytorch_model_fsdp_0, optimizer_0, …: distributed checkpoints, each rank writes its own shards
-  /// - local: pytorch_model_fsdp_rank<r>.bin and optimizer_0_rank<r>.bin, …: each rank's shards, for the same run only
-  /// Under a DeepSpeed configuration they go into DeepSpeed's own files, see accelerator/tagged_checkpoint.hpp.
+  /// the folder. It appears whole or not at all: what is written goes into another one, which gets the name when all is
+  /// on the disk. A folder that is there already keeps what is no checkpoint's, and its older checkpoint until the new
+  /// one is complete. In the middle of an accumulation group the gradients so far are saved, by each rank its own.
+  /// accelerator/save_state.hpp says which files those of FSDP and of DeepSpeed are.
   /// @throws CheckpointError, ResourceError, on all ranks; with automatic naming also beside a later run's checkpoints.
   std::filesystem::path save_state(const std::filesystem::path& output_dir = {}, bool safe_serialization = true);
+  std::filesystem::path save_state(const std::filesystem::path& output_dir, const SaveStateOptions& options);
+  /// Waits for one that is written behind training. Collective. @throws CheckpointError on all ranks, once: it failed
+  void wait_for_checkpoint();
   /// Reads it back into the same objects; no folder: the newest complete automatic checkpoint, and a warning names
   /// newer ones. Collective. All forms but local fit any number of ranks and any plugin or none, also those that Python
   /// wrote: each rank reads what it needs. Loaders go on in the middle of a pass (see PreparedStatus::load_state_dict)

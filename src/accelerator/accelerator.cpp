@@ -505,6 +505,7 @@ void Accelerator::end_training() {
   impl_->trackers.finish();
   impl_->monitors.finish();
   impl_->observation.end();
+  wait_for_checkpoint();
   wait_for_everyone();
   give_receipts(*this);
 }

@@ -17,6 +17,7 @@
 #include "parallel/engines.hpp"
 #include "precision/chosen_fp8.hpp"
 #include "profiler/run_profile.hpp"
+#include "run_state/behind_training.hpp"
 #include "run_state/checkpoint_folders.hpp"
 #include "run_state/run_state.hpp"
 #include "trackers/tracker_set.hpp"
@@ -131,6 +132,11 @@ struct Accelerator::Impl {
   std::optional<ModelWeights> weights_by_hooks(const std::filesystem::path& folder, run_state::StateForm form);
   run_state::RunLoadOptions load_options() const;
   run_state::Lacks lacks() const;
+  /// A checkpoint that is written while training goes on.
+  std::unique_ptr<run_state::BehindTraining> behind;
+  std::filesystem::path behind_folder;
+  /// Removes older automatic checkpoints above the limit, where this rank writes.
+  void prune_beside(const std::filesystem::path& newest) const;
 
   /// @param asked  whether all ranks know that there will be a profile. Collective then.
   void prepare_profile(bool asked);

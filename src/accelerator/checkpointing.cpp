@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <chrono>
+#include <utility>
 
+#include "accelerate/accelerator/save_state.hpp"
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerator/accelerator_impl.hpp"
 #include "checkpoint/model_state.hpp"
@@ -13,6 +16,7 @@
 #include "run_state/optimizers.hpp"
 #include "run_state/room.hpp"
 #include "run_state/zero_files.hpp"
+#include "snapshot/counts.hpp"
 #include "utils/environment.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
@@ -138,7 +142,26 @@ run_state::Lacks Accelerator::Impl::lacks() const {
   };
 }
 
+void Accelerator::Impl::prune_beside(const fs::path& newest) const {
+  const auto& project = options.project_config;
+  if (writes_for_all() && project.automatic_checkpoint_naming && project.total_limit)
+    run_state::prune_checkpoints(project.project_dir / "checkpoints", *project.total_limit, newest, lacks());
+}
+
 fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serialization) {
+  return save_state(output_dir, SaveStateOptions{.safe_serialization = safe_serialization});
+}
+
+void Accelerator::wait_for_checkpoint() {
+  if (!impl_->behind) return;
+  const auto behind = std::move(impl_->behind);
+  behind->wait();
+  impl_->prune_beside(impl_->behind_folder);
+}
+
+fs::path Accelerator::save_state(const fs::path& output_dir, const SaveStateOptions& options) {
+  wait_for_checkpoint();
+  const auto begun = std::chrono::steady_clock::now();
   auto& project = impl_->options.project_config;
   const fs::path all = project.project_dir / "checkpoints";
   const bool writes = impl_->writes_for_all(), named = project.automatic_checkpoint_naming;
@@ -161,8 +184,9 @@ fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serializa
           run_state::checkpoint_folder(all, last).string(), project.iteration, last + 1);
     if (writes) run_state::keep_file_of_another(folder);
   });
-  run_state::UnfinishedCheckpoint checkpoint(folder, is_local_main_process());
-  const auto form = form_of_state(*impl_->engine, safe_serialization);
+  auto written = std::make_unique<run_state::UnfinishedCheckpoint>(folder, is_local_main_process());
+  run_state::UnfinishedCheckpoint& checkpoint = *written;
+  const auto form = form_of_state(*impl_->engine, options.safe_serialization);
   run_state::SaveOptions saving{.form = form,
                                 .writers = {.here = writes, .several = project.save_on_each_node},
                                 .first_on_its_disk = checkpoint.is_first_on_its_disk(),
@@ -177,21 +201,31 @@ fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serializa
                         .is_first_on_its_disk = checkpoint.is_first_on_its_disk()});
   const auto weights = impl_->weights_by_hooks(checkpoint.where(), form);
   saving.weights = weights ? &*weights : nullptr;
-  run_state::CheckpointFiles files(checkpoint.where());
-  run_state::save(impl_->run, checkpoint.where(), saving);
-  files.gather();
-  // Nobody goes on, or reads, before it is complete.
-  checkpoint.publish([&] { files.write_manifest(run_state::manifest_facts(impl_->run, form, project.iteration)); });
+  auto files = std::make_unique<run_state::CheckpointFiles>(checkpoint.where());
+  const auto facts = run_state::manifest_facts(impl_->run, form, project.iteration);
+  if (options.behind_training) {
+    impl_->behind = std::make_unique<run_state::BehindTraining>(
+        impl_->run, saving,
+        run_state::BehindTraining::Parts{.folder = std::move(written), .files = std::move(files), .facts = facts});
+    impl_->behind_folder = folder;
+    counts::add(snapshot::SnapshotCount::mark_ns,
+                (std::chrono::steady_clock::now() - begun) / std::chrono::nanoseconds(1));
+  } else {
+    run_state::save(impl_->run, checkpoint.where(), saving);
+    files->gather();
+    // Nobody goes on, or reads, before it is complete.
+    checkpoint.publish([&] { files->write_manifest(facts); });
+  }
   if (named) counts::add(run_state::CheckpointCount::automatic_checkpoints);
   if (writes && !is_main_process()) counts::add(run_state::CheckpointCount::copies_on_nodes);
   ++project.iteration;
   // The reference prunes first; a crash while writing then costs an old checkpoint as well as the new one.
-  if (writes && named && project.total_limit)
-    run_state::prune_checkpoints(all, *project.total_limit, folder, impl_->lacks());
+  if (!impl_->behind) impl_->prune_beside(folder);
   return folder;
 }
 
 void Accelerator::load_state(const fs::path& input_dir, const LoadStateOptions& options) {
+  wait_for_checkpoint();
   auto& project = impl_->options.project_config;
   if (input_dir.empty() && !project.automatic_checkpoint_naming)
     throw ConfigError(

@@ -14,6 +14,7 @@
 #include "accelerator/join.hpp"
 #include "comm/group.hpp"
 #include "parallel/replica_average.hpp"
+#include "snapshot/ledger.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
@@ -118,6 +119,7 @@ struct LocalSGD::Impl {
     agree(at_end);
     auto& engine = *model->engine;
     engine.before_step();  // shards change
+    snapshot::keep_all();
     parallel::average_in_place(*engine.replicas(), trained);
     // Not a second time for the same way.
     const bool made = at_end && num_steps > 0 && num_steps % options.local_sgd_steps == 0;
@@ -196,6 +198,7 @@ struct LocalSGD::Impl {
       at::NoGradGuard no_grad;
       num_steps = steps;
       model->engine->before_step();
+      snapshot::keep_all();
       take(trained, parameters);
       model->engine->after_step();
       take(buffers, kept);

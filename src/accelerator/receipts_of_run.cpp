@@ -3,6 +3,8 @@
 // settings: AcceleratorOptions by field
 // settings: GradientAccumulationPlugin as gradient_accumulation_plugin.
 // settings: ProjectConfiguration as project_config.
+// settings: SaveStateOptions as save_state.
+// without: save_state.safe_serialization: files show it
 // without: dataloader_config: its fields have entries
 // without: project_config: its fields have entries
 // without: gradient_accumulation_plugin: its fields have entries
@@ -23,6 +25,7 @@
 #include "parallel/sharding/counts.hpp"
 #include "precision/counts.hpp"
 #include "run_state/counts.hpp"
+#include "snapshot/counts.hpp"
 #include "trackers/tracker_set.hpp"
 #include "utils/run_counts.hpp"
 
@@ -37,6 +40,7 @@ namespace {
 using optim::OptimCount;
 using parallel::ShardingCount;
 using run_state::CheckpointCount;
+using snapshot::SnapshotCount;
 using Accumulation = GradientAccumulationPlugin;
 using Project = ProjectConfiguration;
 
@@ -201,6 +205,23 @@ Deed save_on_signal(const OwnFacts& f) {
   return not_due("no signal came");
 }
 
+Asked asked_behind_training(const OwnFacts&) {
+  const bool asked = read(SnapshotCount::marks) > 0;
+  return {asked, text_of(asked)};
+}
+Deed behind_training(const OwnFacts&) {
+  const int64_t marks = read(SnapshotCount::marks);
+  const auto milliseconds = [](SnapshotCount what) { return static_cast<double>(read(what)) / 1e6; };
+  if (marks == 0) return off("off: save_state() returns when all is on the disk");
+  const int64_t failures = read(SnapshotCount::failures);
+  return acted(
+      "{}, {:.1f} ms in all, after which training went on; {} copied at them, {} read later, of which {} were "
+      "kept by steps; {:.1f} ms waited{}",
+      counted(marks, "mark", "marks"), milliseconds(SnapshotCount::mark_ns), bytes(read(SnapshotCount::copied_bytes)),
+      bytes(read(SnapshotCount::state_bytes)), bytes(read(SnapshotCount::kept_bytes)),
+      milliseconds(SnapshotCount::waited_ns), failures == 0 ? "" : fmt::format("; {} failed", failures));
+}
+
 // ---- precision
 
 Deed mixed_precision(const OwnFacts& f) {
@@ -249,6 +270,7 @@ constexpr ReceiptRow<OwnFacts> kProjectRows[] = {
      project<&Project::verify_checkpoints>, verify_checkpoints},
     {"project_config.save_on_signal", nullptr, "when SIGTERM or SIGUSR1 comes", project<&Project::save_on_signal>,
      save_on_signal},
+    {"save_state.behind_training", nullptr, kSaving, asked_behind_training, behind_training},
 };
 
 constexpr ReceiptRow<OwnFacts> kPrecisionRows[] = {

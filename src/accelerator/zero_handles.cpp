@@ -13,6 +13,7 @@
 #include "residency/raw_access.hpp"
 #include "run_state/holdings.hpp"
 #include "run_state/optimizer_view.hpp"
+#include "snapshot/ledger.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -64,6 +65,7 @@ void check_size(const at::Tensor& value, const Held& held, const char* operation
 /// This rank's part of a whole value.
 void write(const Held& held, const at::Tensor& piece, const at::Tensor& value) {
   at::NoGradGuard no_grad;
+  snapshot::keep(piece);
   piece.copy_(held.in_pieces() ? parallel::slice_of(held, value) : value);
 }
 
@@ -152,6 +154,7 @@ GatheredParameters::GatheredParameters(const std::vector<at::Tensor>& parameters
   if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= comm::world_size()))
     raise<ConfigError>("GatheredParameters: modifier_rank is {}, expected a rank below {}", *modifier_rank,
                        comm::world_size());
+  if (modifier_rank) snapshot::keep_all();
   impl_ = std::make_unique<Impl>(Impl{.parameters = parameters, .modifier_rank = modifier_rank, .whole = {}});
   std::vector<const void*> seen;
   for (const auto& parameter : parameters) {

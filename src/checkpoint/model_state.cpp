@@ -6,6 +6,7 @@
 #include "accelerate/checkpoint.hpp"
 #include "checkpoint/model_state.hpp"
 #include "residency/homes/encoded.hpp"
+#include "snapshot/ledger.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::checkpointing {
@@ -110,6 +111,7 @@ void check_weights(const ModelRef& model, const std::map<std::string, at::Tensor
 
 void load_state_dict(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors) {
   check_state_dict(model, tensors);
+  snapshot::keep_all();
   const auto state = model.state();
   at::NoGradGuard no_grad;
   for (const auto& [name, tensor] : state)

@@ -8,6 +8,7 @@
 #include "checkpoint/archive.hpp"
 #include "formats/torch_archive.hpp"
 #include "observe/trace.hpp"
+#include "snapshot/put_off.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
 
@@ -17,38 +18,37 @@ namespace {
 
 /// Tensors on the CPU without the rest of a storage that they view, lists without element types: those would be written
 /// as calls of functions that only TorchScript's own reader knows.
-c10::IValue plain(const c10::IValue& value) {
+/// @param later  where writing is put off: who holds tensors until then
+c10::IValue plain(const c10::IValue& value, snapshot::Ledger* later) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
     if (!tensor.defined()) return value;
+    if (later) return later->hold(tensor, snapshot::Ledger::Order::as_it_is);
     const at::Tensor host = tensor.detach().cpu();
     return host.nbytes() == host.storage().nbytes() ? host : host.clone(at::MemoryFormat::Contiguous);
   }
   if (value.isList()) {
     c10::impl::GenericList list(c10::AnyType::get());
-    for (const c10::IValue& item : value.toListRef()) list.push_back(plain(item));
+    for (const c10::IValue& item : value.toListRef()) list.push_back(plain(item, later));
     return list;
   }
   if (value.isTuple()) {
     std::vector<c10::IValue> items;
-    for (const c10::IValue& item : value.toTupleRef().elements()) items.push_back(plain(item));
+    for (const c10::IValue& item : value.toTupleRef().elements()) items.push_back(plain(item, later));
     return c10::ivalue::Tuple::create(std::move(items));
   }
   if (value.isGenericDict()) {
     const auto source = value.toGenericDict();
     c10::impl::GenericDict dict(source.keyType(), c10::AnyType::get());
-    for (const auto& entry : source) dict.insert(entry.key(), plain(entry.value()));
+    for (const auto& entry : source) dict.insert(entry.key(), plain(entry.value(), later));
     return dict;
   }
   return value;
 }
 
-}  // namespace
-
-void save_object(const c10::IValue& object, const std::filesystem::path& file) {
+void write_object(const c10::IValue& value, const std::filesystem::path& file) {
   trace::Span span(trace::SpanKind::checkpoint_write, file.filename().string());
   int64_t written = 0;
-  const c10::IValue value = plain(object);
   std::string pickle;
   torch::jit::Pickler pickler([&](const char* bytes, size_t size) { pickle.append(bytes, size); }, nullptr, nullptr,
                               nullptr, nullptr, /*tag_aggregates=*/false);
@@ -70,12 +70,21 @@ void save_object(const c10::IValue& object, const std::filesystem::path& file) {
   archive.writeRecord("data.pkl", pickle.data(), pickle.size());
   for (size_t i = 0; i < pickler.tensorData().size(); ++i) {
     const auto& storage = pickler.tensorData()[i].storage();
-    archive.writeRecord("data/" + std::to_string(i), storage.data(), storage.nbytes());
+    const snapshot::WholeAtMark bytes(storage.data(), static_cast<int64_t>(storage.nbytes()));
+    archive.writeRecord("data/" + std::to_string(i), bytes.data(), storage.nbytes());
   }
   archive.writeEndOfFile();
   if (failure) std::rethrow_exception(failure);
   out.finish();
   span.set_bytes(written);
+}
+
+}  // namespace
+
+void save_object(const c10::IValue& object, const std::filesystem::path& file) {
+  if (auto* const later = snapshot::PutOff::here())
+    later->files().writes.push_back([value = plain(object, &later->ledger()), file] { write_object(value, file); });
+  else write_object(plain(object, nullptr), file);
 }
 
 c10::IValue to_dict(const std::map<std::string, at::Tensor>& tensors) {

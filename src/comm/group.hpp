@@ -142,6 +142,7 @@ class Group : public std::enable_shared_from_this<Group> {
   void announce_failure(const std::string& reason) noexcept;
 
  private:
+  friend class Notes;
   struct Impl;
   explicit Group(std::unique_ptr<Impl> impl);
   void run(const char* operation, const at::Tensor& brought,

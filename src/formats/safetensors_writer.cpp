@@ -16,6 +16,7 @@
 #include "formats/safetensors_header.hpp"
 #include "formats/tensor_source.hpp"
 #include "observe/trace.hpp"
+#include "snapshot/put_off.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
 
@@ -117,8 +118,8 @@ void formats::write_safetensors(const std::filesystem::path& path, std::vector<T
   file.write(header);
   for (auto& source : tensors) {
     const auto bytes = std::exchange(source.read, nullptr)().detach().cpu().resolve_conj().resolve_neg().contiguous();
-    file.write(
-        {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel() * bytes.element_size())});
+    snapshot::bytes_at_mark(bytes.const_data_ptr(), bytes.numel() * static_cast<int64_t>(bytes.element_size()),
+                            [&](std::string_view part) { file.write(part); });
   }
   file.finish();
 }
@@ -129,6 +130,14 @@ void save_safetensors(const std::filesystem::path& path, const std::map<std::str
   sources.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors) sources.push_back(source_of(name, tensor, path.string()));
   check_not_shared(tensors, path.string());
+  if (auto* const later = snapshot::PutOff::here()) {
+    for (auto& source : sources) {
+      dtype_of(source, path.string());  // refuses now
+      source.read = [held = later->ledger().hold(source.read(), snapshot::Ledger::Order::row_major)] { return held; };
+    }
+    return later->files().writes.push_back(
+        [path, sources, metadata] { formats::write_safetensors(path, sources, metadata); });
+  }
   formats::write_safetensors(path, std::move(sources), metadata);
 }
 

@@ -16,6 +16,10 @@
 #include "formats/input_file.hpp"
 #include "formats/pickle.hpp"
 
+namespace accelerate::snapshot {
+class Ledger;
+}
+
 /// Archives as Python's torch.save writes them, piece by piece: a zip with a pickle and, uncompressed, the bytes of
 /// each tensor.
 namespace accelerate::formats {
@@ -84,6 +88,8 @@ class TorchPickle : public PickleWriter {
               std::function<at::Tensor()> read);
   /// Numbers, strings, None, lists, tuples, dicts, tensors. @throws CheckpointError for anything else.
   void value(const c10::IValue& value);
+  /// Holds all tensors for who writes the archive behind training.
+  void hold(snapshot::Ledger& ledger);
 
  private:
   friend void write_torch_archive(TorchPickle&& pickle, const std::function<void(std::string_view)>& write);

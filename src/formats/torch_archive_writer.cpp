@@ -7,6 +7,7 @@
 
 #include "formats/torch_archive.hpp"
 #include "formats/torch_dtypes.hpp"
+#include "snapshot/ledger.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::formats {
@@ -77,6 +78,11 @@ void TorchPickle::value(const c10::IValue& item) {
       item.tagKind());
 }
 
+void TorchPickle::hold(snapshot::Ledger& ledger) {
+  for (auto& read : storages_)
+    read = [held = ledger.hold(std::exchange(read, nullptr)(), snapshot::Ledger::Order::row_major)] { return held; };
+}
+
 void write_torch_archive(TorchPickle&& pickle, const std::function<void(std::string_view)>& write) {
   // Miniz, which is C, and the archive's destructor must not meet an exception.
   std::exception_ptr failure;
@@ -103,7 +109,8 @@ void write_torch_archive(TorchPickle&& pickle, const std::function<void(std::str
   for (size_t i = 0; i < pickle.storages_.size(); ++i) {
     const auto tensor =
         std::exchange(pickle.storages_[i], nullptr)().detach().cpu().resolve_conj().resolve_neg().contiguous();
-    record("data/" + std::to_string(i), tensor.const_data_ptr(), static_cast<size_t>(tensor.nbytes()));
+    const snapshot::WholeAtMark bytes(tensor.const_data_ptr(), static_cast<int64_t>(tensor.nbytes()));
+    record("data/" + std::to_string(i), bytes.data(), static_cast<size_t>(tensor.nbytes()));
   }
   archive.writeEndOfFile();
   if (failure) std::rethrow_exception(failure);

@@ -25,6 +25,7 @@
 #include "optim/fused_step.hpp"
 #include "optim/optimizer_state.hpp"
 #include "optim/widen_gradient.hpp"
+#include "snapshot/ledger.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
@@ -344,6 +345,7 @@ void AcceleratedOptimizer::Impl::take(const std::optional<at::Tensor>& grad_scal
 
 void AcceleratedOptimizer::Impl::take_some(const std::optional<at::Tensor>& grad_scale) {
   if (prepare_fused()) return fused->run(grad_scale);
+  snapshot::keep_all();  // other steps rewrite what they like
   if (grad_scale) {
     at::NoGradGuard no_grad;
     for (auto& group : optimizer->param_groups())
@@ -444,13 +446,17 @@ at::Tensor AcceleratedOptimizer::Impl::step_now(const LossClosure& closure) {
       if (self.divisor && !self.scaler->is_unscaled(optimizer) && !is_dry(optimizer)) self.scaler->unscale_(optimizer);
       own_step = [&](const std::optional<at::Tensor>& grad_scale) { self.take(self.divided_by(grad_scale)); };
     }
+    if (!own_step) snapshot::keep_all();
     self.step_was_skipped = !self.scaler->step(optimizer, own_step);
     if (self.fused) self.fused->discard();
     self.scaler->update(optimizer);
     return {};
   }
   if (const auto parts = self.parts(); !parts.empty()) return self.take_part_by_part(parts, self.divisor), at::Tensor();
-  if (!self.fused && (closure || !self.replaces_step())) return optimizer.step(in_step(closure, optimizer));
+  if (!self.fused && (closure || !self.replaces_step())) {
+    snapshot::keep_all();
+    return optimizer.step(in_step(closure, optimizer));
+  }
   self.take(self.divisor);
   return {};
 }
@@ -491,6 +497,7 @@ void AcceleratedOptimizer::add_param_group(const torch::optim::OptimizerParamGro
 const std::shared_ptr<optim::GradScaler>& AcceleratedOptimizer::scaler() const { return impl_->scaler; }
 c10::IValue AcceleratedOptimizer::state_dict() const { return optim::optimizer_state_dict(*impl_->optimizer); }
 void AcceleratedOptimizer::load_state_dict(const c10::IValue& state) const {
+  snapshot::keep_all();
   optim::load_optimizer_state_dict(*impl_->optimizer, state);
 }
 

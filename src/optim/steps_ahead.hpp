@@ -14,6 +14,7 @@
 
 #include "optim/counts.hpp"
 #include "optim/kernels/operators.hpp"
+#include "snapshot/ledger.hpp"
 
 namespace accelerate::optim {
 
@@ -218,6 +219,8 @@ template <class Rule> class StepsAhead {
 
   void take_one(const kernels::StepLists& lists, size_t i, double divisor) {
     Ahead& one = ahead_.at(lists.parameters[i].unsafeGetTensorImpl());
+    for (const auto list : {lists.parameters, lists.first, lists.second, lists.largest})
+      if (!list.empty()) snapshot::keep(list[i]);
     if (one.parameter.defined()) lists.parameters[i].detach().copy_(one.parameter);
     const States states = states_at(lists, i);
     for (size_t s = 0; s < kStates; ++s)

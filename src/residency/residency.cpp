@@ -10,6 +10,7 @@
 #include "residency/counters.hpp"
 #include "residency/devices.hpp"
 #include "residency/encoded.hpp"
+#include "snapshot/ledger.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -133,8 +134,11 @@ void Residency::share(Unit& unit, bool keep) {
   const PlainTensors plain;
   for (auto& part : unit.parts_) {
     if (!part.mapped.defined() || part.flat.is_same(part.mapped)) continue;
-    if (const auto [begin, length] = part.home->own(); keep)
-      part.mapped.narrow(0, begin, length).copy_(part.flat.narrow(0, begin, length));
+    if (const auto [begin, length] = part.home->own(); keep) {
+      const at::Tensor own = part.mapped.narrow(0, begin, length);
+      snapshot::keep(own);
+      own.copy_(part.flat.narrow(0, begin, length));
+    }
     counters().add_resident(part.resident_bytes() - part.bytes());
     buffers_.give(std::exchange(part.flat, part.mapped));
     for (auto& member : part.members) member->move(part.flat.mutable_data_ptr());
@@ -167,6 +171,7 @@ void Residency::assign(const Member& member, const at::Tensor& value) {
   if (length == 0) length = part.numel;
   const int64_t from = std::max(begin, member.offset());
   const int64_t to = std::min(begin + length, member.offset() + member.numel());
+  if (from < to) snapshot::keep(part.mapped.narrow(0, from, to - from));
   if (from < to) part.mapped.narrow(0, from, to - from).copy_(ordered.narrow(0, from - member.offset(), to - from));
 }
 
@@ -400,6 +405,7 @@ void Residency::drop(Unit& unit) {
   const trace::Span evicts(trace::SpanKind::unit_evict, unit.name_, unit.bytes());
   for (auto& part : unit.parts_) {  // first: what can't be stored stays, whole and as it is
     if (!unit.dirty_ || part.mapped.defined()) continue;
+    snapshot::keep_all();  // a home keeps its bytes where it likes
     part.home->store(part.flat);
     counters().bytes_stored.fetch_add(part.bytes(), std::memory_order_relaxed);
   }
@@ -471,7 +477,7 @@ void Residency::end_raw_access(Unit& unit, bool writeback) {
   --unit.pins_;
   bool stays_private = writeback;
   for (auto& part : unit.parts_) {
-    if (writeback) part.home->store(part.flat), part.version = part.home->version();
+    if (writeback) snapshot::keep_all(), part.home->store(part.flat), part.version = part.home->version();
     else if (part.before.defined()) part.flat.copy_(part.before), part.before.reset(), stays_private = true;
   }
   if (!stays_private) share(unit, /*keep=*/false);

@@ -230,6 +230,10 @@ void UnfinishedCheckpoint::publish(const std::function<void()>& write_last) {
   published_ = true;
 }
 
+void UnfinishedCheckpoint::publish_here(const std::function<void()>& write_last) {
+  if (is_first_on_its_disk_) publish_in(where_, folder_, kind_, write_last);
+}
+
 void finish_checkpoint(const fs::path& folder, bool first_here) {
   const auto finish = [&] {
     if (fs::exists(folder / kFinished)) replace_older(folder);

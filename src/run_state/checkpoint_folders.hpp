@@ -57,6 +57,10 @@ class UnfinishedCheckpoint {
   /// all ranks. @param write_last  what is written when all else is on the disk, by the first rank on each; flushes
   /// itself
   void publish(const std::function<void()>& write_last = nullptr);
+  /// The same of the disk on which this rank is first, for ranks that tell each other in another way. Not collective.
+  void publish_here(const std::function<void()>& write_last);
+  /// Others have done it: nothing is removed.
+  void set_published() { published_ = true; }
 
  private:
   std::filesystem::path folder_, where_;

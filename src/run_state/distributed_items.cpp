@@ -7,6 +7,7 @@
 #include "accelerate/comm.hpp"
 #include "comm/agreement.hpp"
 #include "run_state/holdings.hpp"
+#include "snapshot/put_off.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::run_state {
@@ -63,7 +64,25 @@ void DistributedItems::add(const Leaf& leaf, bool first) {
   }
 }
 
+void DistributedItems::write_later(const std::filesystem::path& folder, snapshot::PutOff& later) const {
+  auto tensors = tensors_;
+  for (auto& item : tensors) item.tensor = later.ledger().hold(item.tensor, snapshot::Ledger::Order::row_major);
+  auto objects = objects_;
+  for (auto& item : objects) item.value = item.value.deepcopy();
+  later.files().together.push_back(
+      {[folder, rank = comm::rank(), objects = std::move(objects), tensors = std::move(tensors)] {
+         return to_bytes(formats::write_dcp_items(folder, rank, objects, tensors));
+       },
+       [folder, paths = paths_](const std::vector<std::string>& of_ranks) {
+         std::vector<formats::DcpRecord> records;
+         for (const auto& bytes : of_ranks)
+           for (auto& record : from_bytes<std::vector<formats::DcpRecord>>(bytes)) records.push_back(std::move(record));
+         formats::write_dcp_metadata(folder, records, paths);
+       }});
+}
+
 void DistributedItems::write_into(const std::filesystem::path& folder) const {
+  if (auto* const later = snapshot::PutOff::here()) return write_later(folder, *later);
   std::vector<formats::DcpRecord> records;
   comm::on_all_ranks_or_throw<CheckpointError>(
       [&] { records = formats::write_dcp_items(folder, comm::rank(), objects_, tensors_); });

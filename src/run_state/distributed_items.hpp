@@ -8,6 +8,10 @@
 #include "formats/dcp.hpp"
 #include "run_state/state_dict.hpp"
 
+namespace accelerate::snapshot {
+class PutOff;
+}
+
 namespace accelerate::run_state {
 
 /// The items of a state dict that this rank writes into a distributed checkpoint. The first rank writes values that
@@ -26,6 +30,7 @@ class DistributedItems {
 
  private:
   void add(const Leaf& leaf, bool first);
+  void write_later(const std::filesystem::path& folder, snapshot::PutOff& later) const;
 
   std::vector<formats::DcpObjectItem> objects_;
   std::vector<formats::DcpTensorItem> tensors_;

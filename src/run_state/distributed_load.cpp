@@ -12,6 +12,7 @@
 #include "formats/dcp.hpp"
 #include "formats/similar_names.hpp"
 #include "run_state/holdings.hpp"
+#include "snapshot/ledger.hpp"
 #include "utils/raise.hpp"
 #include "utils/strings_of.hpp"
 
@@ -97,6 +98,7 @@ void load_distributed(StateDict& state, const std::filesystem::path& folder, con
     plan.emplace(state, *checkpoint, options);
   });
   for (const auto& engine : plan->engines) engine->before_step();
+  snapshot::keep_all();
   std::exception_ptr failure;
   try {
     comm::on_all_ranks_or_throw<CheckpointError>([&] {

@@ -93,12 +93,20 @@ std::vector<std::string> not_whole(const fs::path& folder, const formats::Checkp
 CheckpointFiles::CheckpointFiles(const fs::path& folder) : folder_(folder), recorded_(folder) {}
 
 void CheckpointFiles::gather() {
+  for (const auto& written : comm::all_gather_bytes(written_here())) add(written);
+}
+
+std::string CheckpointFiles::written_here() {
   std::map<std::string, FileChecksums> mine;
   for (const auto& [name, sums] : recorded_->files()) mine.insert_or_assign(name, sums);
   recorded_.reset();
-  std::vector<WrittenFile> sent;
-  for (auto& [name, sums] : mine) sent.push_back({name, sums.bytes, std::move(sums.parts)});
-  for (auto& file : gather_object(sent)) {
+  std::vector<WrittenFile> written;
+  for (auto& [name, sums] : mine) written.push_back({name, sums.bytes, std::move(sums.parts)});
+  return to_bytes(written);
+}
+
+void CheckpointFiles::add(const std::string& written_there) {
+  for (auto& file : from_bytes<std::vector<WrittenFile>>(written_there)) {
     FileChecksums sums{.bytes = file.bytes, .parts = std::move(file.parts)};
     const auto [known, fresh] = written_.try_emplace(file.name, sums);
     if (!fresh && known->second != sums) known->second.reset();

@@ -24,6 +24,10 @@ class CheckpointFiles {
 
   /// Ends the recording, and tells all ranks what each wrote. Collective.
   void gather();
+  /// The two halves of that, for ranks that tell each other in another way: ends the recording, and says what this one
+  /// wrote; takes what one has said.
+  std::string written_here();
+  void add(const std::string& written_there);
   /// Lists what lies in the folder on this rank's disk: `facts` has all but the files. Not collective.
   /// @throws ConfigError if a hook has written a file of the manifest's name; CheckpointError, ResourceError
   void write_manifest(formats::CheckpointManifest facts) const;

@@ -26,6 +26,7 @@
 #include "run_state/own_pieces.hpp"
 #include "run_state/whole_stream.hpp"
 #include "run_state/zero_files.hpp"
+#include "snapshot/ledger.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
@@ -277,6 +278,7 @@ void StagedModel::apply() const {
           "which it was saved. Load the model from the same files, in the same encoding. Nothing was changed",
           residency::Member::of(target)->name());
   if (engine_) engine_->before_step();
+  snapshot::keep_all();
   for (const auto& [target, value] : copies_)
     if (!residency::encoded_weight(target)) at::Tensor(target).copy_(value);
   if (engine_) engine_->after_step();

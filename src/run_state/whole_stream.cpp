@@ -8,6 +8,7 @@
 #include "comm/agreement.hpp"
 #include "formats/torch_archive.hpp"
 #include "observe/trace.hpp"
+#include "snapshot/put_off.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/error_text.hpp"
 #include "utils/raise.hpp"
@@ -91,6 +92,11 @@ void write_in_step(WholeStream& stream, bool writes, const std::function<void()>
 }
 
 void write_archive(const std::filesystem::path& file, formats::TorchPickle&& pickle) {
+  if (auto* const later = snapshot::PutOff::here()) {
+    pickle.hold(later->ledger());
+    const auto held = std::make_shared<formats::TorchPickle>(std::move(pickle));
+    return later->files().writes.push_back([file, held] { write_archive(file, std::move(*held)); });
+  }
   trace::Span span(trace::SpanKind::checkpoint_write, file.filename().string());
   int64_t written = 0;
   AtomicFile out("save_state", file);

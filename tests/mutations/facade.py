@@ -86,7 +86,7 @@ file = "src/accelerator/checkpointing.cpp"
 c = "checkpoint_tests "
 F("ProjectConfiguration::automatic_checkpoint_naming", file, "named = «project.automatic_checkpoint_naming»;", "false",
   c + "CheckpointTest.AutomaticNamesLimitAndNewest")
-F("ProjectConfiguration::total_limit", file, "if («writes && named» && project.total_limit)", "false",
+F("ProjectConfiguration::total_limit", file, "if («writes_for_all() && project.automatic_checkpoint_naming» && project.total_limit)", "false",
   c + "CheckpointTest.AutomaticNamesLimitAndNewest")
 F("ProjectConfiguration::iteration", file,
   "named ? run_state::checkpoint_folder(all, «project.iteration») : output_dir", "int64_t{0}",

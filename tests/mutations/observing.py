@@ -72,8 +72,6 @@ t = "accelerator_tests AcceleratorTest."
 file = "src/accelerator/checkpointing.cpp"
 F("LoadStateOptions::strict", file, "how.strict = «options.strict»;", "true",
   c + "CheckpointRanks.NotStrictLoadsWhatBothHave")
-F("save_state safe_serialization", file, "form_of_state(*impl_->engine, «safe_serialization»);", "true",
-  c + "CheckpointTest.ResumedRunIsTheUninterruptedOneBitByBit")
 F("save_model max_shard_size", file, "const int64_t bytes = «checkpointing::parse_size(max_shard_size)»;",
   "int64_t{1} << 40", c + "CheckpointTest.SaveModelHasTheReferencesLayout")
 F("save_model safe_serialization", file, "checkpointing::save_model(model, folder, bytes, «safe_serialization»);",

@@ -11,6 +11,7 @@
 
 #include "accelerate/utils/error.hpp"
 #include "optim/kernels/step_loops.hpp"
+#include "snapshot/ledger.hpp"
 #include "utils/parallel.hpp"
 
 namespace accelerate::optim::kernels {
@@ -111,11 +112,41 @@ template <class Each> void each_stretch(const std::vector<StepSlice>& slices, bo
   });
 }
 
+/// f(begin, bytes) of elements `from` to `from + count` of each thing that a step rewrites.
+template <class F> void each_rewritten(const StepSlice& s, int64_t from, int64_t count, const F& f) {
+  const auto give = [&](const void* all, at::ScalarType type) {
+    const auto size = static_cast<int64_t>(c10::elementSize(type));
+    if (all) f(static_cast<const char*>(all) + from * size, count * size);
+  };
+  give(s.parameter, s.parameter_type);
+  for (const void* state : {s.first, s.second, s.largest}) give(state, s.state_type);
+}
+
+/// The old values that a save behind training still has to read.
+class OldValues {
+ public:
+  explicit OldValues(const std::vector<StepSlice>& slices) {
+    for (const auto& slice : slices)
+      each_rewritten(slice, 0, slice.count, [this](const void* begin, int64_t bytes) { keeping_.add(begin, bytes); });
+  }
+  bool any() const { return keeping_.any(); }
+  /// Before a step on a block, which finds it in the cache then.
+  void stream(const StepSlice& slice, int64_t from, int64_t count) const {
+    each_rewritten(slice, from, count, [this](const void* begin, int64_t bytes) { keeping_.stream(begin, bytes); });
+    snapshot::Keeping::fence();
+  }
+
+ private:
+  snapshot::Keeping keeping_;
+};
+
 template <class OfFloats, class OfDoubles>
 void step_on_all(const std::vector<StepSlice>& slices, double divisor, const OfFloats& of_floats,
                  const OfDoubles& of_doubles) {
-  each_stretch(slices, /*blocks=*/false, [&](size_t number, int64_t from, int64_t count) {
+  const OldValues old(slices);
+  each_stretch(slices, old.any(), [&](size_t number, int64_t from, int64_t count) {
     const auto& slice = slices[number];
+    if (old.any()) old.stream(slice, from, count);
     if (slice.parameter_type == at::kDouble) step_on<double>(slice, from, count, divisor, of_doubles);
     else step_on<float>(slice, from, count, divisor, of_floats);
   });
@@ -179,6 +210,13 @@ void step_on_ahead(const StepSlice& s, const SliceAhead& ahead, size_t number, i
 template <class OfFloats, class OfDoubles>
 std::vector<StepDigest> step_ahead_on_all(const std::vector<StepSlice>& slices, const std::vector<SliceAhead>& ahead,
                                           double divisor, const OfFloats& of_floats, const OfDoubles& of_doubles) {
+  for (size_t i = 0; i < slices.size(); ++i) {  // memory that was exchanged for it may be a save's still
+    const auto parameter = static_cast<int64_t>(c10::elementSize(slices[i].parameter_type));
+    const auto state = static_cast<int64_t>(c10::elementSize(slices[i].state_type));
+    if (ahead[i].parameter) snapshot::keep(ahead[i].parameter, slices[i].count * parameter);
+    for (const void* fresh : {ahead[i].first, ahead[i].second, ahead[i].largest})
+      if (fresh) snapshot::keep(fresh, slices[i].count * state);
+  }
   Digests digests(slices.size());
   each_stretch(slices, /*blocks=*/true, [&](size_t number, int64_t from, int64_t count) {
     const auto& slice = slices[number];

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "snapshot/ledger.hpp"
+
 namespace accelerate::residency {
 namespace {
 
@@ -23,10 +25,12 @@ void Kept::refine(int64_t begin, const at::Tensor& values) const {
 }
 
 void Kept::take(int64_t begin, const at::Tensor& values) const {
+  snapshot::keep(values_);
   overlap(values_, begin_, begin, values, [](const at::Tensor& kept, const at::Tensor& image) { kept.copy_(image); });
 }
 
 void Kept::take_back(const at::Tensor& flat, const at::Tensor& was) const {
+  snapshot::keep(values_);
   const at::Tensor kept = values_.detach();
   const at::Tensor mine = flat.narrow(0, begin_, kept.numel());
   if (kept.scalar_type() == flat.scalar_type() && !was.defined()) return void(kept.copy_(mine));

@@ -1,0 +1,303 @@
+// save_state() behind training: files are those of a save that waits, whatever is rewritten meanwhile.
+#include <accelerate/accelerate.hpp>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <csignal>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "formats/checkpoint_manifest.hpp"
+#include "message_of.hpp"
+#include "ranks.hpp"
+#include "scratch.hpp"
+#include "snapshot/counts.hpp"
+#include "snapshot/ledger.hpp"
+
+using namespace accelerate;
+using snapshot::SnapshotCount;
+using support::message_of;
+using support::rank;
+using testing::AllOf;
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+namespace nn = torch::nn;
+
+namespace {
+
+/// While it is closed the writer's thread waits before the first chunk.
+class Gate {
+ public:
+  Gate() {
+    snapshot::set_before_read([shared = shared_] {
+      std::unique_lock lock(shared->mutex);
+      shared->opened.wait(lock, [&] { return shared->open; });
+    });
+  }
+  ~Gate() {
+    snapshot::set_before_read(nullptr);
+    const std::lock_guard lock(shared_->mutex);
+    shared_->open = true;
+    shared_->opened.notify_all();
+  }
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+
+ private:
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable opened;
+    bool open = false;
+  };
+  std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
+};
+
+AcceleratorOptions options_of(const std::string& layout, const ProjectConfiguration& project) {
+  AcceleratorState::reset();
+  GradientState::reset();
+  AcceleratorOptions options{.gradient_accumulation_steps = 2, .cpu = true, .project_config = project};
+  const std::map<std::string, StateDictType> types{{"full", StateDictType::full_state_dict},
+                                                   {"sharded", StateDictType::sharded_state_dict},
+                                                   {"local", StateDictType::local_state_dict}};
+  if (const auto type = types.find(layout); type != types.end())
+    options.fsdp_plugin = FullyShardedDataParallelPlugin{.state_dict_type = type->second};
+  if (layout == "bf16") options.mixed_precision = "bf16";
+  return options;
+}
+
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::string& name, const std::vector<at::Tensor>& all) {
+  if (name == "adamw") return std::make_unique<torch::optim::AdamW>(all, 0.01);
+  if (name == "rmsprop") return std::make_unique<torch::optim::RMSprop>(all, 0.01);
+  if (name == "adamw8bit") return std::make_unique<optim::AdamW8bit>(all, optim::AdamW8bitOptions(0.01));
+  if (name == "lion") return std::make_unique<optim::Lion>(all, optim::LionOptions(0.01));
+  return std::make_unique<torch::optim::SGD>(all, torch::optim::SGDOptions(0.1).momentum(0.9));
+}
+
+struct Run {
+  explicit Run(const std::string& layout, const std::string& optimizer_name = "sgd",
+               const ProjectConfiguration& project = {})
+      : accelerator((torch::manual_seed(3), options_of(layout, project))),
+        net(nn::Linear(64, 64), nn::BatchNorm1d(64), nn::Linear(64, 64)),
+        bare(optimizer_of(optimizer_name, net->parameters())) {
+    accelerator.register_for_checkpointing(counter);
+  }
+  void step() {
+    const auto scope = accelerator.accumulate(model);
+    accelerator.backward(model(torch::rand({4, 64})).pow(2).mean());
+    optimizer.step(), optimizer.zero_grad();
+    counter += 1;
+  }
+  void steps(int n) {
+    for (int i = 0; i < n; ++i) step();
+  }
+
+  Accelerator accelerator;
+  nn::Sequential net;
+  std::unique_ptr<torch::optim::Optimizer> bare;
+  Prepared<nn::Sequential> model = accelerator.prepare(net);
+  AcceleratedOptimizer optimizer = accelerator.prepare(*bare);
+  int64_t counter = 0;
+};
+
+std::map<std::string, std::string> contents_of(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder))
+    if (entry.is_regular_file() && entry.path().filename() != "checkpoint.json")
+      files.emplace(entry.path().lexically_relative(folder).string(), support::text_of(entry.path()));
+  return files;
+}
+
+void expect_same_files(const fs::path& one, const fs::path& other) {
+  const auto expected = contents_of(one), found = contents_of(other);
+  std::set<std::string> names, found_names;
+  for (const auto& [name, bytes] : expected) names.insert(name);
+  for (const auto& [name, bytes] : found) found_names.insert(name);
+  ASSERT_EQ(found_names, names);
+  for (const auto& [name, bytes] : expected) EXPECT_TRUE(found.at(name) == bytes) << name << " differs";
+  const auto first = formats::read_manifest(one), second = formats::read_manifest(other);
+  ASSERT_TRUE(first && second);
+  EXPECT_EQ(first->files, second->files);
+}
+
+}  // namespace
+
+RANKS_TEST(BehindTraining, FilesAreThoseOfASaveThatWaits, 1, 2, 3) {
+  const PartialState state({.cpu = true});
+  const std::vector<std::pair<std::string, std::string>> jobs{
+      {"plain", "sgd"},     {"plain", "adamw"}, {"plain", "rmsprop"}, {"plain", "adamw8bit"}, {"plain", "lion"},
+      {"sharded", "adamw"}, {"local", "sgd"},   {"bf16", "sgd"},      {"sharded", "rmsprop"}};
+  for (const auto& [layout, optimizer] : jobs)
+    for (const int before : {4, 5}) {  // between groups, and in the middle of one
+      SCOPED_TRACE(testing::Message() << layout << ", " << optimizer << ", after " << before);
+      const auto folder = support::scratch(layout + optimizer + std::to_string(before));
+      at::Tensor alone;
+      {
+        Run run(layout, optimizer);
+        run.steps(before + 4);
+        alone = run.net->parameters()[0].detach().clone();
+      }
+      Run run(layout, optimizer);
+      run.steps(before);
+      run.accelerator.save_state(folder / "waits");
+      counts::reset();
+      {
+        Gate gate;
+        run.accelerator.save_state(folder / "behind", {.behind_training = true});
+        EXPECT_FALSE(fs::exists(folder / "behind")) << "it has waited";
+        EXPECT_EQ(counts::read(SnapshotCount::kept_bytes), 0) << "copied before a step came";
+        run.steps(4);
+        if (rank() <= 0 || layout != "plain") EXPECT_GT(counts::read(SnapshotCount::kept_bytes), 0);
+        EXPECT_LE(counts::read(SnapshotCount::kept_bytes), counts::read(SnapshotCount::state_bytes));
+      }
+      run.accelerator.wait_for_checkpoint();
+      expect_same_files(folder / "waits", folder / "behind");
+      EXPECT_TRUE(run.net->parameters()[0].detach().equal(alone)) << "the save has changed the training";
+      run.accelerator.load_state(folder / "behind");
+      EXPECT_EQ(run.counter, before);
+    }
+}
+
+RANKS_TEST(BehindTraining, TheMarkCopiesNextToNothing, 1, 2) {
+  AcceleratorState::reset();
+  const auto folder = support::scratch("folder");
+  Accelerator accelerator({.cpu = true});
+  nn::Linear net(500, 500);
+  torch::optim::AdamW bare(net->parameters(), 0.01);
+  auto [model, optimizer] = accelerator.prepare(net, bare);
+  accelerator.backward(model(torch::rand({2, 500})).sum());
+  optimizer.step(), optimizer.zero_grad();
+  counts::reset();
+  accelerator.save_state(folder / "one", {.behind_training = true});
+  const auto state = counts::read(SnapshotCount::state_bytes), copied = counts::read(SnapshotCount::copied_bytes);
+  if (accelerator.is_main_process()) {
+    EXPECT_GE(state, 3 * 4 * 500 * 500);
+    EXPECT_LE(100 * copied, state);
+  }
+  accelerator.end_training();
+  EXPECT_TRUE(fs::exists(folder / "one" / "checkpoint.json"));
+  const auto receipts = accelerator.receipts();
+  EXPECT_THAT(receipts["save_state.behind_training"].effect,
+              AllOf(HasSubstr("1 mark"), HasSubstr("kept by steps"), HasSubstr("ms waited")));
+}
+
+RANKS_TEST(BehindTraining, WhatTheProgramRewritesFailsTheSaveOnAllRanks, 1, 2) {
+  const auto folder = support::scratch("folder");
+  for (const std::string layout : {"plain", "local"}) {
+    Run run(layout);
+    run.steps(2);
+    run.accelerator.save_state(folder / layout);
+    const auto before = contents_of(folder / layout);
+    {
+      Gate gate;
+      run.accelerator.save_state(folder / layout, {.behind_training = true});
+      const at::NoGradGuard no_grad;
+      if (layout == "plain" && rank() <= 0) run.net->parameters()[0].mul_(2);
+      else if (layout == "local") run.net->parameters()[0].mul_(2);  // by the shard's home, which keeps it
+    }
+    if (layout == "local") {
+      run.accelerator.wait_for_checkpoint();
+    } else {
+      EXPECT_THAT(message_of<CheckpointError>([&] { run.accelerator.wait_for_checkpoint(); }),
+                  AllOf(HasSubstr("was changed behind the save"), HasSubstr("'0.weight'")));
+      run.accelerator.wait_for_checkpoint();  // it was reported
+    }
+    EXPECT_TRUE(contents_of(folder / layout) == before) << "the older checkpoint was touched";
+    run.accelerator.save_state(folder / layout, {.behind_training = true});
+    run.accelerator.load_state(folder / layout);
+  }
+}
+
+RANKS_TEST(BehindTraining, AFileThatCantBeWrittenFailsTheSaveOnAllRanks, 1, 2) {
+  const auto folder = support::scratch("folder");
+  Run run("sharded");
+  run.steps(2);
+  {
+    Gate gate;
+    run.accelerator.save_state(folder / "one", {.behind_training = true});
+    run.accelerator.wait_for_everyone();
+    if (rank() <= 0) fs::remove_all(folder / ".one.unfinished");
+    run.accelerator.wait_for_everyone();
+  }
+  EXPECT_THAT(message_of<CheckpointError>([&] { run.accelerator.save_state(folder / "two"); }),
+              HasSubstr("the checkpoint was not written"));
+  EXPECT_FALSE(fs::exists(folder / "one") || fs::exists(folder / "two"));
+  run.accelerator.save_state(folder / "two");
+  EXPECT_TRUE(fs::exists(folder / "two" / "checkpoint.json"));
+}
+
+RANKS_TEST(BehindTraining, WhatCantBeReadLaterIsRefused, 2) {
+  const auto folder = support::scratch("folder");
+  Run run("full");
+  EXPECT_THAT(message_of<ConfigError>([&] { run.accelerator.save_state(folder, {.behind_training = true}); }),
+              AllOf(HasSubstr("behind_training"), HasSubstr("SHARDED_STATE_DICT")));
+  EXPECT_FALSE(fs::exists(folder / "checkpoint.json"));
+  run.accelerator.save_state(folder);
+  EXPECT_TRUE(fs::exists(folder / "checkpoint.json"));
+}
+
+RANKS_TEST(BehindTraining, AutomaticNamesAndTheLimitActWhenItIsComplete, 1, 2) {
+  const auto folder = support::scratch("folder");
+  Run run("plain", "sgd", {.project_dir = folder, .automatic_checkpoint_naming = true, .total_limit = 2});
+  for (int i = 0; i < 4; ++i) {
+    run.steps(2);
+    run.accelerator.save_state({}, {.behind_training = true});
+  }
+  run.accelerator.wait_for_checkpoint();
+  run.accelerator.wait_for_everyone();
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder / "checkpoints"))
+    names.insert(entry.path().filename().string());
+  EXPECT_EQ(names, (std::set<std::string>{"checkpoint_2", "checkpoint_3"}));
+  run.accelerator.load_state();
+  EXPECT_EQ(run.counter, 8);
+}
+
+// Every rank, or one alone, dies at the mark, at some chunk, or when all is written.
+TEST(BehindTraining, KilledInAnyPhaseTheOlderCheckpointStays) {
+  if (support::is_rank()) {
+    const fs::path folder = std::getenv("RUN_FOLDER");
+    const int64_t at = std::stoll(std::getenv("KILL_AT"));
+    const bool dies = std::getenv("KILL_ALL")[0] == '1' || rank() == 1;
+    Run run("sharded", "adamw");
+    if (fs::exists(folder / "one")) {
+      run.accelerator.load_state(folder / "one");
+      EXPECT_GE(run.counter, 2);
+    } else {
+      run.steps(2);
+      run.accelerator.save_state(folder / "one");
+    }
+    run.accelerator.wait_for_everyone();
+    std::atomic<int64_t> reads{0};
+    if (dies)
+      snapshot::set_before_read([&reads, at] {
+        if (reads++ == at) ::raise(SIGKILL);
+      });
+    run.steps(2);
+    run.accelerator.save_state(folder / "one", {.behind_training = true});
+    if (at < 0 && dies) ::raise(SIGKILL);
+    run.steps(2);
+    run.accelerator.wait_for_checkpoint();
+    if (dies) ::raise(SIGKILL);
+    run.accelerator.wait_for_everyone();
+    return;
+  }
+  const auto folder = support::scratch("folder");
+  for (const char* all : {"1", "0"})
+    for (const char* at : {"-1", "0", "5", "1000"}) {
+      SCOPED_TRACE(testing::Message() << all << ", killed at chunk " << at);
+      const auto ranks = support::run_test_in_ranks(
+          "BehindTraining.KilledInAnyPhaseTheOlderCheckpointStays",
+          {.world_size = 2, .env = {{"RUN_FOLDER", folder.string()}, {"KILL_AT", at}, {"KILL_ALL", all}}});
+      EXPECT_EQ(ranks[1].signal, SIGKILL) << ranks[1].output;
+      EXPECT_TRUE(fs::exists(folder / "one" / "checkpoint.json"));
+    }
+}

@@ -1,0 +1,48 @@
+"""Faults in saves behind training."""
+from faults import F
+
+b = "behind_training_tests BehindTraining."
+s = "snapshot_tests Snapshot."
+same = b + "FilesAreThoseOfASaveThatWaits"
+
+# ---- what save_state() is asked for
+file = "src/accelerator/checkpointing.cpp"
+F("SaveStateOptions::safe_serialization", file, "form_of_state(*impl_->engine, «options.safe_serialization»);", "true",
+  "checkpoint_tests CheckpointTest.ResumedRunIsTheUninterruptedOneBitByBit")
+F("SaveStateOptions::behind_training", file, "if («options.behind_training») {", "false", same)
+F("the next save waits for the one before", file,
+  "const SaveStateOptions& options) { «wait_for_checkpoint();»", "", b + "AFileThatCantBeWrittenFailsTheSaveOnAllRanks")
+F("load_state waits for the checkpoint", file, "const LoadStateOptions& options) { «wait_for_checkpoint();»", "",
+  b + "WhatTheProgramRewritesFailsTheSaveOnAllRanks")
+F("end_training waits for the checkpoint", "src/accelerator/accelerator.cpp",
+  "impl_->observation.end(); «wait_for_checkpoint();»", "", b + "TheMarkCopiesNextToNothing")
+F("older checkpoints go when a save behind training is complete", file,
+  "behind->wait(); «impl_->prune_beside(impl_->behind_folder);»", "", b + "AutomaticNamesAndTheLimitActWhenItIsComplete")
+
+# ---- the mark
+file = "src/run_state/behind_training.cpp"
+F("whole tensors of pieces are refused", file, "if («holding.in_pieces()») raise", "false", b + "WhatCantBeReadLaterIsRefused")
+F("rank 0 says which ranks failed", file, "if (verdict.empty() && «!reports[other].failure.empty()»)", "false",
+  b + "AFileThatCantBeWrittenFailsTheSaveOnAllRanks")
+F("a rank's failure is everybody's", file, "verdict.empty()) { verdict = «std::move(theirs)»;", "std::string()",
+  b + "WhatTheProgramRewritesFailsTheSaveOnAllRanks")
+F("all ranks' files are listed", file, "if («!report.files.empty()») parts.files->add", "false", same)
+F("metadata of pieces is written last", file, "«later.together[i].last(texts);»", "", same)
+file = "src/snapshot/ledger.cpp"
+F("what is rewritten is kept", file, "«chunk.state = Chunk::State::kept;» counts::add", "", s + "WhatIsRewrittenIsReadAsItWas", same)
+F("a write that nobody announced is an error", file, "if («version == region.version» ||", "true",
+  s + "AWriteThatNobodyAnnouncedIsNamed", b + "WhatTheProgramRewritesFailsTheSaveOnAllRanks")
+F("memory of the state is not copied", file, "return «begin + bytes <= end ? &name : nullptr»;", "nullptr",
+  s + "WhatIsRewrittenIsReadAsItWas", b + "TheMarkCopiesNextToNothing")
+F("tied tensors are read each", file, "for (auto& chunk : region.chunks) «++chunk.reads»;", "chunk.reads = 1",
+  s + "PartsOfOneStorageAndTiedTensorsAreReadEachByItself")
+F("memory is held until it is read", file, "tensor, «tensor.storage()»,", "c10::Storage()",
+  s + "MemoryOfATensorThatGetsOtherStorageStays")
+# ---- who rewrites
+F("our steps keep old values while they step", "src/optim/kernels/step.cpp",
+  "if (old.any()) «old.stream(slice, from, count);»", "", s + "StepsKeepWhatTheyRewrite", same)
+F("other steps are announced", "src/optim/optimizer.cpp",
+  "return fused->run(grad_scale); «snapshot::keep_all();»", "", same)
+F("writes to shards are announced", "src/residency/homes/kept.cpp",
+  "const at::Tensor& values) const { «snapshot::keep(values_);» overlap(values_, begin_, begin, values, [](const at::Tensor& kept, const at::Tensor& image) { kept", "",
+  b + "WhatTheProgramRewritesFailsTheSaveOnAllRanks")
