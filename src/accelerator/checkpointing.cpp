@@ -17,6 +17,7 @@
 #include "run_state/room.hpp"
 #include "run_state/zero_files.hpp"
 #include "snapshot/counts.hpp"
+#include "snapshot/ledger.hpp"
 #include "utils/environment.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
@@ -161,6 +162,11 @@ void Accelerator::wait_for_checkpoint() {
 
 fs::path Accelerator::save_state(const fs::path& output_dir, const SaveStateOptions& options) {
   wait_for_checkpoint();
+  if (snapshot::current())
+    throw ConfigError(
+        "save_state: found a checkpoint of another Accelerator that is being written behind training, expected one at "
+        "a "
+        "time; call that one's wait_for_checkpoint() before");
   const auto begun = std::chrono::steady_clock::now();
   auto& project = impl_->options.project_config;
   const fs::path all = project.project_dir / "checkpoints";

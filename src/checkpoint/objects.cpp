@@ -1,5 +1,4 @@
 #include <ATen/ops/empty.h>
-#include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/serialization/pickler.h>
 
 #include <algorithm>
@@ -7,6 +6,7 @@
 #include "accelerate/checkpoint.hpp"
 #include "checkpoint/archive.hpp"
 #include "formats/torch_archive.hpp"
+#include "formats/zip_writer.hpp"
 #include "observe/trace.hpp"
 #include "snapshot/put_off.hpp"
 #include "utils/atomic_file.hpp"
@@ -57,24 +57,19 @@ void write_object(const c10::IValue& value, const std::filesystem::path& file) {
   pickler.stop();
 
   AtomicFile out("save", file);
-  std::exception_ptr failure;  // the archive's destructor must not meet an exception
-  caffe2::serialize::PyTorchStreamWriter archive([&](const void* bytes, size_t size) {
-    try {
-      if (!failure) out.write({static_cast<const char*>(bytes), size});
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    written += static_cast<int64_t>(size);
-    return size;
+  formats::ZipWriter archive([&](std::string_view bytes) {
+    out.write(bytes);
+    written += static_cast<int64_t>(bytes.size());
   });
-  archive.writeRecord("data.pkl", pickle.data(), pickle.size());
+  archive.record("data.pkl", pickle);
   for (size_t i = 0; i < pickler.tensorData().size(); ++i) {
     const auto& storage = pickler.tensorData()[i].storage();
-    const snapshot::WholeAtMark bytes(storage.data(), static_cast<int64_t>(storage.nbytes()));
-    archive.writeRecord("data/" + std::to_string(i), bytes.data(), storage.nbytes());
+    const auto bytes = static_cast<int64_t>(storage.nbytes());
+    archive.record("data/" + std::to_string(i), bytes, [&](const formats::ZipWriter::Write& take) {
+      snapshot::bytes_at_mark(storage.data(), bytes, take);
+    });
   }
-  archive.writeEndOfFile();
-  if (failure) std::rethrow_exception(failure);
+  archive.finish();
   out.finish();
   span.set_bytes(written);
 }

@@ -1,12 +1,11 @@
 #include <algorithm>
-#include <exception>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
-#include <caffe2/serialize/inline_container.h>
 
 #include "formats/torch_archive.hpp"
 #include "formats/torch_dtypes.hpp"
+#include "formats/zip_writer.hpp"
 #include "snapshot/ledger.hpp"
 #include "utils/raise.hpp"
 
@@ -84,36 +83,21 @@ void TorchPickle::hold(snapshot::Ledger& ledger) {
 }
 
 void write_torch_archive(TorchPickle&& pickle, const std::function<void(std::string_view)>& write) {
-  // Miniz, which is C, and the archive's destructor must not meet an exception.
-  std::exception_ptr failure;
-  caffe2::serialize::PyTorchStreamWriter archive([&](const void* bytes, size_t size) {
-    try {
-      if (!failure) write({static_cast<const char*>(bytes), size});
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    return size;
-  });
-  const auto record = [&](const std::string& name, const void* data, size_t size) {
-    archive.writeRecord(name, data, size);
-    if (failure) std::rethrow_exception(failure);
-  };
-  const auto text = [&](const std::string& name, const std::string& content) {
-    record(name, content.data(), content.size());
-  };
+  ZipWriter archive(write);
   // The order and the small records are those of torch.save.
-  text("data.pkl", pickle.finish());
-  text(".format_version", "1");
-  text(".storage_alignment", "64");
-  text("byteorder", "little");
+  archive.record("data.pkl", pickle.finish());
+  archive.record(".format_version", "1");
+  archive.record(".storage_alignment", "64");
+  archive.record("byteorder", "little");
   for (size_t i = 0; i < pickle.storages_.size(); ++i) {
     const auto tensor =
         std::exchange(pickle.storages_[i], nullptr)().detach().cpu().resolve_conj().resolve_neg().contiguous();
-    const snapshot::WholeAtMark bytes(tensor.const_data_ptr(), static_cast<int64_t>(tensor.nbytes()));
-    record("data/" + std::to_string(i), bytes.data(), static_cast<size_t>(tensor.nbytes()));
+    const auto bytes = static_cast<int64_t>(tensor.nbytes());
+    archive.record("data/" + std::to_string(i), bytes, [&](const ZipWriter::Write& take) {
+      snapshot::bytes_at_mark(tensor.const_data_ptr(), bytes, take);
+    });
   }
-  archive.writeEndOfFile();
-  if (failure) std::rethrow_exception(failure);
+  archive.finish();
 }
 
 }  // namespace accelerate::formats

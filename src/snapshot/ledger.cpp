@@ -346,15 +346,6 @@ Keeping::~Keeping() {
 ReadsBy::ReadsBy(Ledger& ledger) { read_by() = &ledger; }
 ReadsBy::~ReadsBy() { read_by() = nullptr; }
 
-WholeAtMark::WholeAtMark(const void* begin, int64_t bytes) : data_(begin) {
-  auto* const ledger = read_by();
-  if (!ledger || !ledger->holds(begin, bytes)) return;
-  copy_ = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(bytes));
-  data_ = copy_.get();
-  ledger->read(begin, bytes,
-               [to = copy_.get()](std::string_view part) mutable { to = std::copy(part.begin(), part.end(), to); });
-}
-
 void bytes_at_mark(const void* begin, int64_t bytes, const std::function<void(std::string_view)>& take) {
   if (auto* const ledger = read_by()) return ledger->read(begin, bytes, take);
   take({static_cast<const char*>(begin), static_cast<size_t>(bytes)});

@@ -57,9 +57,6 @@ class Ledger {
 
   /// Of the writer: gives the bytes at `begin` as they were, piece by piece. What was not held comes as it is.
   void read(const void* begin, int64_t bytes, const std::function<void(std::string_view)>& take);
-  bool holds(const void* begin, int64_t bytes) const {
-    return regions_.contains({static_cast<const char*>(begin), bytes});
-  }
   /// From here on reading throws. Any thread.
   void abandon() { abandoned_ = true; }
   /// Of the writer, when it has read all: what is wrong with it; empty: nothing. Nobody keeps anything any more.
@@ -162,16 +159,6 @@ class ReadsBy {
   ~ReadsBy();
   ReadsBy(const ReadsBy&) = delete;
   ReadsBy& operator=(const ReadsBy&) = delete;
-};
-/// For who writes files and needs them at one place, several times.
-class WholeAtMark {
- public:
-  WholeAtMark(const void* begin, int64_t bytes);
-  const void* data() const { return data_; }
-
- private:
-  std::unique_ptr<char[]> copy_;
-  const void* data_;
 };
 /// For who writes files: these bytes, as they were at the mark where this thread writes behind training; else at once.
 void bytes_at_mark(const void* begin, int64_t bytes, const std::function<void(std::string_view)>& take);

@@ -38,6 +38,10 @@ F("tied tensors are read each", file, "for (auto& chunk : region.chunks) «++chu
   s + "PartsOfOneStorageAndTiedTensorsAreReadEachByItself")
 F("memory is held until it is read", file, "tensor, «tensor.storage()»,", "c10::Storage()",
   s + "MemoryOfATensorThatGetsOtherStorageStays")
+F("checksums of records make an archive's number", "src/formats/zip_writer.cpp",
+  "«sums_ = c10::hash_combine(sums_, entry.crc);»", "", "zip_writer_tests ZipWriter.ItsBytesAreLibTorchs")
+F("records of another size are refused", "src/formats/zip_writer.cpp", "if («given != entry.bytes») throw", "false",
+  "zip_writer_tests ZipWriter.ARecordOfAnotherSizeIsRefused")
 # ---- who rewrites
 F("our steps keep old values while they step", "src/optim/kernels/step.cpp",
   "if (old.any()) «old.stream(slice, from, count);»", "", s + "StepsKeepWhatTheyRewrite", same)
@@ -46,3 +50,5 @@ F("other steps are announced", "src/optim/optimizer.cpp",
 F("writes to shards are announced", "src/residency/homes/kept.cpp",
   "const at::Tensor& values) const { «snapshot::keep(values_);» overlap(values_, begin_, begin, values, [](const at::Tensor& kept, const at::Tensor& image) { kept", "",
   b + "WhatTheProgramRewritesFailsTheSaveOnAllRanks")
+F("one save behind training at a time", "src/accelerator/checkpointing.cpp", "if («snapshot::current()») throw", "false",
+  b + "WhatCantBeReadLaterIsRefused")

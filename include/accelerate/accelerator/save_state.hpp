@@ -16,7 +16,7 @@ struct SaveStateOptions {
   /// those of a save that waits, byte for byte. Nothing is copied but buffers, gradients of an unfinished accumulation
   /// group, random generators and registered objects: parameters and optimizers' states are read from where they lie,
   /// 4 MB at a time, and what a step rewrites before that is kept by the step. So memory grows by what was kept, and by
-  /// a copy of the largest tensor. wait_for_checkpoint(), load_state(), the next save_state() and end_training() wait
+  /// one buffer of 4 MB. wait_for_checkpoint(), load_state(), the next save_state() and end_training() wait
   /// for it, and throw on all ranks what went wrong; total_limit acts then, too.
   ///
   /// Until then parameters and optimizers' states change by steps of prepared optimizers, and by what this library does

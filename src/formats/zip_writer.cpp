@@ -1,0 +1,124 @@
+#include "formats/zip_writer.hpp"
+
+#include <c10/util/hash.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "accelerate/utils/error.hpp"
+#include "utils/file_checksums.hpp"
+
+namespace accelerate::formats {
+namespace {
+
+constexpr uint64_t kMost32 = 0xffffffff;
+constexpr uint64_t kAlignment = 64;
+constexpr uint32_t kLocalHeader = 0x04034b50, kDescriptor = 0x08074b50, kDirectoryEntry = 0x02014b50,
+                   kEnd64 = 0x06064b50, kLocator64 = 0x07064b50, kEnd = 0x06054b50;
+constexpr uint16_t kUtf8 = 0x0800, kSumsBehind = 0x0008;
+
+/// CRC-32 of zip files.
+constexpr auto kCrcTables = crc32c::make_tables(0xEDB88320);
+
+template <class T> void put(std::string& to, T value) {
+  for (size_t i = 0; i < sizeof(T); ++i) to.push_back(static_cast<char>(value >> 8 * i & 0xff));
+}
+uint32_t at_most_32(uint64_t value) { return static_cast<uint32_t>(std::min(value, kMost32)); }
+
+/// The extra field of what does not fit into 32 bits; empty: all fits.
+std::string wide_sizes(uint64_t bytes, uint64_t stored, uint64_t begin) {
+  if (bytes < kMost32 && begin < kMost32) return {};
+  std::string sizes;
+  if (bytes >= kMost32) put(sizes, bytes), put(sizes, stored);
+  if (begin >= kMost32) put(sizes, begin);
+  std::string field;
+  put(field, uint16_t{1}), put(field, static_cast<uint16_t>(sizes.size()));
+  return field + sizes;
+}
+
+uint16_t flags_of(uint64_t bytes) { return bytes > 0 ? kUtf8 | kSumsBehind : kUtf8; }
+
+}  // namespace
+
+void ZipWriter::write(const std::string& bytes) {
+  write_(bytes);
+  position_ += bytes.size();
+}
+
+void ZipWriter::record(const std::string& short_name, int64_t bytes, const std::function<void(const Write&)>& pieces) {
+  Entry entry{"archive/" + short_name, static_cast<uint64_t>(bytes), position_, 0};
+  const auto wide = wide_sizes(entry.bytes, 0, entry.begin);
+  std::string header;
+  put(header, kLocalHeader), put(header, uint16_t{0}), put(header, flags_of(entry.bytes));
+  header.append(2 + 2 + 2 + 4 + 4 + 4, '\0');  // method, time, date, and sums that come behind
+  put(header, static_cast<uint16_t>(entry.name.size()));
+  const uint64_t begin = position_ + header.size() + 2 + entry.name.size() + wide.size() + 4;
+  const uint64_t padding = (kAlignment - begin % kAlignment) % kAlignment;
+  put(header, static_cast<uint16_t>(wide.size() + 4 + padding));
+  header += entry.name + wide + "FB";
+  put(header, static_cast<uint16_t>(padding));
+  header.append(padding, 'Z');
+  write(header);
+
+  uint32_t crc = ~uint32_t{0};
+  uint64_t given = 0;
+  pieces([&](std::string_view piece) {
+    crc = crc32c::by_table(crc, piece, kCrcTables);
+    given += piece.size();
+    write_(piece);
+  });
+  if (given != entry.bytes) throw InternalError("writing a torch archive: a record has another size than was said");
+  position_ += given;
+  if (given > 0) {
+    entry.crc = ~crc;
+    std::string behind;
+    put(behind, kDescriptor), put(behind, entry.crc);
+    if (wide.empty()) put(behind, static_cast<uint32_t>(given)), put(behind, static_cast<uint32_t>(given));
+    else put(behind, given), put(behind, given);
+    write(behind);
+    sums_ = c10::hash_combine(sums_, entry.crc);
+  }
+  names_.insert(short_name);
+  entries_.push_back(std::move(entry));
+}
+
+void ZipWriter::record(const std::string& name, std::string_view bytes) {
+  record(name, static_cast<int64_t>(bytes.size()), [&](const Write& take) { take(bytes); });
+}
+
+std::string ZipWriter::directory() const {
+  std::string all;
+  for (const auto& entry : entries_) {
+    const auto wide = wide_sizes(entry.bytes, entry.bytes, entry.begin);
+    put(all, kDirectoryEntry), put(all, uint16_t{0}), put(all, uint16_t{0}), put(all, flags_of(entry.bytes));
+    all.append(2 + 2 + 2, '\0');  // method, time, date
+    put(all, entry.crc), put(all, at_most_32(entry.bytes)), put(all, at_most_32(entry.bytes));
+    put(all, static_cast<uint16_t>(entry.name.size())), put(all, static_cast<uint16_t>(wide.size()));
+    all.append(2 + 2 + 2 + 4, '\0');  // comment, disk, attributes
+    put(all, at_most_32(entry.begin));
+    all += entry.name + wide;
+  }
+  return all;
+}
+
+void ZipWriter::finish() {
+  record("version", "3\n");
+  if (!names_.contains("byteorder")) record("byteorder", "little");
+  uint64_t names = 0;
+  for (const auto& name : names_) names = c10::hash_combine(names, c10::hash<std::string>{}(name));
+  record(".data/serialization_id", fmt::format("{:020}{:020}", names, sums_));
+  const uint64_t begin = position_, count = entries_.size();
+  const auto entries = directory();
+  std::string end;
+  put(end, kEnd64), put(end, uint64_t{44}), put(end, uint16_t{0x031e}), put(end, uint16_t{45});
+  put(end, uint32_t{0}), put(end, uint32_t{0}), put(end, count), put(end, count);
+  put(end, static_cast<uint64_t>(entries.size())), put(end, begin);
+  put(end, kLocator64), put(end, uint32_t{0}), put(end, begin + entries.size()), put(end, uint32_t{1});
+  const auto few = static_cast<uint16_t>(std::min<uint64_t>(count, 0xffff));
+  put(end, kEnd), put(end, uint16_t{0}), put(end, uint16_t{0}), put(end, few), put(end, few);
+  put(end, at_most_32(entries.size())), put(end, at_most_32(begin)), put(end, uint16_t{0});
+  write(entries);
+  write(end);
+}
+
+}  // namespace accelerate::formats
