@@ -72,10 +72,10 @@ std::vector<snapshot::NamedTensor> read_later(const RunState& run) {
     std::set<const at::TensorImpl*> parameters;  // buffers change in forwards, and are copied
     for (const auto& [name, parameter] : model->model.parameters()) parameters.insert(parameter.unsafeGetTensorImpl());
     for (const auto& holding : holdings_of(*model)) {
-      if (residency::encoded_weight(holding.tensor)) continue;  // which files leave out
+      const auto* const tensor = holding.tensor.unsafeGetTensorImpl();
+      if (!parameters.contains(tensor) || residency::encoded_weight(holding.tensor)) continue;  // files have no codes
       refuse_unreadable(engines, holding.names.front(), holding.value);
-      if (parameters.contains(holding.tensor.unsafeGetTensorImpl()))
-        state.push_back({holding.names.front(), holding.value});
+      state.push_back({holding.names.front(), holding.value});
     }
   }
   for (size_t i = 0; i < run.optimizers.size(); ++i) {

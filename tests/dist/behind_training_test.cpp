@@ -16,6 +16,7 @@
 #include <set>
 #include <string>
 
+#include "both_stores.hpp"
 #include "formats/checkpoint_manifest.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
@@ -195,29 +196,44 @@ RANKS_TEST(BehindTraining, TheMarkCopiesNextToNothing, 1, 2) {
 
 RANKS_TEST(BehindTraining, WhatTheProgramRewritesFailsTheSaveOnAllRanks, 1, 2) {
   const auto folder = support::scratch("folder");
-  for (const std::string layout : {"plain", "local"}) {
-    Run run(layout);
+  Run run("plain");
+  run.steps(2);
+  run.accelerator.save_state(folder);
+  const auto before = contents_of(folder);
+  {
+    Gate gate;
+    run.accelerator.save_state(folder, {.behind_training = true});
+    const at::NoGradGuard no_grad;
+    if (rank() <= 0) run.net->parameters()[0].mul_(2);
+  }
+  EXPECT_THAT(message_of<CheckpointError>([&] { run.accelerator.load_state(folder); }),
+              AllOf(HasSubstr("was changed behind the save"), HasSubstr("'0.weight'")));
+  run.accelerator.wait_for_checkpoint();  // it was reported
+  EXPECT_TRUE(contents_of(folder) == before) << "the older checkpoint was touched";
+  run.accelerator.save_state(folder, {.behind_training = true});
+  run.accelerator.load_state(folder);
+}
+
+// Whoever brings them to this rank's shards keeps what is there.
+RANKS_TEST(BehindTraining, WritesToShardedParametersAreKept, 1, 2) {
+  support::on_both_stores([](const std::string& store) {
+    SCOPED_TRACE(store);
+    const auto folder = support::scratch(store);
+    Run run("local");
     run.steps(2);
-    run.accelerator.save_state(folder / layout);
-    const auto before = contents_of(folder / layout);
+    run.accelerator.save_state(folder / "waits");
     {
       Gate gate;
-      run.accelerator.save_state(folder / layout, {.behind_training = true});
-      const at::NoGradGuard no_grad;
-      if (layout == "plain" && rank() <= 0) run.net->parameters()[0].mul_(2);
-      else if (layout == "local") run.net->parameters()[0].mul_(2);  // by the shard's home, which keeps it
+      run.accelerator.save_state(folder / "behind", {.behind_training = true});
+      {
+        const at::NoGradGuard no_grad;
+        run.net->parameters()[0].mul_(2);
+      }
+      run.steps(2);
     }
-    if (layout == "local") {
-      run.accelerator.wait_for_checkpoint();
-    } else {
-      EXPECT_THAT(message_of<CheckpointError>([&] { run.accelerator.wait_for_checkpoint(); }),
-                  AllOf(HasSubstr("was changed behind the save"), HasSubstr("'0.weight'")));
-      run.accelerator.wait_for_checkpoint();  // it was reported
-    }
-    EXPECT_TRUE(contents_of(folder / layout) == before) << "the older checkpoint was touched";
-    run.accelerator.save_state(folder / layout, {.behind_training = true});
-    run.accelerator.load_state(folder / layout);
-  }
+    run.accelerator.wait_for_checkpoint();
+    expect_same_files(folder / "waits", folder / "behind");
+  });
 }
 
 RANKS_TEST(BehindTraining, AFileThatCantBeWrittenFailsTheSaveOnAllRanks, 1, 2) {
@@ -275,36 +291,41 @@ RANKS_TEST(BehindTraining, AutomaticNamesAndTheLimitActWhenItIsComplete, 1, 2) {
   EXPECT_EQ(run.counter, 8);
 }
 
-// Every rank, or one alone, dies at the mark, at some chunk, or when all is written.
-TEST(BehindTraining, KilledInAnyPhaseTheOlderCheckpointStays) {
-  if (support::is_rank()) {
-    const fs::path folder = std::getenv("RUN_FOLDER");
-    const int64_t at = std::stoll(std::getenv("KILL_AT"));
-    const bool dies = std::getenv("KILL_ALL")[0] == '1' || rank() == 1;
-    Run run("sharded", "adamw");
-    if (fs::exists(folder / "one")) {
-      run.accelerator.load_state(folder / "one");
-      EXPECT_GE(run.counter, 2);
-    } else {
-      run.steps(2);
-      run.accelerator.save_state(folder / "one");
-    }
-    run.accelerator.wait_for_everyone();
-    std::atomic<int64_t> reads{0};
-    if (dies)
-      snapshot::set_before_read([&reads, at] {
-        if (reads++ == at) ::raise(SIGKILL);
-      });
+namespace {
+
+/// A rank of a run that is killed: at the mark (-1), when its thread is about to read a chunk, or when all is written.
+void save_and_die(const fs::path& folder, int64_t at, bool dies) {
+  Run run("sharded", "adamw");
+  if (fs::exists(folder)) {
+    run.accelerator.load_state(folder);
+    ASSERT_GE(run.counter, 2);
+  } else {
     run.steps(2);
-    run.accelerator.save_state(folder / "one", {.behind_training = true});
-    if (at < 0 && dies) ::raise(SIGKILL);
-    run.steps(2);
-    run.accelerator.wait_for_checkpoint();
-    if (dies) ::raise(SIGKILL);
-    run.accelerator.wait_for_everyone();
-    return;
+    run.accelerator.save_state(folder);
   }
-  const auto folder = support::scratch("folder");
+  run.accelerator.wait_for_everyone();
+  const auto reads = std::make_shared<std::atomic<int64_t>>(0);
+  if (dies)
+    snapshot::set_before_read([reads, at] {
+      if ((*reads)++ == at) ::raise(SIGKILL);
+    });
+  run.steps(2);
+  run.accelerator.save_state(folder, {.behind_training = true});
+  if (at < 0 && dies) ::raise(SIGKILL);
+  run.steps(2);
+  run.accelerator.wait_for_checkpoint();
+  if (dies) ::raise(SIGKILL);
+  run.accelerator.wait_for_everyone();
+}
+
+}  // namespace
+
+// Every rank, or one alone, dies in some phase.
+TEST(BehindTraining, KilledInAnyPhaseTheOlderCheckpointStays) {
+  if (support::is_rank())
+    return save_and_die(std::getenv("RUN_FOLDER"), std::stoll(std::getenv("KILL_AT")),
+                        std::getenv("KILL_ALL")[0] == '1' || rank() == 1);
+  const auto folder = support::scratch("one");
   for (const char* all : {"1", "0"})
     for (const char* at : {"-1", "0", "5", "1000"}) {
       SCOPED_TRACE(testing::Message() << all << ", killed at chunk " << at);
@@ -312,6 +333,6 @@ TEST(BehindTraining, KilledInAnyPhaseTheOlderCheckpointStays) {
           "BehindTraining.KilledInAnyPhaseTheOlderCheckpointStays",
           {.world_size = 2, .env = {{"RUN_FOLDER", folder.string()}, {"KILL_AT", at}, {"KILL_ALL", all}}});
       EXPECT_EQ(ranks[1].signal, SIGKILL) << ranks[1].output;
-      EXPECT_TRUE(fs::exists(folder / "one" / "checkpoint.json"));
+      EXPECT_TRUE(formats::read_manifest(folder)) << "the older checkpoint is gone";
     }
 }

@@ -48,7 +48,9 @@ F("our steps keep old values while they step", "src/optim/kernels/step.cpp",
 F("other steps are announced", "src/optim/optimizer.cpp",
   "return fused->run(grad_scale); «snapshot::keep_all();»", "", same)
 F("writes to shards are announced", "src/residency/homes/kept.cpp",
-  "const at::Tensor& values) const { «snapshot::keep(values_);» overlap(values_, begin_, begin, values, [](const at::Tensor& kept, const at::Tensor& image) { kept", "",
-  b + "WhatTheProgramRewritesFailsTheSaveOnAllRanks")
+  "void Kept::take(int64_t begin, const at::Tensor& values) const { «snapshot::keep(values_);»", "",
+  b + "WritesToShardedParametersAreKept")
+F("writes to shards in shared memory are announced", "src/residency/residency.cpp", "«snapshot::keep(own);»", "",
+  b + "WritesToShardedParametersAreKept")
 F("one save behind training at a time", "src/accelerator/checkpointing.cpp", "if («snapshot::current()») throw", "false",
   b + "WhatCantBeReadLaterIsRefused")
