@@ -13,8 +13,8 @@ namespace {
 
 constexpr uint64_t kMost32 = 0xffffffff;
 constexpr uint64_t kAlignment = 64;
-constexpr uint32_t kLocalHeader = 0x04034b50, kDescriptor = 0x08074b50, kDirectoryEntry = 0x02014b50,
-                   kEnd64 = 0x06064b50, kLocator64 = 0x07064b50, kEnd = 0x06054b50;
+constexpr uint32_t kRecordMark = 0x04034b50, kSumsMark = 0x08074b50, kEntryMark = 0x02014b50, kEnd64Mark = 0x06064b50,
+                   kLocatorMark = 0x07064b50, kEndMark = 0x06054b50;
 constexpr uint16_t kUtf8 = 0x0800, kSumsBehind = 0x0008;
 
 /// CRC-32 of zip files.
@@ -49,7 +49,7 @@ void ZipWriter::record(const std::string& short_name, int64_t bytes, const std::
   Entry entry{"archive/" + short_name, static_cast<uint64_t>(bytes), position_, 0};
   const auto wide = wide_sizes(entry.bytes, 0, entry.begin);
   std::string header;
-  put(header, kLocalHeader), put(header, uint16_t{0}), put(header, flags_of(entry.bytes));
+  put(header, kRecordMark), put(header, uint16_t{0}), put(header, flags_of(entry.bytes));
   header.append(2 + 2 + 2 + 4 + 4 + 4, '\0');  // method, time, date, and sums that come behind
   put(header, static_cast<uint16_t>(entry.name.size()));
   const uint64_t begin = position_ + header.size() + 2 + entry.name.size() + wide.size() + 4;
@@ -72,7 +72,7 @@ void ZipWriter::record(const std::string& short_name, int64_t bytes, const std::
   if (given > 0) {
     entry.crc = ~crc;
     std::string behind;
-    put(behind, kDescriptor), put(behind, entry.crc);
+    put(behind, kSumsMark), put(behind, entry.crc);
     if (wide.empty()) put(behind, static_cast<uint32_t>(given)), put(behind, static_cast<uint32_t>(given));
     else put(behind, given), put(behind, given);
     write(behind);
@@ -90,7 +90,7 @@ std::string ZipWriter::directory() const {
   std::string all;
   for (const auto& entry : entries_) {
     const auto wide = wide_sizes(entry.bytes, entry.bytes, entry.begin);
-    put(all, kDirectoryEntry), put(all, uint16_t{0}), put(all, uint16_t{0}), put(all, flags_of(entry.bytes));
+    put(all, kEntryMark), put(all, uint16_t{0}), put(all, uint16_t{0}), put(all, flags_of(entry.bytes));
     all.append(2 + 2 + 2, '\0');  // method, time, date
     put(all, entry.crc), put(all, at_most_32(entry.bytes)), put(all, at_most_32(entry.bytes));
     put(all, static_cast<uint16_t>(entry.name.size())), put(all, static_cast<uint16_t>(wide.size()));
@@ -110,12 +110,12 @@ void ZipWriter::finish() {
   const uint64_t begin = position_, count = entries_.size();
   const auto entries = directory();
   std::string end;
-  put(end, kEnd64), put(end, uint64_t{44}), put(end, uint16_t{0x031e}), put(end, uint16_t{45});
+  put(end, kEnd64Mark), put(end, uint64_t{44}), put(end, uint16_t{0x031e}), put(end, uint16_t{45});
   put(end, uint32_t{0}), put(end, uint32_t{0}), put(end, count), put(end, count);
   put(end, static_cast<uint64_t>(entries.size())), put(end, begin);
-  put(end, kLocator64), put(end, uint32_t{0}), put(end, begin + entries.size()), put(end, uint32_t{1});
+  put(end, kLocatorMark), put(end, uint32_t{0}), put(end, begin + entries.size()), put(end, uint32_t{1});
   const auto few = static_cast<uint16_t>(std::min<uint64_t>(count, 0xffff));
-  put(end, kEnd), put(end, uint16_t{0}), put(end, uint16_t{0}), put(end, few), put(end, few);
+  put(end, kEndMark), put(end, uint16_t{0}), put(end, uint16_t{0}), put(end, few), put(end, few);
   put(end, at_most_32(entries.size())), put(end, at_most_32(begin)), put(end, uint16_t{0});
   write(entries);
   write(end);

@@ -29,6 +29,7 @@ using snapshot::SnapshotCount;
 using support::message_of;
 using support::rank;
 using testing::AllOf;
+using testing::AnyOf;
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 namespace nn = torch::nn;
@@ -91,12 +92,13 @@ struct Run {
                const ProjectConfiguration& project = {})
       : accelerator((torch::manual_seed(3), options_of(layout, project))),
         net(nn::Linear(64, 64), nn::BatchNorm1d(64), nn::Linear(64, 64)),
-        bare(optimizer_of(optimizer_name, net->parameters())) {
+        bare((net->to(layout == "halves" ? at::kBFloat16 : at::kFloat),
+              optimizer_of(optimizer_name, net->parameters()))) {
     accelerator.register_for_checkpointing(counter);
   }
   void step() {
     const auto scope = accelerator.accumulate(model);
-    accelerator.backward(model(torch::rand({4, 64})).pow(2).mean());
+    accelerator.backward(model(torch::rand({4, 64}).to(dtype)).pow(2).mean());
     optimizer.step(), optimizer.zero_grad();
     counter += 1;
   }
@@ -107,6 +109,7 @@ struct Run {
   Accelerator accelerator;
   nn::Sequential net;
   std::unique_ptr<torch::optim::Optimizer> bare;
+  at::ScalarType dtype = net->parameters()[0].scalar_type();
   Prepared<nn::Sequential> model = accelerator.prepare(net);
   AcceleratedOptimizer optimizer = accelerator.prepare(*bare);
   int64_t counter = 0;
@@ -137,10 +140,12 @@ void expect_same_files(const fs::path& one, const fs::path& other) {
 RANKS_TEST(BehindTraining, FilesAreThoseOfASaveThatWaits, 1, 2, 3) {
   const PartialState state({.cpu = true});
   const std::vector<std::pair<std::string, std::string>> jobs{
-      {"plain", "sgd"},     {"plain", "adamw"}, {"plain", "rmsprop"}, {"plain", "adamw8bit"}, {"plain", "lion"},
-      {"sharded", "adamw"}, {"local", "sgd"},   {"bf16", "sgd"},      {"sharded", "rmsprop"}, {"ahead", "adamw"}};
+      {"plain", "sgd"},  {"plain", "adamw"},     {"plain", "rmsprop"}, {"plain", "adamw8bit"},
+      {"plain", "lion"}, {"bf16", "sgd"},        {"halves", "sgd"},    {"sharded", "adamw"},
+      {"local", "sgd"},  {"sharded", "rmsprop"}, {"ahead", "adamw"}};
   for (const auto& [layout, optimizer] : jobs)
-    for (const int before : {4, 5}) {  // between groups, and in the middle of one
+    for (const int before : optimizer == "sgd" ? std::vector{4, 5} : std::vector{4}) {  // 5: in the middle of a group
+      const bool all_write = layout == "sharded" || layout == "local" || layout == "ahead";
       SCOPED_TRACE(testing::Message() << layout << ", " << optimizer << ", after " << before);
       const auto folder = support::scratch(layout + optimizer + std::to_string(before));
       at::Tensor alone;
@@ -159,8 +164,7 @@ RANKS_TEST(BehindTraining, FilesAreThoseOfASaveThatWaits, 1, 2, 3) {
         EXPECT_FALSE(fs::exists(folder / "behind")) << "it has waited";
         EXPECT_EQ(counts::read(SnapshotCount::kept_bytes), 0) << "copied before a step came";
         run.steps(4);
-        if (rank() <= 0 || (layout != "plain" && layout != "bf16"))
-          EXPECT_GT(counts::read(SnapshotCount::kept_bytes), 0);
+        if (rank() <= 0 || all_write) EXPECT_GT(counts::read(SnapshotCount::kept_bytes), 0);
         EXPECT_LE(counts::read(SnapshotCount::kept_bytes), counts::read(SnapshotCount::state_bytes));
       }
       run.accelerator.wait_for_checkpoint();
@@ -248,7 +252,8 @@ RANKS_TEST(BehindTraining, AFileThatCantBeWrittenFailsTheSaveOnAllRanks, 1, 2) {
     run.accelerator.wait_for_everyone();
   }
   EXPECT_THAT(message_of<CheckpointError>([&] { run.accelerator.save_state(folder / "two"); }),
-              HasSubstr("the checkpoint was not written"));
+              AllOf(HasSubstr("the checkpoint was not written"),
+                    AnyOf(HasSubstr("can't create it"), HasSubstr("can't rename"))));
   EXPECT_FALSE(fs::exists(folder / "one") || fs::exists(folder / "two"));
   run.accelerator.save_state(folder / "two");
   EXPECT_TRUE(fs::exists(folder / "two" / "checkpoint.json"));

@@ -26,7 +26,6 @@ F("rank 0 says which ranks failed", file, "if (verdict.empty() && «!reports[oth
   b + "AFileThatCantBeWrittenFailsTheSaveOnAllRanks")
 F("a rank's failure is everybody's", file, "verdict.empty()) { verdict = «std::move(theirs)»;", "std::string()",
   b + "WhatTheProgramRewritesFailsTheSaveOnAllRanks")
-F("all ranks' files are listed", file, "if («!report.files.empty()») parts.files->add", "false", same)
 F("metadata of pieces is written last", file, "«later.together[i].last(texts);»", "", same)
 file = "src/snapshot/ledger.cpp"
 F("what is rewritten is kept", file, "«chunk.state = Chunk::State::kept;» counts::add", "", s + "WhatIsRewrittenIsReadAsItWas", same)
@@ -47,6 +46,8 @@ F("our steps keep old values while they step", "src/optim/kernels/step.cpp",
   "if (old.any()) «old.stream(slice, from, count);»", "", s + "StepsKeepWhatTheyRewrite", same)
 F("other steps are announced", "src/optim/optimizer.cpp",
   "return fused->run(grad_scale); «snapshot::keep_all();»", "", same)
+F("a user's steps are announced", "src/optim/optimizer.cpp",
+  "«snapshot::keep_all();» return optimizer.step(in_step(closure, optimizer));", "", same)
 F("writes to shards are announced", "src/residency/homes/kept.cpp",
   "void Kept::take(int64_t begin, const at::Tensor& values) const { «snapshot::keep(values_);»", "",
   b + "WritesToShardedParametersAreKept")
