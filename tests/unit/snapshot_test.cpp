@@ -1,6 +1,4 @@
 // Memory as it was at a mark, read while it is rewritten.
-#include <accelerate/optim.hpp>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
