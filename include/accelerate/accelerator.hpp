@@ -409,21 +409,21 @@ class ACCELERATE_API Accelerator {
   /// parameters rank 0 gets it, others an empty dict; with full_state_dict by the plugin's optim_state_dict_config.
   c10::IValue get_optimizer_state_dict(const AcceleratedOptimizer& optimizer) const;
   /// Writes everything that was prepared or registered; with automatic naming into a new folder. Collective. @return
-  /// the folder. It appears whole or not at all: what is written goes into another one, which gets the name when all is
-  /// on the disk. A folder that is there already keeps what is no checkpoint's, and its older checkpoint until the new
-  /// one is complete. In the middle of an accumulation group the gradients so far are saved, by each rank its own.
-  /// accelerator/save_state.hpp says which files those of FSDP and of DeepSpeed are.
+  /// the folder. It appears whole or not at all: when all is on the disk it gets its name. One that is there already
+  /// keeps what is no checkpoint's, and its older checkpoint until the new one is complete. In the middle of an
+  /// accumulation group each rank saves its gradients so far. Files of FSDP, DeepSpeed: accelerator/save_state.hpp.
   /// @throws CheckpointError, ResourceError, on all ranks; with automatic naming also beside a later run's checkpoints.
   std::filesystem::path save_state(const std::filesystem::path& output_dir = {}, bool safe_serialization = true);
   std::filesystem::path save_state(const std::filesystem::path& output_dir, const SaveStateOptions& options);
   /// Waits for one that is written behind training. Collective. @throws CheckpointError on all ranks, once: it failed
   void wait_for_checkpoint();
-  /// Reads it back into the same objects; no folder: the newest complete automatic checkpoint, and a warning names
-  /// newer ones. Collective. All forms but local fit any number of ranks and any plugin or none, also those that Python
-  /// wrote: each rank reads what it needs. Loaders go on in the middle of a pass (see PreparedStatus::load_state_dict)
-  /// and accumulation in the middle of a group, with as many micro-steps as before or as many batches of one rank.
+  /// Reads it back into the same objects and tensors; no folder: the newest complete automatic checkpoint, and a
+  /// warning names newer ones. Collective. All forms but local fit any ranks and plugins, also Python's. Loaders go on
+  /// within a pass, accumulation within a group: with as many micro-steps as before, or as many batches of a rank in
+  /// all.
   /// @throws CheckpointError on all ranks, and leaves all as it was, if a file is missing or does not fit on any of
-  /// them, or if the run can't go on with these ranks: then with the numbers.
+  /// them, or if the run can't go on with these ranks: then with the numbers. Damaged bytes show in the middle: weights
+  /// and states are undefined then, and save_state() refuses until a checkpoint is loaded (docs/checkpoints.md).
   void load_state(const std::filesystem::path& input_dir = {}, const LoadStateOptions& options = {});
   /// Your own objects: anything with `c10::IValue state_dict()` and `load_state_dict(const c10::IValue&)`, or any value
   /// that an archive takes (numbers, strings, containers, structs with ACCELERATE_FIELDS). Kept by reference.

@@ -8,6 +8,7 @@
 #include "checkpoint/model_state.hpp"
 #include "checkpoint/weight_files.hpp"
 #include "comm/agreement.hpp"
+#include "formats/input_file.hpp"
 #include "residency/homes/encoded.hpp"
 #include "run_state/checkpoint_folders.hpp"
 #include "run_state/counts.hpp"
@@ -246,6 +247,7 @@ void Accelerator::load_state(const fs::path& input_dir, const LoadStateOptions& 
   const bool checksums =
       project.verify_checkpoints.value_or(environment::flag("ACCELERATE_VERIFY_CHECKPOINTS").value_or(true));
   const run_state::CheckedCheckpoint checked(folder, {.checksums = checksums, .first_here = is_local_main_process()});
+  const int64_t read_before = formats::InputFile::bytes_read();
   auto how = impl_->load_options();
   how.strict = options.strict;
   for (const auto& hook : impl_->load_hooks) hook(how.models, folder);
@@ -253,6 +255,7 @@ void Accelerator::load_state(const fs::path& input_dir, const LoadStateOptions& 
   counts::add(CheckpointCount::checkpoints_loaded);
   counts::add(CheckpointCount::parts_checked, checked.parts_checked());
   counts::add(CheckpointCount::records_checked, checked.records_checked());
+  counts::add(CheckpointCount::bytes_read, formats::InputFile::bytes_read() - read_before);
   if (!checksums) counts::add(CheckpointCount::checkpoints_unchecked);
   if (const auto* manifest = checked.manifest())
     impl_->run.steps_before += manifest->step - run_state::steps_taken(impl_->run);

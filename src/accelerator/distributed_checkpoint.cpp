@@ -236,9 +236,10 @@ checkpointing::StoredTensors stored_state(const std::string& parameter, const St
 
 [[noreturn]] void misfit(const std::string& what) { raise<CheckpointError>("set_optimizer_state_dict: {}", what); }
 
-/// The argument of each optimizer's load_state_dict(). Nothing is changed yet.
-std::vector<c10::IValue> stage_optimizers(const run_state::PreparedModels& models, const Optimizers& optimizers,
-                                          const StateDict& state, const StateDictOptions& options) {
+/// For each optimizer. Nothing is changed yet.
+std::vector<run_state::StagedOptimizer> stage_optimizers(const run_state::PreparedModels& models,
+                                                         const Optimizers& optimizers, const StateDict& state,
+                                                         const StateDictOptions& options) {
   const auto& states = dict_at(state, "state");
   const auto& groups = state.at("param_groups").as<List>();
   size_t count = 0;
@@ -248,7 +249,7 @@ std::vector<c10::IValue> stage_optimizers(const run_state::PreparedModels& model
                        groups.size(), count));
   std::set<std::string> known;
   std::string differences;
-  std::vector<c10::IValue> result;
+  std::vector<run_state::StagedOptimizer> result;
   auto next = groups.begin();
   for (const auto& optimizer : optimizers.all()) {
     checkpointing::StoredOptimizer stored{
@@ -273,7 +274,7 @@ std::vector<c10::IValue> stage_optimizers(const run_state::PreparedModels& model
           differences += fmt::format("\n  '{}': no state, which a trained parameter has", held.names.front());
       }
     }
-    if (differences.empty()) result.push_back(run_state::read_optimizer(optimizer, models, stored));
+    if (differences.empty()) result.emplace_back(optimizer, models, stored, "a state dict");
   }
   for (const auto& [name, fields] : states)
     if (options.strict && !known.contains(name))
@@ -329,20 +330,20 @@ IncompatibleKeys set(const AnyModel& model, const Optimizers& optimizers, const 
 
   IncompatibleKeys keys;
   std::optional<run_state::StagedModel> staged;
-  std::vector<c10::IValue> states, before;
+  std::vector<run_state::StagedOptimizer> states;
+  std::vector<std::function<void()>> undo;
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
     if (model_state) staged.emplace(stage_model(core, *model_state, options, keys));
     if (optim_state) states = stage_optimizers(models, optimizers, *optim_state, options);
   });
+  if (staged) staged->agree();
   try {
     comm::on_all_ranks_or_throw<CheckpointError>([&] {
-      for (size_t i = 0; i < states.size(); ++i) {
-        before.push_back(optimizers.all()[i].state_dict());
-        optimizers.all()[i].load_state_dict(states[i]);
-      }
+      for (auto& state : states) undo.push_back(state.take(/*in_place=*/false));
+      for (const auto& state : states) state.fill();
     });
   } catch (...) {
-    for (size_t i = 0; i < before.size(); ++i) optimizers.all()[i].load_state_dict(before[i]);
+    for (; !undo.empty(); undo.pop_back()) undo.back()();
     throw;
   }
   if (staged) staged->apply();

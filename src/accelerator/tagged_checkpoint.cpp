@@ -51,6 +51,7 @@ fs::path save_tag(const PreparedModel& model, const fs::path& save_dir, std::opt
                   const ClientState& client_state, const SaveTagOptions& options) {
   const auto [run, accelerator, prepared] = deepspeed_run_of(model, "save_checkpoint");
   if (save_dir.empty()) throw ConfigError("save_checkpoint: save_dir is empty, expected a folder");
+  run_state::refuse_undefined(*run, "save_checkpoint");
   refuse_reserved(client_state);
   if (!tag) {
     int64_t steps = 0;
@@ -96,14 +97,14 @@ LoadedTag load_tag(const PreparedModel& model, const fs::path& load_dir, std::op
   }
   LoadedTag loaded;
   std::optional<run_state::StagedModel> weights;
-  std::vector<std::pair<AcceleratedOptimizer, c10::IValue>> optimizers;
+  std::vector<run_state::StagedOptimizer> optimizers;
   std::vector<std::pair<AcceleratedScheduler, c10::IValue>> schedulers;
   std::optional<c10::IValue> scale;
   int64_t steps = 0, skipped = 0;
   comm::on_all_ranks_or_throw<CheckpointError>(
       [&] { loaded.load_path = ZeroCheckpoint::find(load_dir, tag.value_or(""), universal); });
   run_state::finish_checkpoint(loaded.load_path, is_first_here());
-  // All is read before anything changes, on any rank.
+  // All is opened, found and compared before anything changes, on any rank.
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
     const checkpointing::OpenedOnce once;
     const auto opened = ZeroCheckpoint::opened(loaded.load_path);
@@ -116,10 +117,9 @@ LoadedTag load_tag(const PreparedModel& model, const fs::path& load_dir, std::op
     if (options.load_optimizer_states) {
       const auto together = run_state::optimizers_of(*run, *prepared);
       for (const size_t index : together)
-        optimizers.emplace_back(
-            run->optimizers[index],
-            run_state::read_optimizer(run->optimizers[index], run->models,
-                                      run_state::optimizer_in(*run, *prepared, checkpoint, index, together)));
+        optimizers.emplace_back(run->optimizers[index], run->models,
+                                run_state::optimizer_in(*run, *prepared, checkpoint, index, together),
+                                loaded.load_path.filename().string());
       if (run->scaler) scale = run_state::scaler_state_in(checkpoint, *run->scaler);
     }
     const auto schedule = checkpoint.lr_scheduler();
@@ -127,6 +127,7 @@ LoadedTag load_tag(const PreparedModel& model, const fs::path& load_dir, std::op
       if (const auto of = run_state::model_of_scheduler(*run, i); of && run->models[*of] == prepared)
         schedulers.emplace_back(run->schedulers[i], schedule);
   });
+  weights->agree();
   std::vector<std::function<void()>> undo;
   try {
     comm::on_all_ranks_or_throw<CheckpointError>([&] {
@@ -134,15 +135,20 @@ LoadedTag load_tag(const PreparedModel& model, const fs::path& load_dir, std::op
         undo.push_back([&object, before = object.state_dict()] { object.load_state_dict(before); });
         object.load_state_dict(state);
       };
-      for (auto& [optimizer, state] : optimizers) take(optimizer, state);
+      for (auto& optimizer : optimizers) undo.push_back(optimizer.take());
       for (auto& [scheduler, state] : schedulers) take(scheduler, state);
       if (scale) take(*run->scaler, *scale);
+    });
+    run_state::load_in_place(*run, "load_checkpoint", loaded.load_path, [&] {
+      weights->apply();
+      comm::on_all_ranks_or_throw<CheckpointError>([&] {
+        for (const auto& optimizer : optimizers) optimizer.fill();
+      });
     });
   } catch (...) {
     for (; !undo.empty(); undo.pop_back()) undo.back()();
     throw;
   }
-  weights->apply();
   if (!options.load_module_only)
     for (const size_t index : run_state::optimizers_of(*run, *prepared))
       run->optimizers[index].set_step_counts({.taken = steps - skipped, .skipped = skipped});

@@ -65,18 +65,6 @@ std::optional<StoredTensor> constant(const c10::IValue& value) {
   return constant(at::empty({}, at::TensorOptions().dtype(at::kDouble)).fill_(value.toScalar()));
 }
 
-/// Checks what a part of a tensor, whose elements lie row by row from this byte, reaches over in its file.
-void check_rows(const formats::InputFile& file, int64_t begin, const at::Tensor& whole, const DcpBox& part) {
-  int64_t first = 0, last = 0;
-  for (size_t dim = 0; dim < part.sizes.size(); ++dim) {
-    if (part.sizes[dim] == 0) return;
-    const int64_t step = whole.stride(static_cast<int64_t>(dim));
-    first += part.offsets[dim] * step, last += (part.offsets[dim] + part.sizes[dim] - 1) * step;
-  }
-  const auto width = static_cast<int64_t>(whole.element_size());
-  file.check(begin + first * width, (last - first + 1) * width);
-}
-
 std::string key_text(const c10::IValue& key) {
   return key.isString() ? key.toStringRef() : key.isInt() ? std::to_string(key.toInt()) : std::string();
 }
@@ -92,7 +80,15 @@ StoredTensor stored_in(const std::shared_ptr<const formats::DcpCheckpoint>& chec
       .bytes = std::nullopt,
       .read = [checkpoint, name = entry.name](
                   const DcpBox& box, const at::Tensor& destination) { checkpoint->read_chunk(name, box, destination); },
-      .read_whole = [checkpoint, name = entry.name] { return checkpoint->read_full(name); }};
+      .read_whole = [checkpoint, name = entry.name] { return checkpoint->read_full(name); },
+      .find =
+          [checkpoint, name = entry.name](const DcpBox& box) {
+            auto found = checkpoint->find_chunk(name, box);
+            found.read = [checkpoint, read = std::move(found.read)](const at::Tensor& destination) {
+              read(destination);
+            };
+            return found;
+          }};
 }
 
 std::vector<SliceBox> parts_of(const at::Tensor& like, int64_t begin, const at::Tensor& slice) {
@@ -121,11 +117,22 @@ std::vector<SliceBox> parts_of(const at::Tensor& like, int64_t begin, const at::
   return parts;
 }
 
+formats::FoundPart find_part(const StoredTensor& stored, const DcpBox& box) {
+  if (stored.find) return stored.find(box);
+  formats::FoundPart found{.read = [read = stored.read, box](const at::Tensor& to) { read(box, to); }};
+  if (!stored.bytes) return found;
+  int64_t first = 0;
+  for (size_t dim = 0; dim < box.offsets.size(); ++dim) first = first * stored.sizes[dim] + box.offsets[dim];
+  found.file = stored.bytes->file;
+  found.begin = stored.bytes->begin + first * static_cast<int64_t>(c10::elementSize(stored.dtype));
+  return found;
+}
+
 StoredTensors open_safetensors(const std::filesystem::path& path) {
   StoredTensors tensors;
   const SafetensorsFile file(path);
-  // Tensors are mapped: their bytes come past whoever reads the file. Those of which nothing is known go unchecked.
-  const auto bytes = formats::ExpectedFiles::find(path) ? std::make_shared<const formats::InputFile>(path) : nullptr;
+  // Whole tensors are mapped: their bytes come past whoever reads the file, and he checks them.
+  const auto bytes = std::make_shared<const formats::InputFile>(path);
   for (const auto& name : file.names()) {
     const auto& info = file.info(name);
     const auto* dtype = formats::find_dtype(info.dtype);
@@ -147,21 +154,29 @@ StoredTensors open_safetensors(const std::filesystem::path& path) {
           .read_whole = {}};
     }
     const int64_t begin = file.data_begin() + info.begin, end = file.data_begin() + info.end;
-    const bool counts = tensors[name].bytes.has_value();
-    tensors[name].read = [file, name, bytes, begin, end, counts](const DcpBox& box, const at::Tensor& destination) {
-      at::Tensor part = file.tensor(name);
-      if (bytes && part.numel() > 0) {
-        if (counts) check_rows(*bytes, begin, part, box);
-        else bytes->check(begin, end - begin);
-      }
-      for (int64_t dim = 0; dim < part.dim(); ++dim)
-        part = part.narrow(dim, box.offsets[static_cast<size_t>(dim)], box.sizes[static_cast<size_t>(dim)]);
-      destination.copy_(part);
-    };
     tensors[name].read_whole = [file, name, bytes, begin, end] {
-      if (bytes) bytes->check(begin, end - begin);
+      bytes->check(begin, end - begin);
       return file.tensor(name);
     };
+    // A part isn't: pages of the file would count as this process's memory.
+    if (tensors[name].bytes) {
+      const formats::SavedTensor saved{.dtype = *dtype->torch,
+                                       .sizes = info.shape,
+                                       .strides = row_major_strides(info.shape),
+                                       .begin = begin,
+                                       .storage_begin = begin,
+                                       .storage_bytes = end - begin};
+      tensors[name].read = [bytes, saved](const DcpBox& box, const at::Tensor& destination) {
+        formats::read_part(*bytes, saved, box.offsets, destination);
+      };
+    } else {
+      tensors[name].read = [whole = tensors[name].read_whole](const DcpBox& box, const at::Tensor& destination) {
+        at::Tensor part = whole();
+        for (int64_t dim = 0; dim < part.dim(); ++dim)
+          part = part.narrow(dim, box.offsets[static_cast<size_t>(dim)], box.sizes[static_cast<size_t>(dim)]);
+        destination.copy_(part);
+      };
+    }
   }
   return tensors;
 }

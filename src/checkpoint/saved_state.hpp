@@ -13,8 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "formats/dcp/box.hpp"
-#include "formats/dcp/metadata.hpp"
+#include "formats/dcp.hpp"
 
 /// The contents of a checkpoint before it is read, whoever wrote it and however it is split: names, sizes, and
 /// functions that read just the part that a rank needs.
@@ -50,11 +49,19 @@ struct StoredTensor {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> sizes;
   std::optional<StoredBytes> bytes;  ///< empty for what lies in several shards
-  /// Fills `destination` ([box.sizes], any dtype, device and strides). @throws CheckpointError when the file is
-  /// damaged.
+  /// Fills `destination` ([box.sizes], any dtype, device and strides). That takes some MB of memory, or as much as the
+  /// part has where this lies in shards of DeepSpeed's and becomes numbers of another dtype.
+  /// @throws CheckpointError when the file is damaged.
   std::function<void(const formats::DcpBox& box, const at::Tensor& destination)> read;
   std::function<at::Tensor()> read_whole;  ///< on the CPU; mapped where the format allows it
+  /// See find_part(). Null: what was found with the tensor is all that can be.
+  std::function<formats::FoundPart(const formats::DcpBox& box)> find = nullptr;
 };
+
+/// The first half of read(), which reads no elements: the second one is in what it returns. @throws CheckpointError for
+/// a part that is not there.
+formats::FoundPart find_part(const StoredTensor& stored, const formats::DcpBox& box);
+
 using StoredTensors = std::map<std::string, StoredTensor>;
 
 /// One of a distributed checkpoint.

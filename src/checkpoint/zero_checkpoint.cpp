@@ -31,6 +31,7 @@ struct Segment {
   int64_t begin, numel;  ///< elements of the tensor
   std::shared_ptr<const formats::InputFile> file;
   int64_t byte;
+  formats::SavedTensor saved;  ///< that they are of
 };
 
 /// Elements [from, from + to.numel()) of a tensor. @param to  1-D, contiguous, on the CPU, of the stored dtype
@@ -40,9 +41,23 @@ void read_elements(const std::vector<Segment>& segments, int64_t from, const at:
     const int64_t begin = std::max(from, segment.begin);
     const int64_t end = std::min(from + to.numel(), segment.begin + segment.numel);
     if (begin >= end) continue;
+    formats::check_header(*segment.file, segment.saved);
     segment.file->read(segment.byte + (begin - segment.begin) * width,
                        static_cast<char*>(to.mutable_data_ptr()) + (begin - from) * width, (end - begin) * width);
   }
+}
+
+/// A part of a tensor whose elements lie row by row.
+/// @param first  the part's first element  @param to  any device, dtype and strides
+void read_rows(const std::vector<Segment>& segments, at::ScalarType dtype, const std::vector<int64_t>& strides,
+               int64_t first, const at::Tensor& to) {
+  int64_t span = 1;
+  for (size_t dim = 0; dim < strides.size(); ++dim) span += (to.size(static_cast<int64_t>(dim)) - 1) * strides[dim];
+  if (to.is_cpu() && to.scalar_type() == dtype && to.is_contiguous() && span == to.numel())
+    return read_elements(segments, first, to.view({-1}));
+  const at::Tensor row = at::empty({span}, at::TensorOptions().dtype(dtype));
+  read_elements(segments, first, row);
+  to.copy_(row.as_strided(to.sizes(), strides));
 }
 
 /// A tensor that lies in several places.
@@ -61,12 +76,9 @@ StoredTensor joined(at::ScalarType dtype, const std::vector<int64_t>& sizes, std
               [shared, dtype, strides = row_major_strides(sizes)](const DcpBox& box, const at::Tensor& destination) {
                 if (destination.numel() == 0) return;
                 at::NoGradGuard no_grad;
-                int64_t first = 0, span = 1;
-                for (size_t dim = 0; dim < strides.size(); ++dim)
-                  first += box.offsets[dim] * strides[dim], span += (box.sizes[dim] - 1) * strides[dim];
-                const at::Tensor row = at::empty({span}, at::TensorOptions().dtype(dtype));
-                read_elements(*shared, first, row);
-                destination.copy_(row.as_strided(box.sizes, strides));
+                int64_t first = 0;
+                for (size_t dim = 0; dim < strides.size(); ++dim) first += box.offsets[dim] * strides[dim];
+                read_rows(*shared, dtype, strides, first, destination.detach());
               },
           .read_whole =
               [shared, dtype, sizes] {
@@ -515,7 +527,7 @@ StoredTensor ZeroCheckpoint::part_of(const Flat& flat, const Named& parameter) c
       at = parameter.offset + begin - before;
       before += slice.numel;
     }
-    if (begin < end) segments.push_back({begin, end - begin, slice.archive->file, saved.begin + at * width});
+    if (begin < end) segments.push_back({begin, end - begin, slice.archive->file, saved.begin + at * width, saved});
     found += std::max<int64_t>(0, end - begin);
   }
   if (found != parameter.numel)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -85,6 +86,15 @@ std::string dcp_name(const DcpPath& path);
 /// LibTorch's type of a tensor of the metadata.
 at::ScalarType scalar_type(const DcpTensorInfo& info);
 
+/// A part of a tensor whose place in files is known and right: reading it fails for the disk, and for bytes that are
+/// not those that were written.
+struct FoundPart {
+  std::filesystem::path file = {};  ///< empty: in several, or nobody knows
+  int64_t begin = 0;                ///< byte of it, for who reads many in the order of the disk
+  /// @param destination  of the part's sizes; any device, dtype (converted) and strides
+  std::function<void(const at::Tensor& destination)> read;
+};
+
 /// A checkpoint folder opened for reading. Opening reads the metadata only; every read takes just the items, and of
 /// them the bytes, that it needs, whatever the number of ranks that saved. Safe to use from several threads.
 class DcpCheckpoint {
@@ -105,8 +115,9 @@ class DcpCheckpoint {
   /// @throws ShapeError if the sizes differ or the box doesn't lie within the tensor; CheckpointError if a file is
   /// missing or damaged or the box is not covered.
   void read_chunk(const std::string& name, const DcpBox& box, const at::Tensor& destination) const;
-  /// Throws what the above would throw, but for errors of the disk, and reads no elements.
-  void check_chunk(const std::string& name, const DcpBox& box) const;
+  /// Throws what the above would throw, but for errors of the disk and for damage, and reads no elements yet. What is
+  /// found is good as long as the checkpoint.
+  FoundPart find_chunk(const std::string& name, const DcpBox& box) const;
   /// As above into a new tensor on the CPU, of the saved dtype, contiguous.
   at::Tensor read_chunk(const std::string& name, const DcpBox& box) const;
   at::Tensor read_full(const std::string& name) const;

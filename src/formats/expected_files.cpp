@@ -26,6 +26,15 @@ Expecting& expecting() {
 ExpectedFile::ExpectedFile(std::string path, FileChecksums sums, int64_t part_bytes)
     : path_(std::move(path)), sums_(std::move(sums)), part_bytes_(part_bytes), is_checked_(sums_.parts.size()) {}
 
+ExpectedFile::Part ExpectedFile::part_at(int64_t byte) const {
+  const int64_t index = byte / part_bytes_, begin = index * part_bytes_;
+  return {index, begin, std::clamp<int64_t>(sums_.bytes - begin, 0, part_bytes_)};
+}
+
+bool ExpectedFile::is_checked(const Part& part) const {
+  return is_checked_[static_cast<size_t>(part.index)].load(std::memory_order_relaxed);
+}
+
 void ExpectedFile::check_size(int64_t bytes) const {
   if (bytes != sums_.bytes)
     raise<DamagedFile>(

@@ -37,6 +37,15 @@ class ExpectedFile {
  public:
   ExpectedFile(std::string path, FileChecksums sums, int64_t part_bytes);
 
+  /// What has a checksum of its own.
+  struct Part {
+    int64_t index = 0, begin = 0, bytes = 0;
+    int64_t end() const { return begin + bytes; }
+  };
+  /// The one that this byte of the file lies in; without bytes behind the file's end.
+  Part part_at(int64_t byte) const;
+  bool is_checked(const Part& part) const;
+
   /// @throws DamagedFile if the file has another size
   void check_size(int64_t bytes) const;
   /// Checks the parts that the bytes from `begin` lie in, each once in the life of this object. Safe to use from

@@ -60,10 +60,24 @@ struct InputFile::Records {
   }
 };
 
-std::atomic<int64_t> InputFile::times_opened_{0};
+/// The part of an expected file that was read last for some of its bytes. Those that come next often lie in it, too:
+/// small tensors, and where one ends and the next begins.
+struct InputFile::LastPart {
+  Mutex mutex;
+  const InputFile* file ACCELERATE_GUARDED_BY(mutex) = nullptr;
+  int64_t begin ACCELERATE_GUARDED_BY(mutex) = 0;
+  std::string bytes ACCELERATE_GUARDED_BY(mutex);
+};
+
+std::atomic<int64_t> InputFile::times_opened_{0}, InputFile::bytes_read_{0};
 
 InputFile::OpenFiles& InputFile::open_files() {
   static auto& only = *new OpenFiles;  // tensors that read from files may end after everything else
+  return only;
+}
+
+InputFile::LastPart& InputFile::last_part() {
+  static auto& only = *new LastPart;
   return only;
 }
 
@@ -136,6 +150,11 @@ InputFile::InputFile(std::string name, std::string bytes)
 
 InputFile::~InputFile() {
   if (in_memory_) return;
+  {
+    auto& last = last_part();
+    const MutexLock lock(last.mutex);
+    if (last.file == this) last.file = nullptr;
+  }
   auto& all = open_files();
   const MutexLock lock(all.mutex);
   const auto found = all.places.find(this);
@@ -150,14 +169,18 @@ int InputFile::duplicate() const {
 }
 
 void InputFile::read(int64_t offset, void* data, int64_t count) const {
+  if (expected_) return read_by_parts(offset, static_cast<char*>(data), count);
   read_unchecked(offset, data, count);
-  check(offset, count, static_cast<const char*>(data));
+  check_records(offset, count, static_cast<const char*>(data));
 }
 
-void InputFile::check(int64_t offset, int64_t count) const { check(offset, count, nullptr); }
+void InputFile::check(int64_t offset, int64_t count) const {
+  if (expected_) read_by_parts(offset, nullptr, count);
+  else check_records(offset, count, nullptr);
+}
 
-void InputFile::check(int64_t offset, int64_t count, const char* data) const {
-  if (!expected_ && !records_->any.load(std::memory_order_relaxed)) return;
+void InputFile::check_records(int64_t offset, int64_t count, const char* data) const {
+  if (!records_->any.load(std::memory_order_relaxed)) return;
   std::string part;
   const auto bytes_at = [&](int64_t begin, int64_t bytes) -> std::string_view {
     if (data && begin >= offset && begin + bytes <= offset + count)
@@ -166,10 +189,7 @@ void InputFile::check(int64_t offset, int64_t count, const char* data) const {
     read_unchecked(begin, part.data(), bytes);
     return part;
   };
-  if (expected_)
-    expected_->check(offset, count, [&](int64_t begin, int64_t bytes) { return crc32c::of(bytes_at(begin, bytes)); });
-  else
-    for (const auto& record : records_->within(offset, offset + count)) record->check(path_.string(), bytes_at);
+  for (const auto& record : records_->within(offset, offset + count)) record->check(path_.string(), bytes_at);
 }
 
 bool InputFile::expect_record(const std::string& name, int64_t begin, int64_t bytes, uint32_t crc32) const {
@@ -187,6 +207,57 @@ bool InputFile::expect_record(const std::string& name, int64_t begin, int64_t by
   return true;
 }
 
+// Part by part, so that a checksum is computed while the processor's cache still has the bytes.
+void InputFile::read_by_parts(int64_t offset, char* to, int64_t count) const {
+  while (count > 0) {
+    const auto part = expected_->part_at(offset);
+    const int64_t now = std::min(count, part.end() - offset);
+    if (now <= 0) {  // behind the end
+      if (to) read_unchecked(offset, to, count);
+      return;
+    }
+    if (to && now == part.bytes) {
+      read_unchecked(offset, to, now);
+      expected_->check(offset, now, [to](int64_t, int64_t bytes) {
+        return crc32c::of({to, static_cast<size_t>(bytes)});
+      });
+    } else if (!expected_->is_checked(part)) {
+      read_as_last_part(part, offset, to, now);
+    } else if (to && !take_from_last_part(offset, to, now)) {
+      read_unchecked(offset, to, now);
+    }
+    if (to) to += now;
+    offset += now, count -= now;
+  }
+}
+
+bool InputFile::take_from_last_part(int64_t offset, char* to, int64_t count) const {
+  auto& last = last_part();
+  const MutexLock lock(last.mutex);
+  const int64_t at = offset - last.begin;
+  if (last.file != this || at < 0 || at + count > static_cast<int64_t>(last.bytes.size())) return false;
+  std::memcpy(to, last.bytes.data() + at, static_cast<size_t>(count));
+  return true;
+}
+
+void InputFile::read_as_last_part(const ExpectedFile::Part& part, int64_t offset, char* to, int64_t count) const {
+  auto& last = last_part();
+  std::string bytes;  // another thread may read another one meanwhile
+  {
+    const MutexLock lock(last.mutex);
+    last.file = nullptr;
+    bytes.swap(last.bytes);
+  }
+  bytes.resize(static_cast<size_t>(part.bytes));
+  read_unchecked(part.begin, bytes.data(), part.bytes);
+  expected_->check(part.begin, part.bytes, [&](int64_t, int64_t) { return crc32c::of(bytes); });
+  if (to) std::memcpy(to, bytes.data() + (offset - part.begin), static_cast<size_t>(count));
+  const MutexLock lock(last.mutex);
+  last.file = this;
+  last.begin = part.begin;
+  last.bytes = std::move(bytes);
+}
+
 void InputFile::read_unchecked(int64_t offset, void* data, int64_t count) const {
   const auto descriptor = in_memory_ ? nullptr : opened();
   auto* to = static_cast<char*>(data);
@@ -202,6 +273,7 @@ void InputFile::read_unchecked(int64_t offset, void* data, int64_t count) const 
           "again.",
           path_.string(), offset, count);
     to += got, offset += got, count -= got;
+    if (descriptor) bytes_read_.fetch_add(got, std::memory_order_relaxed);
   }
 }
 

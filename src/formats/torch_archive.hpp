@@ -33,6 +33,8 @@ struct SavedTensor {
   int64_t begin = 0;
   int64_t storage_begin = 0;  ///< byte of the file at which its storage lies, which other tensors may view too
   int64_t storage_bytes = 0;
+  /// So many bytes before the storage say that it is there. Nobody has looked at them yet; readers of its elements do.
+  int64_t header_bytes = 0;
 };
 
 /// The treatment of objects of Python classes that are no plain data. None of them is executed in any case.
@@ -46,9 +48,10 @@ enum class PickledObjects {
 class TorchArchive {
  public:
   /// @param source  Begins the messages, e.g. "item 'model.weight' in '/run/__0_0.distcp'".
+  /// @param peeks   InputFile::peek(): the caller checks all of these bytes before anything rests on them
   /// @throws CheckpointError if these bytes of the file are no such archive.
   TorchArchive(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length, std::string source,
-               PickledObjects objects = PickledObjects::refused);
+               PickledObjects objects = PickledObjects::refused, bool peeks = false);
   ~TorchArchive();
 
   /// The tensor that was saved, not yet read. @throws CheckpointError if it is something else.
@@ -74,8 +77,11 @@ std::optional<std::string> tensor_name(const c10::IValue& key);
 /// A dict of tensors by torch.save, in memory. @throws CheckpointError for anything else
 std::map<std::string, at::Tensor> load_archive(const std::filesystem::path& path);
 
+/// Looks at the bytes that lead to a tensor's storage, for who reads elements by their place.
+void check_header(const InputFile& file, const SavedTensor& saved);
+
 /// Copies the part of a saved tensor that begins at `offsets` into `destination` (any device, dtype and strides), whose
-/// sizes are the part's.
+/// sizes are the part's. No more memory than some MB is taken for it.
 void read_part(const InputFile& file, const SavedTensor& saved, const std::vector<int64_t>& offsets,
                const at::Tensor& destination);
 

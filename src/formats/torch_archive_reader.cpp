@@ -40,11 +40,12 @@ std::vector<std::string_view> globals_of_objects(PickledObjects objects) {
 
 struct TorchArchive::Impl {
   Impl(std::shared_ptr<const InputFile> input, int64_t offset, int64_t archive_bytes, std::string source,
-       PickledObjects how)
+       PickledObjects how, bool peeks)
       : file(std::move(input)),
         length(archive_bytes),
         objects(how),
-        container(file, offset, archive_bytes, std::move(source), globals_of_objects(how)),
+        container(file, offset, archive_bytes, std::move(source), globals_of_objects(how),
+                  peeks ? ZipArchive::Look::peeks : ZipArchive::Look::checks),
         pickle(container.pickle()) {}
 
   std::optional<SavedTensor> tensor_of(const PickleNode& node) const {
@@ -53,7 +54,7 @@ struct TorchArchive::Impl {
     const auto* row = find_torch_dtype("torch." + pickled->dtype);
     if (!row) pickle.fail(node.at, "found the dtype {}, expected that of a plain tensor.", pickled->dtype);
     const auto bytes = container.storage(pickled->storage);
-    SavedTensor saved{row->type, pickled->sizes, pickled->strides, 0, bytes.begin, bytes.size};
+    SavedTensor saved{row->type, pickled->sizes, pickled->strides, 0, bytes.begin, bytes.size, bytes.header};
     // The last byte that it reaches must be there. Elements may share bytes, as those of an expanded tensor do (stride
     // 0), though not so many that a small file asks for any amount of memory.
     const auto width = static_cast<int64_t>(c10::elementSize(saved.dtype));
@@ -241,7 +242,7 @@ struct TorchArchive::Impl {
 };
 
 TorchArchive::TorchArchive(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length, std::string source,
-                           PickledObjects objects) {
+                           PickledObjects objects, bool peeks) {
   if (length == 0)
     raise<CheckpointError>("{}: it is empty, expected an archive of torch.save. Copy it again, or save again.", source);
   if (offset < 0 || length < 0 || length > file->size() || offset > file->size() - length)
@@ -249,7 +250,7 @@ TorchArchive::TorchArchive(std::shared_ptr<const InputFile> file, int64_t offset
         "{}: its {} bytes from byte {} reach beyond the file, which has {}. The file is truncated or of another save: "
         "copy it again, or save again.",
         source, length, offset, file->size());
-  impl_ = std::make_unique<Impl>(std::move(file), offset, length, std::move(source), objects);
+  impl_ = std::make_unique<Impl>(std::move(file), offset, length, std::move(source), objects, peeks);
 }
 
 TorchArchive::~TorchArchive() = default;
@@ -269,6 +270,7 @@ c10::IValue TorchArchive::value() const {
         impl_->container.fail("its tensors have more bytes than it has, {}: their storages overlap. It is damaged.",
                               impl_->length);
       storage = at::empty({saved.storage_bytes}, at::TensorOptions().dtype(at::kByte));
+      check_header(*impl_->file, saved);
       impl_->file->read(saved.storage_begin, storage.mutable_data_ptr(), saved.storage_bytes);
     }
     const auto first = (saved.begin - saved.storage_begin) / static_cast<int64_t>(c10::elementSize(saved.dtype));
@@ -300,7 +302,8 @@ bool is_dense(at::IntArrayRef sizes, const std::vector<int64_t>& strides) {
   return true;
 }
 
-// Parts that don't lie in one piece are read with what is between, this much at a time.
+// Parts that don't lie in one piece are read with what is between, this much at a time, and others where they become
+// numbers of another type, or of a device.
 constexpr int64_t kSlabBytes = int64_t{8} << 20;
 
 /// A type of the same size that every copy kernel knows.
@@ -319,16 +322,23 @@ at::ScalarType bits_of(at::ScalarType dtype) {
   }
 }
 
+/// The dimension along which elements lie farthest apart; -1: there is one element.
+int64_t farthest(at::IntArrayRef sizes, const std::vector<int64_t>& strides) {
+  int64_t along = -1;
+  for (int64_t dim = 0; dim < static_cast<int64_t>(sizes.size()); ++dim)
+    if (const auto d = static_cast<size_t>(dim);
+        sizes[d] > 1 && (along < 0 || strides[d] > strides[static_cast<size_t>(along)]))
+      along = dim;
+  return along;
+}
+
 /// `begin` is the byte of the part's first element; `to` is on the CPU and has elements of the saved size.
 void read_strided(const InputFile& file, int64_t begin, const std::vector<int64_t>& strides, const at::Tensor& to) {
   const auto width = static_cast<int64_t>(to.element_size());
   const auto span = span_of(to.sizes(), strides, width);
   if (to.is_contiguous() && is_dense(to.sizes(), strides)) return file.read(begin, to.mutable_data_ptr(), span);
   // Along the largest stride a slab is the smallest span.
-  int64_t along = -1;
-  for (int64_t dim = 0; dim < to.dim(); ++dim)
-    if (to.size(dim) > 1 && (along < 0 || strides[static_cast<size_t>(dim)] > strides[static_cast<size_t>(along)]))
-      along = dim;
+  const int64_t along = farthest(to.sizes(), strides);
   if (span > kSlabBytes && along >= 0) {
     const auto step = strides[static_cast<size_t>(along)] * width;
     const auto count =
@@ -342,20 +352,39 @@ void read_strided(const InputFile& file, int64_t begin, const std::vector<int64_
   to.copy_(buffer.as_strided(to.sizes(), strides));
 }
 
+/// As read_strided(), with `to` of any dtype and device.
+void read_converted(const InputFile& file, const SavedTensor& saved, int64_t begin, const at::Tensor& to) {
+  if (to.is_cpu() && to.scalar_type() == saved.dtype)
+    return read_strided(file, begin, saved.strides, to.view(bits_of(saved.dtype)));
+  const auto width = static_cast<int64_t>(c10::elementSize(saved.dtype));
+  const int64_t along = farthest(to.sizes(), saved.strides);
+  if (to.numel() > kSlabBytes / width && along >= 0) {
+    const int64_t size = to.size(along), step = saved.strides[static_cast<size_t>(along)] * width,
+                  count = std::max<int64_t>(1, kSlabBytes / width / (to.numel() / size));
+    for (int64_t from = 0; from < size; from += count)
+      read_converted(file, saved, begin + from * step, to.narrow(along, from, std::min(count, size - from)));
+    return;
+  }
+  const auto buffer = at::empty(to.sizes(), at::TensorOptions().dtype(saved.dtype));
+  read_strided(file, begin, saved.strides, buffer.view(bits_of(saved.dtype)));
+  to.copy_(buffer);
+}
+
 }  // namespace
+
+void check_header(const InputFile& file, const SavedTensor& saved) {
+  file.check(saved.storage_begin - saved.header_bytes, saved.header_bytes);
+}
 
 void read_part(const InputFile& file, const SavedTensor& saved, const std::vector<int64_t>& offsets,
                const at::Tensor& destination) {
   if (destination.numel() == 0) return;
   at::NoGradGuard no_grad;
+  check_header(file, saved);
   auto begin = saved.begin;
   for (size_t dim = 0; dim < offsets.size(); ++dim)
     begin += offsets[dim] * saved.strides[dim] * static_cast<int64_t>(c10::elementSize(saved.dtype));
-  const bool direct = destination.is_cpu() && destination.scalar_type() == saved.dtype;
-  const auto to =
-      direct ? destination.detach() : at::empty(destination.sizes(), at::TensorOptions().dtype(saved.dtype));
-  read_strided(file, begin, saved.strides, to.view(bits_of(saved.dtype)));
-  if (!direct) destination.detach().copy_(to);
+  read_converted(file, saved, begin, destination.detach());
 }
 
 }  // namespace accelerate::formats

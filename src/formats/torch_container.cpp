@@ -39,19 +39,20 @@ constexpr std::string_view kStreamBegin("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x2
 }  // namespace
 
 TorchContainer::TorchContainer(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length,
-                               std::string source, std::vector<std::string_view> globals)
+                               std::string source, std::vector<std::string_view> globals, ZipArchive::Look look)
     : file_(std::move(file)),
       begin_(offset),
       length_(static_cast<uint64_t>(length)),
       source_(std::move(source)),
-      globals_{kRebuild, kRebuildWithDtype, kRebuildOfOld, kRebuildParameter, kPickleOrderedDict, kUntypedStorage} {
+      globals_{kRebuild, kRebuildWithDtype, kRebuildOfOld, kRebuildParameter, kPickleOrderedDict, kUntypedStorage},
+      look_(look) {
   for_each_torch_storage([&](const TorchStorage& row) { globals_.push_back(row.global); });
   globals_.insert(globals_.end(), globals.begin(), globals.end());
   if (length_ >= kStreamBegin.size() && read(0, kStreamBegin.size()) == kStreamBegin) {
     read_stream();
     return;
   }
-  zip_.emplace(file_, begin_, length, source_);
+  zip_.emplace(file_, begin_, length, source_, look_);
   if (zip_->contains("byteorder")) {
     constexpr uint64_t kLongest = 20;
     if (const auto order = zip_->text("byteorder", kLongest); order != "little")
@@ -71,7 +72,9 @@ std::string TorchContainer::read(uint64_t begin, uint64_t size) const {
     fail("byte {} to {} of {} were expected. The file is truncated: copy it again, or save again.", begin, begin + size,
          length_);
   std::string bytes(size, '\0');
-  file_->read(begin_ + static_cast<int64_t>(begin), bytes.data(), static_cast<int64_t>(size));
+  const int64_t at = begin_ + static_cast<int64_t>(begin), count = static_cast<int64_t>(size);
+  if (look_ == ZipArchive::Look::peeks) file_->peek(at, bytes.data(), count);
+  else file_->read(at, bytes.data(), count);
   return bytes;
 }
 
@@ -130,7 +133,7 @@ bool TorchContainer::is_script() const {
 }
 
 ZipArchive::Bytes TorchContainer::storage(const std::string& key) const {
-  if (zip_) return zip_->record("data/" + key);
+  if (zip_) return zip_->record("data/" + key, ZipArchive::Look::peeks);
   const auto found = storages_.find(key);
   if (found == storages_.end()) fail("it has no storage '{}'. The file is damaged.", key);
   return found->second;

@@ -86,7 +86,7 @@ class TorchContainer {
   /// @param globals  names that may occur in the pickle besides those of tensors; "*" allows all, see Pickle
   /// @throws CheckpointError if these bytes of the file are neither.
   TorchContainer(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length, std::string source,
-                 std::vector<std::string_view> globals);
+                 std::vector<std::string_view> globals, ZipArchive::Look look = ZipArchive::Look::checks);
   TorchContainer(const TorchContainer&) = delete;
   TorchContainer& operator=(const TorchContainer&) = delete;
 
@@ -95,7 +95,7 @@ class TorchContainer {
   bool is_script() const;
   /// Nothing for a value that is no tensor. @throws CheckpointError for a malformed one.
   std::optional<PickledTensor> tensor_of(const PickleNode& node) const;
-  /// @throws CheckpointError when it is not there or compressed
+  /// What leads to it was peeked at only. @throws CheckpointError when it is not there or compressed
   ZipArchive::Bytes storage(const std::string& key) const;
   /// Null for the stream of old, which has no checksums either.
   const ZipArchive* zip() const { return zip_ ? &*zip_ : nullptr; }
@@ -113,6 +113,7 @@ class TorchContainer {
   uint64_t length_;
   std::string source_;
   std::vector<std::string_view> globals_;
+  ZipArchive::Look look_;
   std::optional<ZipArchive> zip_;                      ///< unset: a stream
   std::map<std::string, ZipArchive::Bytes> storages_;  ///< of a stream
   std::string bytes_;                                  ///< of the pickle

@@ -30,11 +30,21 @@ uint32_t extend_crc32(uint32_t sum, std::string_view bytes) {
 
 }  // namespace
 
-ZipArchive::ZipArchive(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length, std::string source)
-    : file_(std::move(file)), begin_(offset), length_(static_cast<uint64_t>(length)), source_(std::move(source)) {
-  const uint64_t tail_bytes = std::min(length_, kEndBytes + kLongestComment), tail_begin = length_ - tail_bytes;
-  const auto tail = read(tail_begin, tail_bytes);
-  const auto end = tail.rfind(kEnd);
+ZipArchive::ZipArchive(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length, std::string source,
+                       Look look)
+    : file_(std::move(file)),
+      begin_(offset),
+      length_(static_cast<uint64_t>(length)),
+      source_(std::move(source)),
+      look_(look) {
+  // Before a comment, and archives of torch.save have none.
+  std::string tail;
+  size_t end = std::string::npos;
+  for (const uint64_t most : {kEnd64LocatorBytes + kEndBytes, kEndBytes + kLongestComment}) {
+    tail = read(length_ - std::min(length_, most), std::min(length_, most));
+    end = tail.rfind(kEnd);
+    if (end != std::string::npos && (end >= kEnd64LocatorBytes || tail.size() == length_)) break;
+  }
   if (end == std::string::npos || tail.size() - end < kEndBytes) fail("it has no directory of a zip at its end");
   uint64_t count = little_endian<uint16_t>(tail, end + 10), size = little_endian<uint32_t>(tail, end + 12),
            begin = little_endian<uint32_t>(tail, end + 16);
@@ -86,28 +96,31 @@ void ZipArchive::refuse(const std::string& what) const {
       source_, begin_, static_cast<uint64_t>(begin_) + length_, what);
 }
 
-std::string ZipArchive::read(uint64_t begin, uint64_t size) const {
+std::string ZipArchive::read(uint64_t begin, uint64_t size, Look look) const {
   if (size > Pickle::kMaxBytes)
     fail("its pickle or its directory has {} bytes, expected at most {}", size, Pickle::kMaxBytes);
   if (begin > length_ || size > length_ - begin)
     fail("byte {} to {} of {} were expected", begin, begin + size, length_);
   std::string bytes(size, '\0');
-  file_->read(begin_ + static_cast<int64_t>(begin), bytes.data(), static_cast<int64_t>(size));
+  const int64_t at = begin_ + static_cast<int64_t>(begin), count = static_cast<int64_t>(size);
+  if (look == Look::peeks) file_->peek(at, bytes.data(), count);
+  else file_->read(at, bytes.data(), count);
   return bytes;
 }
 
-ZipArchive::Bytes ZipArchive::record(const std::string& name) const {
+ZipArchive::Bytes ZipArchive::record(const std::string& name, Look look) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) fail("it has no record '{}'", name);
   if (!found->second.stored)
     raise<CheckpointError>("{}: the record '{}' is compressed, which torch.save never does.", source_, name);
-  const auto header = read(found->second.header, kLocalBytes);
+  const auto header = read(found->second.header, kLocalBytes, look);
   if (!header.starts_with(kLocalHeader)) fail("the record '{}' is not where its directory says", name);
   const uint64_t data =
       found->second.header + kLocalBytes + little_endian<uint16_t>(header, 26) + little_endian<uint16_t>(header, 28);
   if (data > length_ || found->second.size > length_ - data)
     raise<CheckpointError>("{}: the record '{}' reaches beyond its archive. The file is damaged.", source_, name);
-  const Bytes place{begin_ + static_cast<int64_t>(data), static_cast<int64_t>(found->second.size)};
+  const Bytes place{begin_ + static_cast<int64_t>(data), static_cast<int64_t>(found->second.size),
+                    static_cast<int64_t>(data - found->second.header)};
   if (place.size > 0 && found->second.crc32 != 0 && file_->wants_records() &&
       !file_->expect_record(name, place.begin, place.size, found->second.crc32))
     fail("the record '{}' lies in the place of another", name);

@@ -11,8 +11,10 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <memory>
 #include <typeinfo>
 #include <unordered_map>
+#include <utility>
 
 #include "accelerate/optim/own_state_dict.hpp"
 #include "accelerate/optim/steps_on_pieces.hpp"
@@ -191,10 +193,28 @@ struct BeginState {
   }
 };
 
+struct NoteState {
+  std::map<std::string, at::Tensor>& fields;
+  void operator()(const char*, int64_t) const {}
+  void operator()(const char* name, const at::Tensor& tensor, bool) const { fields[name] = tensor; }
+};
+
 struct ReadState {
   DictReader& reader;
   const at::Tensor& parameter;
   at::ScalarType type;
+  const std::map<std::string, at::Tensor>& present;  ///< that may stay
+  const FillState& fill;
+  /// In the parameter's own memory layout and place, as a step would have made it.
+  at::Tensor place(const char* name) const {
+    const auto options = parameter.options().requires_grad(false).dtype(type);
+    const auto found = present.find(name);
+    if (found == present.end() || !found->second.defined()) return at::empty_like(parameter, options);
+    const at::Tensor& there = found->second;
+    const bool fits = there.sizes() == parameter.sizes() && there.strides() == parameter.strides() &&
+                      there.scalar_type() == type && there.device() == parameter.device();
+    return fits ? there : at::empty_like(parameter, options);
+  }
   void operator()(const char* name, int64_t& step) const { step = reader.integer(name); }
   void operator()(const char* name, at::Tensor& tensor, bool required) const {
     const auto* value = reader.find(name);
@@ -209,8 +229,8 @@ struct ReadState {
           "found '{}' of shape {}, expected {} like its parameter; the state may belong to another model "
           "or to parameters in another order",
           name, saved.sizes(), parameter.sizes());
-    // In the parameter's own memory layout and place, as a step would have made it.
-    tensor = at::empty_like(parameter, parameter.options().requires_grad(false).dtype(type)).copy_(saved);
+    tensor = place(name);
+    fill(tensor, saved);
   }
 };
 
@@ -313,8 +333,17 @@ std::map<std::string, at::Tensor> initial_state(Optimizer& optimizer, const Opti
   return fields;
 }
 
-void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {
-  if (auto* own = dynamic_cast<OwnStateDict*>(&optimizer)) return own->load_state_dict(saved);
+namespace {
+
+/// What an optimizer had before.
+struct StateBefore {
+  std::vector<std::unique_ptr<OptimizerOptions>> options;
+  ska::flat_hash_map<void*, std::unique_ptr<OptimizerParamState>> states;
+};
+
+std::shared_ptr<StateBefore> take_state_dict(Optimizer& optimizer, const c10::IValue& saved, bool in_place,
+                                             const FillState& fill) {
+  auto before = std::make_shared<StateBefore>();
   require_description(optimizer, "optimizer load_state_dict", [&]<class D>() {
     using Options = typename D::Options;
     using State = typename D::State;
@@ -370,8 +399,12 @@ void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {
         const auto* buffer = fields.find("momentum_buffer");
         if (!buffer || buffer->isNone()) continue;
       }
+      std::map<std::string, at::Tensor> present;
+      if (const auto there = optimizer.state().find(place.parameter->unsafeGetTensorImpl());
+          in_place && there != optimizer.state().end())
+        D::state(known_state<D>(optimizer, *there->second), *place.options, NoteState{present});
       D::state(*state, *place.options,
-               ReadState{fields, *place.parameter, state_type<D>(*place.options, *place.parameter)});
+               ReadState{fields, *place.parameter, state_type<D>(*place.options, *place.parameter), present, fill});
       new_states[place.parameter->unsafeGetTensorImpl()] = std::move(state);
     }
     // Files of DeepSpeed have none of what has no elements.
@@ -387,9 +420,28 @@ void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {
       reader.fail("found state for {} parameters, expected {}: {} has state from the start", new_states.size(),
                   places.size(), D::kName);
 
+    for (auto& group : groups) before->options.push_back(group.options().clone());
     for (size_t g = 0; g < groups.size(); ++g) groups[g].set_options(std::move(new_options[g]));
-    optimizer.state() = std::move(new_states);
+    before->states = std::exchange(optimizer.state(), std::move(new_states));
   });
+  return before;
+}
+
+}  // namespace
+
+void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {
+  if (auto* own = dynamic_cast<OwnStateDict*>(&optimizer)) return own->load_state_dict(saved);
+  take_state_dict(optimizer, saved, /*in_place=*/false,
+                  [](const at::Tensor& to, const at::Tensor& values) { at::Tensor(to).copy_(values); });
+}
+
+std::function<void()> take_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved, bool in_place,
+                                                const FillState& fill) {
+  return [&optimizer, before = take_state_dict(optimizer, saved, in_place, fill)] {
+    for (size_t g = 0; g < before->options.size(); ++g)
+      optimizer.param_groups()[g].set_options(std::move(before->options[g]));
+    optimizer.state() = std::move(before->states);
+  };
 }
 
 namespace {

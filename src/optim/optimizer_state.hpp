@@ -14,6 +14,14 @@ namespace accelerate::optim {
 c10::IValue optimizer_state_dict(torch::optim::Optimizer& optimizer);
 /// Takes it over. @throws CheckpointError, having changed nothing.
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const c10::IValue& state);
+/// Gives a tensor of the state its values. @param to  as a step makes it  @param saved  the dict's, of the same sizes
+using FillState = std::function<void(const at::Tensor& to, const at::Tensor& saved)>;
+/// The same without a copy: `fill` is told what each tensor shall become, and it is for the caller to write that, at
+/// once or later. Not for an OwnStateDict.
+/// @param in_place  tensors that are there and are as a step would make them stay; else all are made anew
+/// @return what gives back the options and tensors that were there  @throws CheckpointError, having changed nothing.
+std::function<void()> take_optimizer_state_dict(torch::optim::Optimizer& optimizer, const c10::IValue& state,
+                                                bool in_place, const FillState& fill);
 /// One of LibTorch's that are known to be element-wise, or a StepsOnShards.
 bool steps_on_pieces(const torch::optim::Optimizer& optimizer);
 /// The states of parameters that `is_piece` names are of this rank's shards: torch::save() of the optimizer, which

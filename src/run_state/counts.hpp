@@ -14,6 +14,7 @@ enum class CheckpointCount {
   checkpoints_unchecked,  ///< of those: with checksums that nobody looked at
   parts_checked,          ///< of their files
   records_checked,        ///< of archives in them that have no list
+  bytes_read,             ///< of their files, by this rank, those for checksums included
   checkpoints_on_signals,
   copies_on_nodes,  ///< checkpoints that a machine's first rank wrote besides rank 0
   whole_states,     ///< of sharded models, for the program

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <exception>
 #include <optional>
+#include <tuple>
 
 #include "accelerate/comm.hpp"
 #include "comm/agreement.hpp"
@@ -25,8 +26,7 @@ using formats::DcpBox;
 /// The plan of what is to be read, when all of it has been found to fit.
 struct DistributedLoadPlan {
   struct LoadedSlice {
-    std::string name;
-    DcpBox box;
+    formats::FoundPart found;
     at::Tensor destination;
   };
   std::vector<LoadedSlice> pieces;
@@ -55,10 +55,13 @@ struct DistributedLoadPlan {
           "loading '{}': it does not fit the state dict; nothing was loaded. Load into a state dict of the same keys "
           "and sizes, or pass allow_partial_load for keys that may be missing. Differences:{}",
           checkpoint.folder().string(), differences);
-    for (const auto& piece : pieces) checkpoint.check_chunk(piece.name, piece.box);
+    for (const auto& [name, box, destination] : wanted)
+      pieces.push_back({checkpoint.find_chunk(name, box), destination});
   }
 
  private:
+  std::vector<std::tuple<std::string, DcpBox, at::Tensor>> wanted;
+
   /// @return what the checkpoint has, if it does not fit
   std::string add(const Leaf& leaf, const formats::DcpEntry& entry, const formats::DcpCheckpoint& checkpoint) {
     const auto* saved = std::get_if<formats::DcpTensorInfo>(&entry.content);
@@ -76,12 +79,12 @@ struct DistributedLoadPlan {
     const auto sizes = tensor ? tensor->sizes().vec() : sharded->sizes;
     if (saved->sizes != sizes) return fmt::format("a tensor of size {}", saved->sizes);
     if (tensor) {
-      pieces.push_back({leaf.name, formats::whole(sizes), *tensor});
+      wanted.emplace_back(leaf.name, formats::whole(sizes), *tensor);
       return {};
     }
     for (const auto& part : sharded->parts)
       if (part.values.numel() > 0)
-        pieces.push_back({leaf.name, {part.offsets, part.values.sizes().vec()}, part.values});
+        wanted.emplace_back(leaf.name, DcpBox{part.offsets, part.values.sizes().vec()}, part.values);
     if (sharded->engine && std::find(engines.begin(), engines.end(), sharded->engine) == engines.end())
       engines.push_back(sharded->engine);
     return {};
@@ -106,8 +109,8 @@ void load_distributed(StateDict& state, const std::filesystem::path& folder, con
       for (const auto& piece : plan->pieces) {
         const at::Tensor to = piece.destination.detach();
         const at::Tensor read = comes_and_goes(to) ? at::empty(to.sizes(), to.options()) : to;
-        checkpoint->read_chunk(piece.name, piece.box, read);
-        if (!read.is_same(to)) to.copy_(read);
+        piece.found.read(read);
+        to.copy_(read);  // of itself nothing, but who hears of writes, or compares versions, learns of this one
       }
     });
   } catch (const CommError&) {

@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <exception>
 #include <set>
 #include <unordered_map>
 
@@ -26,7 +27,6 @@
 #include "run_state/own_pieces.hpp"
 #include "run_state/whole_stream.hpp"
 #include "run_state/zero_files.hpp"
-#include "snapshot/ledger.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
@@ -185,10 +185,9 @@ void save_tensors(const std::map<std::string, at::Tensor>& tensors, const StateF
 }
 
 StagedModel::StagedModel(const detail::PreparedModel& model, const StateFile& file, bool strict, bool masters)
-    : engine_(model.engine.get()) {
+    : engine_(model.engine.get()), filling_(file.path.filename().string()) {
   if (engine_)
     for (const auto& layer : engine_->layers()) layer->expect_all_states_here("loading a checkpoint");
-  trace::Span span(trace::SpanKind::checkpoint_read, file.path.filename().string());
   if (file.form == StateForm::local) {
     if (!strict)
       raise<ConfigError>(
@@ -203,14 +202,11 @@ StagedModel::StagedModel(const detail::PreparedModel& model, const StateFile& fi
                                                       : checkpointing::open_archive(file.path);
     stage(model, stored, strict ? std::set<std::string>() : leave_the_rest(model, stored, file.path));
   }
-  int64_t bytes = 0;
-  for (const auto& [target, value] : copies_) bytes += static_cast<int64_t>(value.nbytes());
-  span.set_bytes(bytes);
 }
 
 StagedModel::StagedModel(const detail::PreparedModel& model, const checkpointing::StoredTensors& stored,
                          const std::set<std::string>& may_miss)
-    : engine_(model.engine.get()) {
+    : engine_(model.engine.get()), filling_("a state dict") {
   stage(model, stored, may_miss);
 }
 
@@ -238,17 +234,21 @@ void StagedModel::stage(const detail::PreparedModel& model, const checkpointing:
     for (const auto& name : holding.names) {
       const auto found = stored.find(name);
       if (found == stored.end()) continue;
-      copies_.emplace_back(holding.value.detach(), formats::naming_damage("tensor '" + name + "'", [&] {
-                             return holding.in_pieces() ? read_piece(found->second, holding)
-                                                        : found->second.read_whole();
-                           }));
+      const std::string what = "tensor '" + name + "'";
+      if (const auto target = holding.value.detach(); residency::encoded_weight(target))
+        in_few_bits_.emplace_back(target, formats::naming_damage(what, [&] {
+                                    return holding.in_pieces() ? read_piece(found->second, holding)
+                                                               : found->second.read_whole();
+                                  }));
+      else filling_.add(what, found->second, holding, target);
       break;
     }
   }
 }
 
 void StagedModel::stage_own_pieces(const std::vector<parallel::Held>& holdings, const std::filesystem::path& file) {
-  const auto state = load_own_pieces(holdings, file);
+  const OwnShards own(holdings, file);
+  const auto& state = own.state();
   const auto fail = [&](const std::string& what) {
     raise<CheckpointError>("load '{}': {}; the model has changed since it was saved", file.string(), what);
   };
@@ -263,25 +263,34 @@ void StagedModel::stage_own_pieces(const std::vector<parallel::Held>& holdings, 
     if (value.sizes() != target.sizes())
       fail(fmt::format("found '{}' of size {}, expected {}", name, formats::to_string(value.sizes().vec()),
                        formats::to_string(target.sizes().vec())));
-    copies_.emplace_back(target, value);
+    filling_.add("tensor '" + name + "'", own.stored(value), whole_on_all_ranks({}, target), target);
   }
   if (pieces.size() != holdings.size())
     fail(fmt::format("found {} tensors, expected {}", pieces.size(), holdings.size()));
 }
 
-void StagedModel::apply() const {
+void StagedModel::agree() const {
   at::NoGradGuard no_grad;
-  for (const auto& [target, value] : copies_)
-    if (residency::encoded_weight(target) && !at::equal(target, value.to(target.options())))
+  for (const auto& [target, value] : in_few_bits_)
+    if (!at::equal(target, value.to(target.options())))
       raise<CheckpointError>(
           "load: '{}' is kept in few bits and frozen, and the checkpoint has other values for it; expected those with "
           "which it was saved. Load the model from the same files, in the same encoding. Nothing was changed",
           residency::Member::of(target)->name());
+}
+
+void StagedModel::apply() const {
   if (engine_) engine_->before_step();
-  snapshot::keep_all();
-  for (const auto& [target, value] : copies_)
-    if (!residency::encoded_weight(target)) at::Tensor(target).copy_(value);
-  if (engine_) engine_->after_step();
+  std::exception_ptr failure;
+  try {
+    comm::on_all_ranks_or_throw<CheckpointError>([this] { filling_.run(); });
+  } catch (const CommError&) {
+    throw;
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  if (engine_) engine_->after_step();  // which peers wait for, too
+  if (failure) std::rethrow_exception(failure);
 }
 
 StateDict distributed_state(const detail::PreparedModel& model) {

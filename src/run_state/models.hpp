@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "run_state/filling.hpp"
 #include "run_state/holdings.hpp"
 #include "run_state/state_dict.hpp"
 #include "run_state/state_files.hpp"
@@ -25,8 +26,8 @@ int64_t saved_bytes(const detail::PreparedModel& model);
 /// Somebody's tensors in a model's place, on the rank that calls it. Not collective.
 void save_tensors(const std::map<std::string, at::Tensor>& tensors, const StateFile& file);
 
-/// A model's weights, read and found to fit, not yet in their place. Holds as many bytes as this rank holds of the
-/// model. Not collective but for apply().
+/// A model's weights that were found in files, or with somebody else, and fit. Nothing has changed yet, and next to
+/// nothing is read. Not collective but for what says so.
 class StagedModel {
  public:
   /// @param strict  false: tensors that one of them lacks are left out, with a warning. ConfigError for this rank's
@@ -36,6 +37,9 @@ class StagedModel {
   /// @param may_miss  names that need not be there; those tensors stay as they are
   StagedModel(const detail::PreparedModel& model, const checkpointing::StoredTensors& stored,
               const std::set<std::string>& may_miss = {});
+  /// @throws CheckpointError on all ranks if weights that can't change would. Collective.
+  void agree() const;
+  /// Reads all of them into the module's tensors. Collective. @throws CheckpointError on all ranks; some have changed
   void apply() const;
 
  private:
@@ -44,7 +48,8 @@ class StagedModel {
   void stage_own_pieces(const std::vector<parallel::Held>& holdings, const std::filesystem::path& file);
 
   parallel::Engine* engine_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
+  Filling filling_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> in_few_bits_;  ///< and what the files have for them
 };
 
 /// Parameters and buffers by name, tied weights under each of theirs: what this rank holds of them, without copies. Not

@@ -21,7 +21,6 @@
 #include "optim/optimizer_state.hpp"
 #include "run_state/distributed_items.hpp"
 #include "run_state/optimizer_view.hpp"
-#include "run_state/own_pieces.hpp"
 #include "run_state/whole_stream.hpp"
 #include "utils/raise.hpp"
 
@@ -220,19 +219,15 @@ c10::IValue whole_state(const AcceleratedOptimizer& optimizer, const PreparedMod
   return result;
 }
 
-c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file) {
-  if (optim::has_own_state_dict(optimizer.optimizer())) {
-    if (file.form != StateForm::safetensors && file.form != StateForm::archive) refuse_pieces(optimizer, "load_state");
-    return checkpointing::load_object(file.path);
-  }
-  if (file.form == StateForm::local) return load_own_pieces(parameters_of(optimizer, models), file.path);
-  return read_optimizer(optimizer, models,
-                        file.form == StateForm::sharded ? checkpointing::open_distributed_optimizer(file.path)
-                                                        : checkpointing::open_optimizer_archive(file.path));
-}
+namespace {
 
-c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models,
-                           const StoredOptimizer& stored) {
+/// In the place of a tensor that is like its parameter.
+using StateValue =
+    std::function<at::Tensor(const std::string& what, const checkpointing::StoredTensor&, const parallel::Held&)>;
+
+/// A state in the order of our parameters.
+c10::IValue in_our_order(const AcceleratedOptimizer& optimizer, const PreparedModels& models,
+                         const StoredOptimizer& stored, const StateValue& value) {
   const auto parameters = parameters_of(optimizer, models);
   const auto& groups = optimizer.param_groups();
   const auto index_of = match(stored, parameters, groups);
@@ -251,14 +246,8 @@ c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const Prepared
             "{}: found '{}' of '{}' of size {}, expected {} like its parameter; the state may belong to another model "
             "or to parameters in another order",
             stored.source, kind, key, formats::to_string(field.sizes), formats::to_string(holding.whole.sizes().vec()));
-      // Moments may be more exact than what is stepped on; the optimizer takes them in its own precision.
-      const auto type = holding.value.scalar_type();
-      const auto exact = at::isReducedFloatingType(type) ? at::kFloat : type;
-      state.insert(
-          kind,
-          formats::naming_damage(fmt::format("'{}' of parameter '{}'", kind, key), [&, &kind = kind, &field = field] {
-            return kind != kSteps && holding.in_pieces() ? read_piece(field, holding, exact) : field.read_whole();
-          }));
+      const auto what = fmt::format("'{}' of parameter '{}'", kind, key);
+      state.insert(kind, kind == kSteps ? formats::naming_damage(what, field.read_whole) : value(what, field, holding));
     }
     states.insert(static_cast<int64_t>(found->second), state);
   }
@@ -275,6 +264,80 @@ c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const Prepared
   result.insert("state", states);
   result.insert("param_groups", make_list(own_groups));
   return result;
+}
+
+}  // namespace
+
+StagedOptimizer::StagedOptimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models,
+                                 const StoredOptimizer& stored, std::string name)
+    : optimizer_(optimizer), filling_(std::move(name)) {
+  const bool takes_values = optim::has_own_state_dict(optimizer.optimizer());
+  state_ = in_our_order(optimizer, models, stored,
+                        [&](const std::string& what, const auto& field, const parallel::Held& holding) {
+                          if (takes_values)
+                            return holding.in_pieces() ? read_piece(field, holding, field.dtype) : field.read_whole();
+                          return stand_in({what, field, holding},
+                                          holding.in_pieces() ? holding.value.sizes() : at::IntArrayRef(field.sizes));
+                        });
+}
+
+StagedOptimizer::StagedOptimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models,
+                                 const StateFile& file)
+    : optimizer_(optimizer), filling_(file.path.filename().string()) {
+  if (optim::has_own_state_dict(optimizer.optimizer())) {
+    if (file.form != StateForm::safetensors && file.form != StateForm::archive) refuse_pieces(optimizer, "load_state");
+    state_ = checkpointing::load_object(file.path);
+  } else if (file.form == StateForm::local) {
+    const OwnShards own(parameters_of(optimizer, models), file.path);
+    state_ = own.with_numbers(own.state());
+    note(own, state_, "");
+  } else {
+    const auto stored = file.form == StateForm::sharded ? checkpointing::open_distributed_optimizer(file.path)
+                                                        : checkpointing::open_optimizer_archive(file.path);
+    *this = StagedOptimizer(optimizer, models, stored, file.path.filename().string());
+  }
+}
+
+at::Tensor StagedOptimizer::stand_in(Source source, at::IntArrayRef sizes) {
+  const auto tensor = at::empty(sizes, at::TensorOptions().dtype(source.stored.dtype).device(at::kMeta));
+  sources_.emplace(tensor.unsafeGetTensorImpl(), std::move(source));
+  return tensor;
+}
+
+void StagedOptimizer::note(const OwnShards& own, const c10::IValue& value, const std::string& where) {
+  if (value.isGenericDict())
+    for (const auto& entry : value.toGenericDict()) {
+      const auto& key = entry.key();
+      note(own, entry.value(),
+           where + "." +
+               (key.isString() ? key.toStringRef()
+                : key.isInt()  ? std::to_string(key.toInt())
+                               : key.tagKind()));
+    }
+  if (!value.isTensor() || !value.toTensor().is_meta()) return;
+  const auto& tensor = value.toTensor();
+  sources_.emplace(tensor.unsafeGetTensorImpl(),
+                   Source{"'" + where.substr(1) + "'", own.stored(tensor), whole_on_all_ranks({}, tensor)});
+}
+
+void StagedOptimizer::fill() const {
+  if (!optim::has_own_state_dict(optimizer_.optimizer())) filling_.run();
+}
+
+std::function<void()> StagedOptimizer::take(bool in_place) {
+  auto& optimizer = optimizer_.optimizer();
+  if (optim::has_own_state_dict(optimizer)) {
+    auto undo = [to = optimizer_, before = optimizer_.state_dict()] { to.load_state_dict(before); };
+    optimizer_.load_state_dict(state_);
+    return undo;
+  }
+  return optim::take_optimizer_state_dict(
+      optimizer, state_, in_place, [this](const at::Tensor& to, const at::Tensor& saved) {
+        if (const auto found = sources_.find(saved.unsafeGetTensorImpl()); found != sources_.end())
+          filling_.add(found->second.what, found->second.stored, found->second.holding, to);
+        else  // of a parameter of one element, which came as a number
+          filling_.add("a number", stored_in_memory("a number", Value(saved)), whole_on_all_ranks({}, to), to);
+      });
 }
 
 }  // namespace accelerate::run_state

@@ -2,11 +2,16 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <functional>
 #include <memory>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "accelerate/optim/optimizer.hpp"
+#include "run_state/filling.hpp"
 #include "run_state/holdings.hpp"
+#include "run_state/own_pieces.hpp"
 #include "run_state/state_dict.hpp"
 #include "run_state/state_files.hpp"
 
@@ -39,10 +44,36 @@ StateDict distributed_state(const AcceleratedOptimizer& optimizer, const Prepare
 std::vector<std::vector<parallel::Held>> parameters_by_group(const AcceleratedOptimizer& optimizer,
                                                              const PreparedModels& models);
 
-/// The state for optimizer.load_state_dict(), with this rank's shards, whoever wrote it. Not collective. @throws
-/// CheckpointError naming what is missing or has another size.
-c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file);
-c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models,
-                           const checkpointing::StoredOptimizer& stored);
+/// An optimizer's state that was found, whoever wrote it, and fits its parameters, with this rank's shards.
+/// Nothing has changed yet, and of tensors next to nothing is read. Not collective.
+class StagedOptimizer {
+ public:
+  /// @throws CheckpointError naming what is missing or has another size.
+  StagedOptimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file);
+  StagedOptimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models,
+                  const checkpointing::StoredOptimizer& stored, std::string name);
+
+  /// Options and counts; tensors that are there stay as they are until fill(). Those of a state in an optimizer's own
+  /// layout are taken, too.
+  /// @param in_place  false: fill() goes to new ones, since what is read may be of those that are there
+  /// @return what gives all of it back  @throws CheckpointError, having changed nothing.
+  std::function<void()> take(bool in_place = true);
+  /// Reads into the optimizer's tensors. @throws CheckpointError, having filled some of them.
+  void fill() const;
+
+ private:
+  struct Source {
+    std::string what;
+    checkpointing::StoredTensor stored;
+    parallel::Held holding;
+  };
+  at::Tensor stand_in(Source source, at::IntArrayRef sizes);
+  void note(const OwnShards& own, const c10::IValue& value, const std::string& where);
+
+  AcceleratedOptimizer optimizer_;
+  c10::IValue state_;
+  std::unordered_map<const at::TensorImpl*, Source> sources_;  ///< of the tensors in `state_`, which have no values
+  Filling filling_;
+};
 
 }  // namespace accelerate::run_state

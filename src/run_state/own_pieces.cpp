@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "accelerate/checkpoint.hpp"
 #include "accelerate/comm.hpp"
 #include "utils/raise.hpp"
 
@@ -37,14 +36,14 @@ c10::IValue own_pieces(const std::vector<parallel::Held>& holdings, const c10::I
   return dict;
 }
 
-c10::IValue load_own_pieces(const std::vector<parallel::Held>& holdings, const std::filesystem::path& file) {
+OwnShards::OwnShards(const std::vector<parallel::Held>& holdings, const std::filesystem::path& file) : archive_(file) {
   const auto fail = [&](const std::string& what) {
     raise<CheckpointError>(
         "load '{}': {}. LOCAL_STATE_DICT is the pieces of one run as they are; save FULL_STATE_DICT or "
         "SHARDED_STATE_DICT to load in another way.",
         file.string(), what);
   };
-  const auto object = checkpointing::load_object(file);
+  const auto& object = archive_.value;
   if (!object.isGenericDict()) fail("found " + object.tagKind() + ", expected the pieces of a rank");
   const auto dict = object.toGenericDict();
   const char* const slices_key = dict.contains("begins") ? "begins" : "slices";  // of slices only, once
@@ -62,7 +61,15 @@ c10::IValue load_own_pieces(const std::vector<parallel::Held>& holdings, const s
                             : saved[i].isList() && are(saved[i].toListRef(), numbers_of(holdings[i].slice));
   if (!same)
     fail("found pieces that lie elsewhere than this model's; the model or the plugin's wrap policy has changed");
-  return dict.at("state");
+  state_ = dict.at("state");
+}
+
+c10::IValue OwnShards::with_numbers(const c10::IValue& value) const {
+  if (value.isTensor()) return value.toTensor().dim() == 0 ? archive_.read(value) : value;
+  if (!value.isGenericDict()) return value;
+  c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+  for (const auto& entry : value.toGenericDict()) dict.insert(entry.key(), with_numbers(entry.value()));
+  return dict;
 }
 
 }  // namespace accelerate::run_state

@@ -19,6 +19,7 @@
 #include "run_state/counts.hpp"
 #include "run_state/pieces_for_steps.hpp"
 #include "run_state/state_parts.hpp"
+#include "utils/error_text.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
@@ -48,6 +49,7 @@ void RunState::clear() {
   step = 0;
   steps_before = 0;
   num_items = 0;
+  undefined.clear();
 }
 
 namespace {
@@ -229,6 +231,7 @@ void give_pieces_to_optimizers(const RunState& run) {
 }
 
 void save(const RunState& run, const fs::path& folder, const SaveOptions& options) {
+  refuse_undefined(run, "save_state");
   counts::add(CheckpointCount::checkpoints);
   if (options.loaders) counts::add(CheckpointCount::loader_positions, static_cast<int64_t>(run.loaders.size()));
   for (const auto& part : state_parts())
@@ -240,6 +243,31 @@ void save(const RunState& run, const fs::path& folder, const SaveOptions& option
   });
 }
 
+void load_in_place(RunState& run, std::string_view operation, const fs::path& folder,
+                   const std::function<void()>& fill) {
+  run.undefined = folder;
+  try {
+    fill();
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception& error) {
+    raise<CheckpointError>(
+        "{}: the checkpoint '{}' was being read into the tensors of this run when it failed: weights and states of "
+        "optimizers are undefined now, all else is as it was. Load another checkpoint, an older one, into the same "
+        "objects, or begin anew; nothing is saved until one is loaded. What failed: {}",
+        operation, folder.string(), text_of(error));
+  }
+  run.undefined.clear();
+}
+
+void refuse_undefined(const RunState& run, std::string_view operation) {
+  if (run.undefined.empty()) return;
+  raise<CheckpointError>(
+      "{}: loading '{}' failed in the middle, so that weights and states of optimizers are undefined, expected a load "
+      "that has succeeded since: load another checkpoint into the same objects, or begin anew",
+      operation, run.undefined.string());
+}
+
 std::vector<std::string> lacks(const RunState& run, const fs::path& folder, const RunLoadOptions& options) {
   std::vector<std::string> missing;
   for (const auto& part : state_parts())
@@ -249,7 +277,7 @@ std::vector<std::string> lacks(const RunState& run, const fs::path& folder, cons
 }
 
 void load(RunState& run, const fs::path& folder, const RunLoadOptions& options) {
-  // Read everything before anything changes, on any rank.
+  // Open, compare and find everything before anything changes, on any rank.
   std::vector<StagedPart> staged;
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
     const checkpointing::OpenedOnce once;
@@ -263,6 +291,10 @@ void load(RunState& run, const fs::path& folder, const RunLoadOptions& options) 
     comm::on_all_ranks_or_throw<CheckpointError>([&] {
       for (const auto& part : staged)
         for (const auto& take : part.take) take(undo);
+    });
+    load_in_place(run, "load_state", folder, [&] {
+      for (const auto& part : staged)
+        if (part.fill) part.fill();
     });
   } catch (...) {
     for (; !undo.empty(); undo.pop_back()) undo.back()();

@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "accelerate/checkpoint.hpp"
@@ -49,6 +50,9 @@ struct RunState {
   int64_t step = 0;          ///< micro-steps since the last forced synchronisation
   int64_t steps_before = 0;  ///< of the optimizers, in the run that this one goes on from
   double num_items = 0;      ///< of the accumulation group, with GradientAverage::tokens
+  /// The checkpoint whose loading failed in the middle, so that weights and states of optimizers are undefined; empty:
+  /// none has.
+  std::filesystem::path undefined = {};
 
   /// The engines of the models that have one.
   parallel::Engines engines() const;
@@ -87,11 +91,21 @@ struct RunLoadOptions {
   GradientAverage average = GradientAverage::steps;
   at::Device device = at::kCPU;
 };
+/// Runs `fill`, which reads a checkpoint into tensors that are there. Until it has succeeded the run is undefined.
+/// @param operation  for messages: "load_state"  @throws CheckpointError that says what has become of the run
+void load_in_place(RunState& run, std::string_view operation, const std::filesystem::path& folder,
+                   const std::function<void()>& fill);
+/// @throws CheckpointError for a run that is
+void refuse_undefined(const RunState& run, std::string_view operation);
+
 /// Files that load() could not do without and that are not there. Not collective.
 std::vector<std::string> lacks(const RunState& run, const std::filesystem::path& folder, const RunLoadOptions& options);
 
-/// Reads everything back into the same objects. Collective.
+/// Reads everything back into the same objects; weights and states of optimizers into the tensors that are there.
+/// Collective.
 /// @throws CheckpointError on all ranks, and leaves all as it was, if a file is missing or does not fit on any of them.
+/// Bytes that are damaged or can't be read show when tensors are being filled: then these are undefined, and save()
+/// refuses until a load has succeeded.
 void load(RunState& run, const std::filesystem::path& folder, const RunLoadOptions& options);
 
 }  // namespace accelerate::run_state

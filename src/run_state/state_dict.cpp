@@ -286,6 +286,13 @@ checkpointing::StoredTensor stored_in_memory(const std::string& name, const Valu
                 const at::Tensor whole = at::empty(sharded.sizes, at::TensorOptions().dtype(sharded.dtype));
                 copy_parts(name, sharded, formats::whole(sharded.sizes), whole);
                 return whole;
+              },
+          // Copied at once: whether all of it is there shows then, and it may be of the tensors that it goes to.
+          .find =
+              [name, sharded = *sharded](const formats::DcpBox& box) {
+                const at::Tensor part = at::empty(box.sizes, at::TensorOptions().dtype(sharded.dtype));
+                copy_parts(name, sharded, box, part);
+                return formats::FoundPart{.read = [part](const at::Tensor& to) { to.copy_(part); }};
               }};
 }
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
-#include <system_error>
 #include <utility>
 
 #include "accelerate/comm.hpp"
@@ -106,7 +105,6 @@ Names models_lacking(const RunState& run, const fs::path& folder, const RunLoadO
   return missing;
 }
 StagedPart stage_models(RunState& run, const fs::path& folder, const RunLoadOptions& options) {
-  // They have been checked when they are read, so that no copy of what they replace is needed.
   auto staged = std::make_shared<std::vector<StagedModel>>();
   for (size_t i = 0; i < options.models.size(); ++i) {
     const auto& model = prepared_of(run, options.models[i]);
@@ -115,9 +113,14 @@ StagedPart stage_models(RunState& run, const fs::path& folder, const RunLoadOpti
     if (wants_universal(model)) checkpointing::ZeroCheckpoint::need_universal(file.path);
     staged->emplace_back(model, file, options.strict);
   }
-  return {.finish = [staged] {
-    for (const auto& model : *staged) model.apply();
-  }};
+  return {.agree =
+              [staged] {
+                for (const auto& model : *staged) model.agree();
+              },
+          .fill =
+              [staged] {
+                for (const auto& model : *staged) model.apply();
+              }};
 }
 
 // ---- optimizers
@@ -162,15 +165,19 @@ Names optimizers_lacking(const RunState& run, const fs::path& folder, const RunL
 }
 StagedPart stage_optimizers(RunState& run, const fs::path& folder, const RunLoadOptions& options) {
   StagedPart staged;
+  const auto found = std::make_shared<std::vector<StagedOptimizer>>();
+  found->reserve(run.optimizers.size());
+  const auto take = [&](StagedOptimizer one) {
+    found->push_back(std::move(one));
+    staged.take.push_back([found, &here = found->back()](Undo& undo) { undo.push_back(here.take()); });
+  };
   for (size_t i = 0; i < run.optimizers.size(); ++i) {
     if (const auto with = with_its_model(run, folder, i)) {
       const auto opened = checkpointing::ZeroCheckpoint::opened(with->files);
       const auto& checkpoint = *opened;
-      const trace::Span span(trace::SpanKind::checkpoint_read, with->files.filename().string());
       auto& optimizer = run.optimizers[i];
-      staged.take.push_back(to_be_taken(
-          optimizer,
-          read_optimizer(optimizer, run.models, optimizer_in(run, with->model, checkpoint, i, with->together))));
+      take({optimizer, run.models, optimizer_in(run, with->model, checkpoint, i, with->together),
+            with->files.filename().string()});
       staged.take.push_back(
           [&optimizer, steps = checkpoint.global_steps(), skipped = checkpoint.skipped_steps()](Undo& undo) {
             undo.push_back([&optimizer, before = optimizer.step_counts()] { optimizer.set_step_counts(before); });
@@ -180,12 +187,13 @@ StagedPart stage_optimizers(RunState& run, const fs::path& folder, const RunLoad
     }
     const auto file =
         find_state(optimizer_files(folder, i), options.preferred, fmt::format("prepared optimizer {}", i));
-    std::error_code is_folder;  // of a distributed checkpoint, of which each rank reads some parts
-    const auto bytes = fs::file_size(file.path, is_folder);
-    const trace::Span span(trace::SpanKind::checkpoint_read, file.path.filename().string(),
-                           is_folder ? 0 : static_cast<int64_t>(bytes));
-    staged.take.push_back(to_be_taken(run.optimizers[i], read_optimizer(run.optimizers[i], run.models, file)));
+    take({run.optimizers[i], run.models, file});
   }
+  staged.fill = [found] {
+    comm::on_all_ranks_or_throw<CheckpointError>([&] {
+      for (const auto& one : *found) one.fill();
+    });
+  };
   return staged;
 }
 

@@ -30,6 +30,9 @@ struct StagedPart {
   std::function<void()> agree = nullptr;
   /// Steps that may refuse their values, on any rank: then all give back what they have taken. Not collective.
   std::vector<std::function<void(Undo&)>> take = {};
+  /// Reads into tensors that are there, when nothing can refuse any more: what fails leaves them undefined. Collective;
+  /// throws on all ranks.
+  std::function<void()> fill = nullptr;
   /// A step that can't refuse, after all that can. Collective.
   std::function<void()> finish = nullptr;
 };
@@ -43,7 +46,8 @@ struct StatePart {
   /// Names of files that stage() could not do without and that are not there; null: it needs none. Not collective.
   std::vector<std::string> (*lacks)(const RunState& run, const std::filesystem::path& folder,
                                     const RunLoadOptions& options);
-  /// Reads and compares; nothing changes yet. Not collective. @throws CheckpointError
+  /// Reads (of models and optimizers what says where all of it is) and compares; nothing changes yet. Not collective.
+  /// @throws CheckpointError
   StagedPart (*stage)(RunState& run, const std::filesystem::path& folder, const RunLoadOptions& options);
 };
 

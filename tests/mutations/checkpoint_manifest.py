@@ -56,28 +56,64 @@ F("others' files of the list's name are none", file, "!root.is_object() || «!(h
 
 # ---- readers
 file = "src/formats/input_file.cpp"
-F("readers check what they read", file, "«check(offset, count, static_cast<const char*>(data));»", "",
+F("readers check what they read", file, "if («expected_») return read_by_parts(offset, static_cast", "false",
   m + "ListsAndGuardsEveryFile", u + "ExpectedFiles.PartsThatAreReadAreLookedAtOnce")
 F("readers compare the size", file, "if («expected_») expected_->check_size", "false",
   u + "ExpectedFiles.PartsThatAreReadAreLookedAtOnce")
 F("a part is looked at once", "src/formats/expected_files.cpp", "if («is_checked_[index].load(std::memory_order_relaxed)») continue;",
   "false", u + "ExpectedFiles.PartsThatAreReadAreLookedAtOnce")
 file = "src/checkpoint/saved_state.cpp"
-F("mapped tensors are checked", file, "if («bytes») bytes->check(begin, end - begin); return", "false", m + "TheTensorIsNamed")
-F("of a mapped tensor's part its bytes are", file, "if («counts») check_rows(", "false",
+F("mapped tensors are checked", file, "«bytes->check(begin, end - begin);» return", "",
   u + "ExpectedFiles.OfATensorThatIsReadInPartItsPartAlone")
 F("random states that are damaged are refused", "src/run_state/state_parts.cpp",
   "catch (const formats::DamagedFile&) { «throw;» }", "", m + "ListsAndGuardsEveryFile")
-F("a damaged tensor is named", "src/run_state/models.cpp", "naming_damage(«\"tensor '\" + name + \"'\"»,", "std::string()",
+F("a damaged tensor is named", "src/run_state/models.cpp", "const std::string what = «\"tensor '\" + name + \"'\"»;", "std::string()",
   m + "TheTensorIsNamed")
 F("a damaged state of an optimizer is named", "src/run_state/optimizers.cpp",
-  "naming_damage(«fmt::format(\"'{}' of parameter '{}'\", kind, key)»,", "std::string()", m + "TheTensorIsNamed")
+  "const auto what = «fmt::format(\"'{}' of parameter '{}'\", kind, key)»;", "std::string()", m + "TheTensorIsNamed")
+
+# ---- loading in place
+p = "in_place_tests InPlace."
+file = "src/formats/input_file.cpp"
+F("a part that was read for some bytes serves the next", file, "to && «!take_from_last_part(offset, to, now)»)", "true",
+  u + "ExpectedFiles.AFileThatIsReadInTurnIsReadOnce")
+F("bytes that are read are counted", "src/accelerator/checkpointing.cpp",
+  "«counts::add(CheckpointCount::bytes_read, formats::InputFile::bytes_read() - read_before);»", "", p + "EachRankReadsWhatItHolds")
+F("what leads to a tensor is only looked up first", "src/formats/torch_container.cpp",
+  "return zip_->record(\"data/\" + key, «ZipArchive::Look::peeks»);", "ZipArchive::Look::checks", u + "ExpectedFiles.WhatLeadsToATensorIsCheckedWithIt")
+F("what leads to a tensor is checked with it", "src/formats/torch_archive_reader.cpp",
+  "at::NoGradGuard no_grad; «check_header(file, saved);»", "", u + "ExpectedFiles.WhatLeadsToATensorIsCheckedWithIt")
+F("what leads to tensors is checked with all of them", "src/formats/torch_archive_reader.cpp",
+  "«check_header(*impl_->file, saved);»", "", u + "ExpectedFiles.WhatLeadsToATensorIsCheckedWithIt")
+F("what leads to a distributed tensor is checked with it", "src/formats/dcp/reader.cpp",
+  "«region.file->check(offset, region.saved.storage_begin - offset);»", "", u + "ExpectedFiles.OfADistributedTensorAllOfItsArchiveIsChecked")
+F("what lies behind a distributed tensor is checked with it", "src/formats/dcp/reader.cpp",
+  "«region.file->check(end, offset + length - end);»", "", u + "ExpectedFiles.OfADistributedTensorAllOfItsArchiveIsChecked")
+F("numbers of another type are read some at a time", "src/formats/torch_archive_reader.cpp",
+  "if («to.numel() > kSlabBytes / width» && along >= 0)", "false", p + "NumbersOfAnotherTypeTakeSomeMegabytes")
+F("an optimizer's tensors stay", "src/optim/optimizer_state.cpp", "return «fits» ? there", "false", p + "TakesNoMemoryOfItsOwn")
+file = "src/run_state/filling.cpp"
+F("tensors are read into where they are", file, "if («comes_and_goes(item->to)») fill", "true", p + "TakesNoMemoryOfItsOwn")
+F("who compares versions learns of what was read", file, "«at::Tensor(item.to).copy_(read);»",
+  "if (!read.is_same(item.to)) at::Tensor(item.to).copy_(read);", p + "TakesNoMemoryOfItsOwn")
+F("files are read in the order of the disk", file, "return «std::tie(x.file, x.begin) < std::tie(y.file, y.begin)»;", "false",
+  p + "ReadsInTheOrderOfTheDisk")
+file = "src/run_state/run_state.cpp"
+F("what is undefined is not saved", file, "«refuse_undefined(run, \"save_state\");»", "", m + "TheTensorIsNamed")
+F("what was loaded again is saved", file, "«run.undefined.clear();» } void refuse_undefined", "", m + "TheTensorIsNamed")
+refused = "checkpoint_tests CheckpointTest.WhatDoesNotFitChangesNothing"
+F("an optimizer gets its states back", "src/optim/optimizer_state.cpp", "«optimizer.state() = std::move(before->states);»", "", refused)
+F("an optimizer gets its options back", "src/optim/optimizer_state.cpp",
+  "«optimizer.param_groups()[g].set_options(std::move(before->options[g]));»", "", refused)
 
 # ---- archives of folders without a list
 F("archives' own checksums are looked at", "src/formats/input_file.hpp", "&& «CheckedRecords::wanted()»;",
   "false", m + "WithoutAListArchivesAreGuardedByTheirOwnChecksums")
 F("verify_checkpoints holds for archives' own checksums", "src/run_state/manifest.cpp",
   "«if (options.checksums) records_.emplace();»", "records_.emplace();", m + "IsNotLookedAtWhereItIsSwitchedOff")
+F("readers check the records that they read", "src/formats/input_file.cpp",
+  "«check_records(offset, count, static_cast<const char*>(data));»", "",
+  m + "WithoutAListArchivesAreGuardedByTheirOwnChecksums", u + "CheckedRecords.AreLookedAtOnceBeforeAnyOfTheirBytesIsGiven")
 F("records are looked at before they are given", "src/formats/expected_files.cpp", "if («~state != crc32_»)", "false",
   m + "WithoutAListArchivesAreGuardedByTheirOwnChecksums", u + "CheckedRecords.AreLookedAtOnceBeforeAnyOfTheirBytesIsGiven")
 F("a record is looked at once", "src/formats/expected_files.cpp",

@@ -126,8 +126,6 @@ F("moments are as exact as a step makes them", "src/optim/optimizer_state.cpp", 
 F("optimizers that would keep other moments are refused", "src/parallel/zero/choose.cpp",
   "«for (const auto& optimizer : facts.optimizers) check_moments(*optimizer);»", "",
   y + "OptimizersThatWouldKeepOtherMomentsAreNamed")
-F("moments are read as exactly as they were saved", "src/run_state/optimizers.cpp",
-  "const auto exact = «at::isReducedFloatingType(type) ? at::kFloat : type»;", "type", y + "GoOnFromDeepSpeedsFiles")
 F("amsgrad of the file's AdamW", "src/parallel/zero/objects.cpp",
   "to::AdamWOptions(p.lr).betas(betas).eps(p.eps).weight_decay(p.weight_decay).amsgrad(«p.amsgrad»)", "false",
   y + "AmsgradIsTorchs")

@@ -82,8 +82,7 @@ F("load_state goes on counting", file, "project.iteration = («input_dir.empty()
   c + "CheckpointTest.ACheckpointThatLacksSomethingIsPassedOverByName")
 file = "src/run_state/state_parts.cpp"
 resumed = c + "CheckpointTest.ResumedRunIsTheUninterruptedOneBitByBit"
-for what, statement in (("optimizers", "staged.take.push_back(to_be_taken(run.optimizers[i], "
-                         "read_optimizer(run.optimizers[i], run.models, file)));"),
+for what, statement in (("optimizers", "take({run.optimizers[i], run.models, file});"),
                         ("schedules", "staged.take.push_back(to_be_taken(run.schedulers[i], "
                          "load_object(file)));"),
                         ("loaders", "staged.take.push_back( to_be_taken(*run.loaders[i], "

@@ -98,7 +98,7 @@ F("DeepSpeedAdamOptions::betas", file, "m.value.mul_(«rule.beta1»)", "0.9", ow
 F("DeepSpeedAdamOptions::fp32_optimizer_states", "src/optim/describe_own.hpp", "return «o.fp32_optimizer_states()» && (type", "true",
   own + "DeepSpeedAdamHasStatesAsExactAsAsked")
 F("states that are read are as exact as those that are made", "src/optim/optimizer_state.cpp",
-  "dtype(«type»)).copy_(saved);", "parameter.scalar_type()",
+  "const auto options = parameter.options().requires_grad(false).dtype(«type»);", "parameter.scalar_type()",
   own + "DeepSpeedAdamHasStatesAsExactAsAsked")
 file = "src/optim/lamb.cpp"
 lamb = own + "LambIsItsFormula"

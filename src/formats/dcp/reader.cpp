@@ -82,7 +82,9 @@ std::vector<DcpCheckpoint::SavedRegion> DcpCheckpoint::find_regions(const std::s
   for (auto& region : regions) {
     const auto& place = region.chunk->location;
     region.file = file(place.file);
-    region.saved = TorchArchive(region.file, place.offset, place.length, describe(name, place)).tensor();
+    region.saved = TorchArchive(region.file, place.offset, place.length, describe(name, place), PickledObjects::refused,
+                                /*peeks=*/true)
+                       .tensor();
     if (region.saved.sizes != region.chunk->box.sizes || region.saved.dtype != scalar_type(info))
       raise<CheckpointError>(
           "{}: found a tensor of size {} and dtype {}, expected size {} and dtype {} as the metadata says. The files "
@@ -102,7 +104,12 @@ void DcpCheckpoint::copy_regions(const std::vector<SavedRegion>& regions, const 
       to = to.narrow(static_cast<int64_t>(dim), offsets[dim] - box.offsets[dim], region.common.sizes[dim]);
       offsets[dim] -= region.chunk->box.offsets[dim];
     }
+    // Before and behind the elements lies what has led to them.
+    const auto& [_, offset, length] = region.chunk->location;
+    const int64_t end = region.saved.storage_begin + region.saved.storage_bytes;
+    region.file->check(offset, region.saved.storage_begin - offset);
     read_part(*region.file, region.saved, offsets, to);
+    region.file->check(end, offset + length - end);
   }
 }
 
@@ -113,7 +120,18 @@ void DcpCheckpoint::read_chunk(const std::string& name, const DcpBox& box, const
   copy_regions(find_regions(name, box), box, destination);
 }
 
-void DcpCheckpoint::check_chunk(const std::string& name, const DcpBox& box) const { find_regions(name, box); }
+FoundPart DcpCheckpoint::find_chunk(const std::string& name, const DcpBox& box) const {
+  auto regions = find_regions(name, box);
+  FoundPart found;
+  if (!regions.empty()) {
+    found.file = regions.front().file->path();
+    found.begin = regions.front().chunk->location.offset;
+  }
+  found.read = [regions = std::move(regions), box](const at::Tensor& destination) {
+    copy_regions(regions, box, destination);
+  };
+  return found;
+}
 
 at::Tensor DcpCheckpoint::read_chunk(const std::string& name, const DcpBox& box) const {
   const auto regions = find_regions(name, box);  // before memory is taken: damaged metadata may claim any size
