@@ -13,10 +13,12 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "accelerate/checkpoint.hpp"
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerate/utils/error.hpp"
 #include "checkpoint/saved_state.hpp"
 #include "formats/checkpoint_manifest.hpp"
+#include "formats/dcp.hpp"
 #include "formats/expected_files.hpp"
 #include "formats/input_file.hpp"
 #include "message_of.hpp"
@@ -44,6 +46,17 @@ FileChecksums checksums_of(std::string_view bytes) {
   ChecksumsInTurn sums;
   sums.add(bytes);
   return sums.take();
+}
+
+FileChecksums sums_of(std::string_view bytes, size_t part_bytes) {
+  FileChecksums sums{.bytes = static_cast<int64_t>(bytes.size()), .parts = {}};
+  for (size_t at = 0; at < bytes.size(); at += part_bytes)
+    sums.parts.push_back(crc32c::of(bytes.substr(at, part_bytes)));
+  return sums;
+}
+
+std::string bytes_of(const at::Tensor& tensor) {
+  return {static_cast<const char*>(tensor.data_ptr()), tensor.nbytes()};
 }
 
 void flip(const fs::path& file, int64_t byte) {
@@ -205,8 +218,7 @@ TEST(ExpectedFiles, PartsThatAreReadAreLookedAtOnce) {
   fs::create_directories(folder);
   const auto bytes = random_bytes(25);
   support::write(folder / "file", bytes);
-  FileChecksums sums{.bytes = 25, .parts = {}};
-  for (size_t at = 0; at < 25; at += 10) sums.parts.push_back(crc32c::of(std::string_view(bytes).substr(at, 10)));
+  const auto sums = sums_of(bytes, 10);
   flip(folder / "file", 12);
   std::string read(25, '\0');
   {
@@ -273,6 +285,76 @@ TEST(CheckedRecords, OfWhichTheListKnowsAllAreNotLookedAtTwice) {
   const formats::CheckedRecords checked;
   const formats::ExpectedFiles expected(folder, {{"file", {.bytes = 9, .parts = {crc32c::of("123456789")}}}}, 10);
   EXPECT_FALSE(formats::InputFile(folder / "file").wants_records());
+}
+
+TEST(ExpectedFiles, AFileThatIsReadInTurnIsReadOnce) {
+  const auto folder = support::scratch("in turn");
+  fs::create_directories(folder);
+  const auto bytes = random_bytes(95);
+  support::write(folder / "file", bytes);
+  const formats::ExpectedFiles expected(folder, {{"file", sums_of(bytes, 10)}}, 10);
+  const formats::InputFile file(folder / "file");
+  const int64_t before = formats::InputFile::bytes_read();
+  std::string read(95, '\0');
+  int64_t at = 0;
+  for (const int64_t count : {3, 4, 1, 2, 5, 20, 12, 30, 1, 17}) {
+    file.read(at, read.data() + at, count);
+    at += count;
+  }
+  EXPECT_EQ(at, 95);
+  EXPECT_EQ(read, bytes);
+  EXPECT_EQ(formats::InputFile::bytes_read() - before, 95);
+  EXPECT_EQ(expected.parts_checked(), 10);
+  // What was looked at is no longer read around.
+  file.read(31, read.data(), 2);
+  EXPECT_EQ(formats::InputFile::bytes_read() - before, 97);
+  EXPECT_EQ(read.substr(0, 2), bytes.substr(31, 2));
+}
+
+// Of an archive whose tensors are read later what leads to them is no more than looked up, so that opening it reads no
+// part for that; it is checked with the tensor.
+TEST(ExpectedFiles, WhatLeadsToATensorIsCheckedWithIt) {
+  const auto folder = support::scratch("headers");
+  fs::create_directories(folder);
+  const auto a = torch::rand({100}), b = torch::rand({100});
+  checkpointing::save_object(checkpointing::to_dict({{"a", a}, {"b", b}}), folder / "file");
+  auto bytes = support::text_of(folder / "file");
+  const formats::ExpectedFiles expected(folder, {{"file", sums_of(bytes, 16)}}, 16);
+  const auto header = static_cast<int64_t>(bytes.rfind("PK\3\4", bytes.find(bytes_of(b))));
+  flip(folder / "file", header + 15);  // of a checksum that nobody looks at
+  const auto tensors = checkpointing::open_archive(folder / "file");
+  EXPECT_TRUE(tensors.at("a").read_whole().equal(a));
+  EXPECT_THROW(tensors.at("b").read_whole(), formats::DamagedFile);
+  EXPECT_THROW(checkpointing::load_object(folder / "file"), formats::DamagedFile);
+  flip(folder / "file", header + 15);
+  EXPECT_TRUE(tensors.at("b").read_whole().equal(b));
+}
+
+TEST(ExpectedFiles, OfADistributedTensorAllOfItsArchiveIsChecked) {
+  const auto folder = support::scratch("distributed");
+  fs::create_directories(folder);
+  const auto values = torch::rand({300});
+  const std::vector<int64_t> sizes{300};
+  const auto records = formats::write_dcp_items(
+      folder, 0, {}, {{.name = "model.w", .sizes = sizes, .box = formats::whole(sizes), .tensor = values}});
+  formats::write_dcp_metadata(folder, records, {{"model.w", formats::DcpPath{std::string("model"), std::string("w")}}});
+  const auto file = folder / "__0_0.distcp";
+  const auto bytes = support::text_of(file);
+  const auto first = static_cast<int64_t>(bytes.find(bytes_of(values)));
+  const auto behind = static_cast<int64_t>(bytes.rfind("PK\1\2")) + 17;
+  const formats::ExpectedFiles expected(folder, {{"__0_0.distcp", sums_of(bytes, 16)}}, 16);
+  for (const int64_t damaged : {int64_t{15}, first - 1, behind}) {  // checksums and padding that nobody looks at
+    flip(file, damaged);
+    const formats::DcpCheckpoint checkpoint(folder);
+    const auto found = checkpoint.find_chunk("model.w", formats::whole(sizes));
+    EXPECT_EQ(found.file, file);
+    EXPECT_THROW(found.read(torch::empty(sizes)), formats::DamagedFile) << damaged;
+    flip(file, damaged);
+  }
+  const formats::DcpCheckpoint checkpoint(folder);
+  const auto to = torch::empty(sizes);
+  checkpoint.find_chunk("model.w", formats::whole(sizes)).read(to);
+  EXPECT_TRUE(to.equal(values));
 }
 
 TEST(ExpectedFiles, OfATensorThatIsReadInPartItsPartAlone) {
