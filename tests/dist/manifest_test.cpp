@@ -218,16 +218,27 @@ RANKS_TEST(Manifest, TheTensorIsNamed, 1) {
   const auto folder = support::scratch("large");
   Run run("safetensors", {}, 1500);
   run.step(), run.step();
+  run.counter = 4;
   run.accelerator.save_state(folder);
+  run.counter = 5;
   const uint64_t bit = 8 * 5'000'000;
   flip(folder / "model.safetensors", bit);
-  EXPECT_THAT(
-      message_of<CheckpointError>([&] { run.accelerator.load_state(folder); }),
-      AllOf(HasSubstr("tensor '0.weight'"), HasSubstr("model.safetensors' is damaged: bytes 4194304 to 8388607")));
+  EXPECT_THAT(message_of<CheckpointError>([&] { run.accelerator.load_state(folder); }),
+              AllOf(HasSubstr("tensor '0.weight'"),
+                    HasSubstr("model.safetensors' is damaged: bytes 4194304 to 8388607"), HasSubstr("are undefined")));
+  EXPECT_EQ(run.counter, 5) << "what is no tensor of weights or optimizers is as it was";
   flip(folder / "model.safetensors", bit);
   flip(folder / "optimizer.bin", bit);
   EXPECT_THAT(message_of<CheckpointError>([&] { run.accelerator.load_state(folder); }),
               AllOf(HasSubstr("'momentum_buffer' of parameter '0'"), HasSubstr("optimizer.bin' is damaged")));
+  // What is undefined is not saved, until it has been loaded.
+  EXPECT_THAT(message_of<CheckpointError>([&] { run.accelerator.save_state(support::scratch("undefined")); }),
+              AllOf(HasSubstr("loading '" + folder.string() + "' failed in the middle"), HasSubstr("undefined")));
+  EXPECT_FALSE(fs::exists(support::scratch("undefined")));
+  flip(folder / "optimizer.bin", bit);
+  run.accelerator.load_state(folder);
+  EXPECT_EQ(run.counter, 4);
+  run.accelerator.save_state(support::scratch("undefined"));
 }
 
 namespace {
