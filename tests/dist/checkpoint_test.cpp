@@ -937,13 +937,16 @@ TEST_F(CheckpointTest, WhatDoesNotFitChangesNothing) {
   optimizer.step();
   counter.answer = 6;
   const auto before = state_of(*net);
+  static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options()).eps(1e-7);
   const auto moments = [&] {
-    std::vector<torch::Tensor> result;
-    for (auto& parameter : net->parameters())
-      result.push_back(
-          static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()))
-              .exp_avg()
-              .clone());
+    const auto& options = static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options());
+    std::vector<torch::Tensor> result{torch::tensor(options.eps())};
+    for (auto& parameter : net->parameters()) {
+      const auto& state =
+          static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
+      result.push_back(state.exp_avg().clone());
+      result.push_back(torch::tensor(state.step()));
+    }
     return result;
   };
   const auto moments_before = moments();
