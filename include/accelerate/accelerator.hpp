@@ -419,8 +419,7 @@ class ACCELERATE_API Accelerator {
   void wait_for_checkpoint();
   /// Reads it back into the same objects and tensors; no folder: the newest complete automatic checkpoint, and a
   /// warning names newer ones. Collective. All forms but local fit any ranks and plugins, also Python's. Loaders go on
-  /// within a pass, accumulation within a group: with as many micro-steps as before, or as many batches of a rank in
-  /// all.
+  /// within a pass, accumulation within a group: with as many micro-steps as before, or batches of a rank in all.
   /// @throws CheckpointError on all ranks, and leaves all as it was, if a file is missing or does not fit on any of
   /// them, or if the run can't go on with these ranks: then with the numbers. Damaged bytes show in the middle: weights
   /// and states are undefined then, and save_state() refuses until a checkpoint is loaded (docs/checkpoints.md).

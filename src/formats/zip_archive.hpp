@@ -38,7 +38,7 @@ class ZipArchive {
   bool contains(const std::string& name) const { return entries_.contains(name); }
   /// @throws CheckpointError when it is not there or compressed, or reaches beyond the archive
   Bytes record(const std::string& name) const { return record(name, look_); }
-  /// @param look  at the header; the directory was looked at as all of the archive is
+  /// @param look  at its header
   Bytes record(const std::string& name, Look look) const;
   /// The text of a small record. @param most  a longer one is refused
   std::string text(const std::string& name, uint64_t most) const;

@@ -31,6 +31,7 @@ using support::rank;
 using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
+namespace dcp = accelerate::distributed_checkpoint;
 namespace fs = std::filesystem;
 namespace nn = torch::nn;
 
@@ -238,6 +239,23 @@ RANKS_TEST(BehindTraining, WritesToShardedParametersAreKept, 1, 2) {
     run.accelerator.wait_for_checkpoint();
     expect_same_files(folder / "waits", folder / "behind");
   });
+}
+
+// Weights are read into the tensors that the save has yet to read.
+RANKS_TEST(BehindTraining, WeightsThatAStateDictReplacesAreKept, 1, 2) {
+  const auto folder = support::scratch("set");
+  Run run("plain");
+  run.steps(2);
+  run.accelerator.save_state(folder / "waits");
+  const nn::Sequential other(nn::Linear(64, 64), nn::BatchNorm1d(64), nn::Linear(64, 64));
+  {
+    Gate gate;
+    run.accelerator.save_state(folder / "behind", {.behind_training = true});
+    dcp::set_model_state_dict(run.model, dcp::get_model_state_dict(other));
+    EXPECT_TRUE(run.net->parameters()[0].equal(other->parameters()[0]));
+  }
+  run.accelerator.wait_for_checkpoint();
+  expect_same_files(folder / "waits", folder / "behind");
 }
 
 RANKS_TEST(BehindTraining, AFileThatCantBeWrittenFailsTheSaveOnAllRanks, 1, 2) {

@@ -53,5 +53,7 @@ F("writes to shards are announced", "src/residency/homes/kept.cpp",
   b + "WritesToShardedParametersAreKept")
 F("writes to shards in shared memory are announced", "src/residency/residency.cpp", "«snapshot::keep(own);»", "",
   b + "WritesToShardedParametersAreKept")
+F("what is read into tensors is announced", "src/run_state/filling.cpp", "«snapshot::keep_all();»", "",
+  b + "WeightsThatAStateDictReplacesAreKept")
 F("one save behind training at a time", "src/accelerator/checkpointing.cpp", "if («snapshot::current()») throw", "false",
   b + "WhatCantBeReadLaterIsRefused")

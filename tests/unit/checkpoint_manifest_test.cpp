@@ -264,7 +264,7 @@ TEST(CheckedRecords, AreLookedAtOnceBeforeAnyOfTheirBytesIsGiven) {
   EXPECT_FALSE(file.expect_record("overlaps", 12, 2, 1));
   EXPECT_FALSE(file.expect_record("overlaps", 3, 2, 1));
   EXPECT_FALSE(file.expect_record("longer", 4, 10, 1));
-  flip(folder / "file", 8 * 12);
+  flip(folder / "file", 12);
   file.read(0, read.data(), 4);
   file.read(13, read.data(), 4);
   EXPECT_EQ(checked.checked(), 0);
@@ -272,7 +272,7 @@ TEST(CheckedRecords, AreLookedAtOnceBeforeAnyOfTheirBytesIsGiven) {
     EXPECT_THAT(
         message_of<formats::DamagedFile>([&, &begin = begin, &count = count] { file.read(begin, read.data(), count); }),
         AllOf(HasSubstr((folder / "file").string()), HasSubstr("record 'data/0', bytes 4 to 12")));
-  flip(folder / "file", 8 * 12);
+  flip(folder / "file", 12);
   file.read(12, read.data(), 1);
   file.read(4, read.data(), 9);
   EXPECT_EQ(checked.checked(), 1);
