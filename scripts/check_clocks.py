@@ -16,6 +16,7 @@ STAMPS = {
     "src/utils/log.cpp": "the time of a log record",
     "src/utils/log_output.cpp": "the time of a log record, for people and collectors",
     "src/trackers/record.cpp": "when something was logged",
+    "src/bigmodel/convert_files.cpp": "by which a later run knows the same input again",
     "programs/sagemaker/credentials.cpp": "a name for a session at Amazon's",
     "programs/sagemaker/job.cpp": "when a file in an archive was made",
     "programs/sagemaker/main.cpp": "a name for a job",
