@@ -17,10 +17,7 @@ constexpr uint32_t kRecordMark = 0x04034b50, kSumsMark = 0x08074b50, kEntryMark 
                    kLocatorMark = 0x07064b50, kEndMark = 0x06054b50;
 constexpr uint16_t kUtf8 = 0x0800, kSumsBehind = 0x0008;
 
-/// CRC-32 of zip files.
-constexpr auto kCrcTables = crc32c::make_tables(0xEDB88320);
-
-template <class T> void put(std::string& to, T value) {
+template <class T> void put_little(std::string& to, T value) {
   for (size_t i = 0; i < sizeof(T); ++i) to.push_back(static_cast<char>(value >> 8 * i & 0xff));
 }
 uint32_t at_most_32(uint64_t value) { return static_cast<uint32_t>(std::min(value, kMost32)); }
@@ -29,10 +26,10 @@ uint32_t at_most_32(uint64_t value) { return static_cast<uint32_t>(std::min(valu
 std::string wide_sizes(uint64_t bytes, uint64_t stored, uint64_t begin) {
   if (bytes < kMost32 && begin < kMost32) return {};
   std::string sizes;
-  if (bytes >= kMost32) put(sizes, bytes), put(sizes, stored);
-  if (begin >= kMost32) put(sizes, begin);
+  if (bytes >= kMost32) put_little(sizes, bytes), put_little(sizes, stored);
+  if (begin >= kMost32) put_little(sizes, begin);
   std::string field;
-  put(field, uint16_t{1}), put(field, static_cast<uint16_t>(sizes.size()));
+  put_little(field, uint16_t{1}), put_little(field, static_cast<uint16_t>(sizes.size()));
   return field + sizes;
 }
 
@@ -49,21 +46,21 @@ void ZipWriter::record(const std::string& short_name, int64_t bytes, const std::
   Entry entry{"archive/" + short_name, static_cast<uint64_t>(bytes), position_, 0};
   const auto wide = wide_sizes(entry.bytes, 0, entry.begin);
   std::string header;
-  put(header, kRecordMark), put(header, uint16_t{0}), put(header, flags_of(entry.bytes));
+  put_little(header, kRecordMark), put_little(header, uint16_t{0}), put_little(header, flags_of(entry.bytes));
   header.append(2 + 2 + 2 + 4 + 4 + 4, '\0');  // method, time, date, and sums that come behind
-  put(header, static_cast<uint16_t>(entry.name.size()));
+  put_little(header, static_cast<uint16_t>(entry.name.size()));
   const uint64_t begin = position_ + header.size() + 2 + entry.name.size() + wide.size() + 4;
   const uint64_t padding = (kAlignment - begin % kAlignment) % kAlignment;
-  put(header, static_cast<uint16_t>(wide.size() + 4 + padding));
+  put_little(header, static_cast<uint16_t>(wide.size() + 4 + padding));
   header += entry.name + wide + "FB";
-  put(header, static_cast<uint16_t>(padding));
+  put_little(header, static_cast<uint16_t>(padding));
   header.append(padding, 'Z');
   write(header);
 
   uint32_t crc = ~uint32_t{0};
   uint64_t given = 0;
   pieces([&](std::string_view piece) {
-    crc = crc32c::by_table(crc, piece, kCrcTables);
+    crc = crc32c::by_table(crc, piece, crc32::kTables);
     given += piece.size();
     write_(piece);
   });
@@ -72,9 +69,10 @@ void ZipWriter::record(const std::string& short_name, int64_t bytes, const std::
   if (given > 0) {
     entry.crc = ~crc;
     std::string behind;
-    put(behind, kSumsMark), put(behind, entry.crc);
-    if (wide.empty()) put(behind, static_cast<uint32_t>(given)), put(behind, static_cast<uint32_t>(given));
-    else put(behind, given), put(behind, given);
+    put_little(behind, kSumsMark), put_little(behind, entry.crc);
+    if (wide.empty())
+      put_little(behind, static_cast<uint32_t>(given)), put_little(behind, static_cast<uint32_t>(given));
+    else put_little(behind, given), put_little(behind, given);
     write(behind);
     sums_ = c10::hash_combine(sums_, entry.crc);
   }
@@ -90,12 +88,13 @@ std::string ZipWriter::directory() const {
   std::string all;
   for (const auto& entry : entries_) {
     const auto wide = wide_sizes(entry.bytes, entry.bytes, entry.begin);
-    put(all, kEntryMark), put(all, uint16_t{0}), put(all, uint16_t{0}), put(all, flags_of(entry.bytes));
+    put_little(all, kEntryMark), put_little(all, uint16_t{0}), put_little(all, uint16_t{0}),
+        put_little(all, flags_of(entry.bytes));
     all.append(2 + 2 + 2, '\0');  // method, time, date
-    put(all, entry.crc), put(all, at_most_32(entry.bytes)), put(all, at_most_32(entry.bytes));
-    put(all, static_cast<uint16_t>(entry.name.size())), put(all, static_cast<uint16_t>(wide.size()));
+    put_little(all, entry.crc), put_little(all, at_most_32(entry.bytes)), put_little(all, at_most_32(entry.bytes));
+    put_little(all, static_cast<uint16_t>(entry.name.size())), put_little(all, static_cast<uint16_t>(wide.size()));
     all.append(2 + 2 + 2 + 4, '\0');  // comment, disk, attributes
-    put(all, at_most_32(entry.begin));
+    put_little(all, at_most_32(entry.begin));
     all += entry.name + wide;
   }
   return all;
@@ -110,13 +109,16 @@ void ZipWriter::finish() {
   const uint64_t begin = position_, count = entries_.size();
   const auto entries = directory();
   std::string end;
-  put(end, kEnd64Mark), put(end, uint64_t{44}), put(end, uint16_t{0x031e}), put(end, uint16_t{45});
-  put(end, uint32_t{0}), put(end, uint32_t{0}), put(end, count), put(end, count);
-  put(end, static_cast<uint64_t>(entries.size())), put(end, begin);
-  put(end, kLocatorMark), put(end, uint32_t{0}), put(end, begin + entries.size()), put(end, uint32_t{1});
+  put_little(end, kEnd64Mark), put_little(end, uint64_t{44}), put_little(end, uint16_t{0x031e}),
+      put_little(end, uint16_t{45});
+  put_little(end, uint32_t{0}), put_little(end, uint32_t{0}), put_little(end, count), put_little(end, count);
+  put_little(end, static_cast<uint64_t>(entries.size())), put_little(end, begin);
+  put_little(end, kLocatorMark), put_little(end, uint32_t{0}), put_little(end, begin + entries.size()),
+      put_little(end, uint32_t{1});
   const auto few = static_cast<uint16_t>(std::min<uint64_t>(count, 0xffff));
-  put(end, kEndMark), put(end, uint16_t{0}), put(end, uint16_t{0}), put(end, few), put(end, few);
-  put(end, at_most_32(entries.size())), put(end, at_most_32(begin)), put(end, uint16_t{0});
+  put_little(end, kEndMark), put_little(end, uint16_t{0}), put_little(end, uint16_t{0}), put_little(end, few),
+      put_little(end, few);
+  put_little(end, at_most_32(entries.size())), put_little(end, at_most_32(begin)), put_little(end, uint16_t{0});
   write(entries);
   write(end);
 }
