@@ -304,7 +304,7 @@ bool is_dense(at::IntArrayRef sizes, const std::vector<int64_t>& strides) {
 
 // Parts that don't lie in one piece are read with what is between, this much at a time, and others where they become
 // numbers of another type, or of a device.
-constexpr int64_t kSlabBytes = int64_t{8} << 20;
+constexpr int64_t kSlabBytes = int64_t{4} << 20;
 
 /// A type of the same size that every copy kernel knows.
 at::ScalarType bits_of(at::ScalarType dtype) {

@@ -88,6 +88,15 @@ std::vector<snapshot::NamedTensor> read_later(const RunState& run) {
   return state;
 }
 
+/// Where shards lie in what all ranks see, a program's writes come there without a word.
+std::vector<snapshot::NamedTensor> fixed_parameters(const RunState& run) {
+  std::vector<snapshot::NamedTensor> all;
+  for (const auto& model : run.models)
+    for (const auto& [name, parameter] : model->model.parameters())
+      if (!comes_and_goes(parameter)) all.push_back({name, parameter});
+  return all;
+}
+
 void refuse_form(const RunState& run, const SaveOptions& options) {
   if (options.form == StateForm::deepspeed)
     throw ConfigError(
@@ -235,7 +244,7 @@ BehindTraining::BehindTraining(const RunState& run, const SaveOptions& options, 
   comm::on_all_ranks_or_throw<ConfigError>([&] {
     refuse_form(run, options);
     state = read_later(run);
-    shared.ledger = std::make_shared<snapshot::Ledger>(state);
+    shared.ledger = std::make_shared<snapshot::Ledger>(state, fixed_parameters(run));
     if (group && !group->dry()) shared.notes = std::make_unique<comm::Notes>(*group);
   });
   {

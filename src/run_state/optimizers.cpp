@@ -144,15 +144,21 @@ std::map<std::string, size_t> match(const StoredOptimizer& stored, const std::ve
 }  // namespace
 
 void save_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file,
-                    const Writers& writers) {
+                    const Writers& writers, const std::vector<double>& initial_rates) {
+  const auto by_name = [&] {
+    OptimizerView view(optimizer, models);
+    for (size_t i = 0; i < std::min(initial_rates.size(), view.groups.size()); ++i)
+      view.groups[i].insert_or_assign("initial_lr", initial_rates[i]);
+    return view;
+  };
   switch (file.form) {
     case StateForm::safetensors:
     case StateForm::archive:
       return save_plain_optimizer(optimizer, models, file.path, writers);
     case StateForm::full:
-      return save_full_optimizer(OptimizerView(optimizer, models), file.path);
+      return save_full_optimizer(by_name(), file.path);
     case StateForm::sharded:
-      return DistributedItems(StateDict{{"optimizer", distributed_state(optimizer, models)}}).write(file.path);
+      return DistributedItems(StateDict{{"optimizer", to_state_dict(by_name())}}).write(file.path);
     case StateForm::deepspeed:
       throw InternalError("saving an optimizer: DeepSpeed's files were asked for, which are not of an optimizer alone");
     case StateForm::local:

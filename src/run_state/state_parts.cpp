@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "accelerate/comm.hpp"
+#include "accelerate/optim/scheduler.hpp"
 #include "accelerate/precision/fp8.hpp"
 #include "checkpoint/archive.hpp"
 #include "comm/agreement.hpp"
@@ -148,13 +149,20 @@ std::optional<WithItsModel> with_its_model(const RunState& run, const fs::path& 
   return std::nullopt;
 }
 
+/// What the rates of an optimizer's groups were when its schedule was made.
+std::vector<double> initial_rates_of(const RunState& run, const AcceleratedOptimizer& optimizer) {
+  for (const auto& scheduler : run.schedulers)
+    if (&scheduler.optimizer() == &optimizer.optimizer()) return scheduler.scheduler().schedule().base_lrs();
+  return {};
+}
+
 void save_optimizers(const RunState& run, const fs::path& folder, const SaveOptions& options) {
   for (size_t i = 0; i < run.optimizers.size(); ++i) {
     const bool deepspeed = options.form == StateForm::deepspeed;
     if (deepspeed && model_of(run, i)) continue;  // saved with the model
     const auto form = deepspeed ? StateForm::archive : options.form;
     save_optimizer(run.optimizers[i], run.models, {form, in_form(optimizer_files(folder, i), form).path},
-                   options.writers);
+                   options.writers, initial_rates_of(run, run.optimizers[i]));
   }
 }
 Names optimizers_lacking(const RunState& run, const fs::path& folder, const RunLoadOptions& options) {

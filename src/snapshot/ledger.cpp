@@ -73,9 +73,18 @@ int64_t next_epoch() { return ++epochs(); }
 
 // ---- at the mark
 
-Ledger::Ledger(const std::vector<NamedTensor>& state) : bounce_(room(kChunkBytes)) {
+Ledger::Ledger(const std::vector<NamedTensor>& state, const std::vector<NamedTensor>& views)
+    : bounce_(room(kChunkBytes)) {
+  const auto has_memory = [](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.numel() > 0;
+  };
+  for (const auto& view : views) {
+    if (!has_memory(view.tensor) || view.tensor.is_inference()) continue;
+    views_.emplace(static_cast<const char*>(view.tensor.const_data_ptr()), view);
+    longest_view_ = std::max(longest_view_, static_cast<int64_t>(view.tensor.nbytes()));
+  }
   for (const auto& [name, tensor] : state) {
-    if (!tensor.defined() || !tensor.is_cpu() || tensor.layout() != at::kStrided || tensor.numel() == 0) continue;
+    if (!has_memory(tensor)) continue;
     const bool dense = tensor.is_non_overlapping_and_dense();
     const auto* const begin = static_cast<const char*>(dense ? tensor.const_data_ptr() : tensor.storage().data());
     const auto* const end = begin + (dense ? tensor.nbytes() : tensor.storage().nbytes());
@@ -106,11 +115,14 @@ const std::string* Ledger::name_of(const char* begin, int64_t bytes) const {
 void Ledger::add_region(const at::Tensor& tensor, int64_t bytes, const std::string* name) {
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): it is only read
   auto* const begin = static_cast<char*>(const_cast<void*>(tensor.const_data_ptr()));
-  const auto [found, fresh] = regions_.try_emplace(
-      {begin, bytes}, Region{begin, bytes, tensor, tensor.storage(),
-                             tensor.is_inference() ? -1 : static_cast<int64_t>(tensor._version()), name});
+  const auto [found, fresh] = regions_.try_emplace({begin, bytes}, Region{begin, bytes, tensor.storage()});
   Region& region = found->second;
   if (fresh) {
+    if (!tensor.is_inference()) region.watched.emplace_back(tensor, name);
+    for (auto view = views_.lower_bound(begin - longest_view_); view != views_.end() && view->first < begin + bytes;
+         ++view)
+      if (view->first + view->second.tensor.nbytes() > begin)
+        region.watched.emplace_back(view->second.tensor, &view->second.name);
     region.chunks.resize(static_cast<size_t>((bytes + kChunkBytes - 1) / kChunkBytes));
     longest_ = std::max(longest_, bytes);
     state_bytes_ += bytes;
@@ -196,6 +208,7 @@ void Ledger::read(const void* begin, int64_t bytes, const std::function<void(std
 
 std::string Ledger::finish() {
   MutexLock lock(mutex_);
+  while (in_step_) lock.wait(changed_);
   // Versions are compared now, when writes that came beside reading have counted themselves.
   for (auto& [place, region] : regions_)
     if (!region.announced) announce(region);
@@ -211,14 +224,44 @@ std::string Ledger::finish() {
 
 // ---- who rewrites
 
+void Ledger::compare_versions(const Region& region) {
+  for (const auto& one : region.watched) {
+    const auto version = static_cast<int64_t>(one.tensor._version());
+    if (version == one.version || !failure_.empty()) continue;
+    failure_ = fmt::format(
+        "'{}' was changed behind the save ({} writes since), expected writes by optimizers' steps and this library "
+        "only: call wait_for_checkpoint() before the program writes to parameters or optimizers' states itself",
+        *one.name, version - one.version);
+  }
+}
+
 void Ledger::announce(Region& region) {
-  if (std::exchange(region.announced, true) || region.version < 0) return;
-  const auto version = static_cast<int64_t>(region.tensor._version());
-  if (version == region.version || !failure_.empty()) return;
-  failure_ = fmt::format(
-      "'{}' was changed behind the save ({} writes since), expected writes by optimizers' steps and this library only: "
-      "call wait_for_checkpoint() before the program writes to parameters or optimizers' states itself",
-      *region.name, version - region.version);
+  if (!std::exchange(region.announced, true) && !in_step_) compare_versions(region);
+}
+
+void Ledger::begin_step() {
+  const MutexLock lock(mutex_);
+  for (const auto& [place, region] : regions_)
+    if (!region.announced) compare_versions(region);
+  in_step_ = true;
+}
+
+void Ledger::end_step() {
+  {
+    const MutexLock lock(mutex_);
+    for (auto& [place, region] : regions_)
+      for (auto& one : region.watched) one.version = static_cast<int64_t>(one.tensor._version());
+    in_step_ = false;
+  }
+  changed_.notify_all();
+}
+
+Step::Step() : ledger_(current()) {
+  if (ledger_ && ledger_->finished_) ledger_.reset();
+  if (ledger_) ledger_->begin_step();
+}
+Step::~Step() {
+  if (ledger_) ledger_->end_step();
 }
 
 template <class F> void Ledger::for_each_overlapping(const char* begin, int64_t bytes, const F& f) {

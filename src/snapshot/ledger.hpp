@@ -42,7 +42,8 @@ class Ledger {
  public:
   /// @param state  is read later from where it lies: parameters and optimizers' states, which nobody rewrites without a
   /// word but the program itself. All else is copied.
-  explicit Ledger(const std::vector<NamedTensor>& state);
+  /// @param views  other tensors of the same memory, whose writes count too: models' parameters, of shards
+  explicit Ledger(const std::vector<NamedTensor>& state, const std::vector<NamedTensor>& views = {});
   Ledger(const Ledger&) = delete;
   Ledger& operator=(const Ledger&) = delete;
 
@@ -67,6 +68,7 @@ class Ledger {
 
  private:
   friend class Keeping;
+  friend class Step;
   friend void keep(const void* begin, int64_t bytes);
   friend void keep_all();
 
@@ -78,13 +80,19 @@ class Ledger {
     int64_t reads = 0;  ///< that are still to come
     std::unique_ptr<char, Free> old = nullptr;
   };
+  /// A tensor whose version tells of writes that nobody announced.
+  struct Watched {
+    at::Tensor tensor;
+    int64_t version;
+    const std::string* name;
+    Watched(const at::Tensor& watched, const std::string* watched_name)
+        : tensor(watched), version(static_cast<int64_t>(watched._version())), name(watched_name) {}
+  };
   struct Region {
     char* begin;
     int64_t bytes;
-    at::Tensor tensor;     ///< whose version tells of writes that nobody announced
     c10::Storage storage;  ///< held: a tensor may get another one
-    int64_t version;       ///< -1: it has none
-    const std::string* name;
+    std::vector<Watched> watched = {};
     bool announced = false;  ///< a write, before which all that was live was kept
     std::vector<Chunk> chunks = {};
     int64_t bytes_of(size_t chunk) const;
@@ -96,12 +104,17 @@ class Ledger {
   void add_region(const at::Tensor& tensor, int64_t bytes, const std::string* name);
   at::Tensor copied(at::Tensor copy);
   template <class F> void for_each_overlapping(const char* begin, int64_t bytes, const F& f);
+  void compare_versions(const Region& region) ACCELERATE_REQUIRES(mutex_);
   void announce(Region& region) ACCELERATE_REQUIRES(mutex_);
+  void begin_step();
+  void end_step();
   void keep(Region& region);
   void wait_until_read(Chunk& chunk, MutexLock& lock) ACCELERATE_REQUIRES(mutex_);
   static char* room(int64_t bytes);
 
-  std::map<const char*, std::pair<const char*, std::string>> state_;                   ///< by begin: end and name
+  std::map<const char*, std::pair<const char*, std::string>> state_;  ///< by begin: end and name
+  std::multimap<const char*, NamedTensor> views_;                     ///< by begin
+  int64_t longest_view_ = 0;
   std::map<const c10::StorageImpl*, std::pair<c10::Storage, c10::Storage>> storages_;  ///< the given one and ours
   Regions regions_;
   int64_t longest_ = 0, state_bytes_ = 0, copied_bytes_ = 0;
@@ -110,6 +123,7 @@ class Ledger {
   Mutex mutex_;
   std::condition_variable changed_;
   std::string failure_ ACCELERATE_GUARDED_BY(mutex_);
+  bool in_step_ ACCELERATE_GUARDED_BY(mutex_) = false;
 };
 
 /// The one that is being read; null: none. Any thread.
@@ -150,6 +164,19 @@ class Keeping {
   std::shared_ptr<Ledger> ledger_;
   std::vector<Claim> claims_;  ///< by begin
   int exceptions_;
+};
+
+/// While an optimizer steps: tensors that are views of one memory count each other's writes, so versions are compared
+/// before it and taken anew after it.
+class Step {
+ public:
+  Step();
+  ~Step();
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+
+ private:
+  std::shared_ptr<Ledger> ledger_;
 };
 
 /// On the writer's thread while it writes: bytes_at_mark() reads by this ledger.

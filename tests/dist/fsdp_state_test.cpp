@@ -501,7 +501,8 @@ RANKS_TEST(FsdpState, HooksChangeWholeWeights, 2, 3) {
     Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of(type)});
     Net net;
     const auto model = accelerator.prepare(net);
-    const auto before = accelerator.get_state_dict(model);  // rank 0's
+    auto before = accelerator.get_state_dict(model);              // rank 0's
+    for (auto& [name, tensor] : before) tensor = tensor.clone();  // buffers are the model's own
     int64_t called = 0;
     const auto hook = accelerator.register_save_state_pre_hook(
         [&](const std::vector<ModelRef>& models, Accelerator::ModelWeights& weights, const fs::path&) {

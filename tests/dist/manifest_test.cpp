@@ -243,7 +243,7 @@ RANKS_TEST(Manifest, TheTensorIsNamed, 1) {
 
 namespace {
 
-/// The first bytes of records of torch.save's archives in a file, by their names: of the first archive that has one.
+/// Where records of torch.save's archives begin in a file, by their names: the first of each that has bytes.
 std::map<std::string, uint64_t> records_in(const fs::path& file) {
   const auto bytes = support::text_of(file);
   const auto number = [&](size_t at) {
@@ -252,8 +252,10 @@ std::map<std::string, uint64_t> records_in(const fs::path& file) {
   std::map<std::string, uint64_t> found;
   for (size_t at = bytes.find("PK\3\4"); at != std::string::npos; at = bytes.find("PK\3\4", at + 4)) {
     const auto name = bytes.substr(at + 30, number(at + 26));
+    const size_t begin = at + 30 + number(at + 26) + number(at + 28);
+    if (bytes.compare(begin, 2, "PK") == 0) continue;  // of no bytes, as a rank's part may be: what follows begins
     for (const char* wanted : {"data.pkl", "data/0"})
-      if (name.ends_with(wanted)) found.emplace(wanted, at + 30 + number(at + 26) + number(at + 28));
+      if (name.ends_with(wanted)) found.emplace(wanted, begin);
   }
   return found;
 }

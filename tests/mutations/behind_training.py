@@ -29,13 +29,24 @@ F("a rank's failure is everybody's", file, "verdict.empty()) { verdict = «std::
 F("metadata of pieces is written last", file, "«later.together[i].last(texts);»", "", same)
 file = "src/snapshot/ledger.cpp"
 F("what is rewritten is kept", file, "«chunk.state = Chunk::State::kept;» counts::add", "", s + "WhatIsRewrittenIsReadAsItWas", same)
-F("a write that nobody announced is an error", file, "if («version == region.version» ||", "true",
+F("a write that nobody announced is an error", file, "if («version == one.version» ||", "true",
   s + "AWriteThatNobodyAnnouncedIsNamed", b + "WhatTheProgramRewritesFailsTheSaveOnAllRanks")
+F("parameters of shards are watched", "src/run_state/behind_training.cpp",
+  "if («!comes_and_goes(parameter)») all.push_back", "false", b + "WhatTheProgramRewritesFailsTheSaveOnAllRanks")
+F("a view that begins before is found", file, "views_.lower_bound(«begin - longest_view_»)", "begin + 1",
+  s + "AWriteThroughAViewIsNamed")
+F("a step's own writes are none of the program's", file, "&& «!in_step_») compare_versions(region);", "true",
+  s + "AStepMayWriteToOnePartAndThenAnnounceTheNext")
+F("versions are taken anew after a step", file, "«one.version = static_cast<int64_t>(one.tensor._version());»", "",
+  s + "AStepMayWriteToOnePartAndThenAnnounceTheNext")
+F("what was written before a step is found", file, "if (!region.announced) «compare_versions(region);» in_step_ = true;", "",
+  s + "AStepMayWriteToOnePartAndThenAnnounceTheNext")
+F("optimizers' steps are told", "src/optim/optimizer.cpp", "«const snapshot::Step step;»", "", same)
 F("memory of the state is not copied", file, "return «begin + bytes <= end ? &name : nullptr»;", "nullptr",
   s + "WhatIsRewrittenIsReadAsItWas", b + "TheMarkCopiesNextToNothing")
 F("tied tensors are read each", file, "for (auto& chunk : region.chunks) «++chunk.reads»;", "chunk.reads = 1",
   s + "PartsOfOneStorageAndTiedTensorsAreReadEachByItself")
-F("memory is held until it is read", file, "tensor, «tensor.storage()»,", "c10::Storage()",
+F("memory is held until it is read", file, "Region{begin, bytes, «tensor.storage()»}", "c10::Storage()",
   s + "MemoryOfATensorThatGetsOtherStorageStays")
 F("checksums of records make an archive's number", "src/formats/zip_writer.cpp",
   "«sums_ = c10::hash_combine(sums_, entry.crc);»", "", "zip_writer_tests ZipWriter.ItsBytesAreLibTorchs")

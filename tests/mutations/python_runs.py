@@ -10,3 +10,5 @@ F("Python's own generators are carried along", file, "run.python_generators = «
 F("Python's own generators follow the seed", "src/checkpoint/python_generators.cpp",
   "const auto low = «static_cast<uint32_t>(seed)»,", "uint32_t{1}",
   "checkpoint_tests CheckpointTest.PythonReadsEveryFileAndGoesOn")
+F("sharded files have the rates that a schedule began with", "src/run_state/state_parts.cpp",
+  "if («&scheduler.optimizer() == &optimizer.optimizer()») return", "false", on)

@@ -21,6 +21,10 @@ inline void write(const std::filesystem::path& file, const std::string& text) {
 
 /// A path in the test's own folder.
 inline std::filesystem::path scratch(const std::string& name) { return std::filesystem::path(scratch_dir()) / name; }
+/// Of the job: those of other numbers of ranks have their own.
+inline std::filesystem::path scratch_of_job(const std::string& name) {
+  return scratch(name + "_" + std::to_string(world_size()));
+}
 
 inline double largest_difference(const at::Tensor& a, const at::Tensor& b) {
   return (a - b).abs().max().item<double>();

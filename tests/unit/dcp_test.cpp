@@ -112,7 +112,7 @@ TEST(Dcp, ReadsIntoAnyDestination) {
 }
 
 TEST(Dcp, WideTensorsAreReadInSlabs) {
-  // Columns of saved columns: 8 MB slabs of rows that are longer than a slab, and of rows that are not.
+  // Columns of saved columns: 4 MB slabs of rows that are longer than a slab, and of rows that are not.
   for (const auto& sizes : {std::vector<int64_t>{3, 4'000'000}, std::vector<int64_t>{5000, 2000}}) {
     Scratch scratch;
     const auto tensor = torch::arange(sizes[0] * sizes[1], torch::kInt).reshape(sizes);

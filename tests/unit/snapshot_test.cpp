@@ -34,8 +34,9 @@ class Snapshot : public testing::Test {
                 [&](std::string_view part) { to = std::copy(part.begin(), part.end(), to); });
     return values;
   }
-  static std::shared_ptr<Ledger> ledger_of(const std::vector<snapshot::NamedTensor>& state) {
-    auto ledger = std::make_shared<Ledger>(state);
+  static std::shared_ptr<Ledger> ledger_of(const std::vector<snapshot::NamedTensor>& state,
+                                           const std::vector<snapshot::NamedTensor>& views = {}) {
+    auto ledger = std::make_shared<Ledger>(state, views);
     snapshot::set_current(ledger);
     return ledger;
   }
@@ -100,6 +101,40 @@ TEST_F(Snapshot, AWriteThatNobodyAnnouncedIsNamed) {
   other.zero_();  // announced
   parameter.zero_();
   EXPECT_THAT(ledger->finish(), testing::AllOf(HasSubstr("'first.weight'"), HasSubstr("wait_for_checkpoint()")));
+}
+
+// As parameters are of shards: their versions are their own.
+TEST_F(Snapshot, AWriteThroughAViewIsNamed) {
+  const auto flat = torch::rand({100});
+  const auto before = torch::from_blob(flat.mutable_data_ptr(), {60}),
+             after = torch::from_blob(flat.mutable_data_ptr<float>() + 60, {40});
+  for (const bool second : {false, true}) {
+    const auto ledger = ledger_of({{"shard", flat}}, {{"before", before}, {"after", after}});
+    ledger->hold(flat, Ledger::Order::row_major);
+    (second ? after : before).zero_();
+    EXPECT_THAT(ledger->finish(), HasSubstr(second ? "'after' was changed" : "'before' was changed"));
+  }
+}
+
+// Parts of one memory count each other's writes.
+TEST_F(Snapshot, AStepMayWriteToOnePartAndThenAnnounceTheNext) {
+  const auto flat = torch::rand({100});
+  const auto first = flat.narrow(0, 0, 60), second = flat.narrow(0, 60, 40), third = torch::rand({5});
+  for (const bool writes_before : {false, true})
+    for (const bool writes_after : {false, true}) {
+      const auto ledger = ledger_of({{"first", first}, {"second", second}, {"third", third}});
+      for (const auto& tensor : {first, second, third}) ledger->hold(tensor, Ledger::Order::row_major);
+      if (writes_before) second.add_(1);
+      {
+        const snapshot::Step step;
+        snapshot::keep(first);
+        first.zero_();
+        snapshot::keep(second);
+        second.zero_();
+      }
+      if (writes_after) third.zero_();
+      EXPECT_EQ(ledger->finish().empty(), !writes_before && !writes_after);
+    }
 }
 
 TEST_F(Snapshot, StepsKeepWhatTheyRewrite) {

@@ -667,6 +667,9 @@ TEST(ZooSaving, DispatchedAndInFewBits) {
                            R"("rms_norm_eps":1e-5,"rope_theta":10000.0,"hidden_act":"silu","initializer_range":0.3})");
   const auto ids = torch::randint(64, {1, 5});
   AutoModelForCausalLM::from_config(made).save_pretrained(folder);
+  std::ofstream(folder / "tokenizer.json")
+      << R"({"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]},"added_tokens":[],)"
+         R"("pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"decoder":{"type":"ByteLevel"}})";
   const auto expect_same_again = [&](const AutoLoadOptions& options, const fs::path& from) {
     const auto model = AutoModelForCausalLM::from_pretrained(from, options);
     model.save_pretrained(saved);
