@@ -118,11 +118,14 @@ void Ledger::add_region(const at::Tensor& tensor, int64_t bytes, const std::stri
   const auto [found, fresh] = regions_.try_emplace({begin, bytes}, Region{begin, bytes, tensor.storage()});
   Region& region = found->second;
   if (fresh) {
-    if (!tensor.is_inference()) region.watched.emplace_back(tensor, name);
+    const auto watch = [&](const at::Tensor& watched, const std::string* its_name, const void* place) {
+      region.watched.push_back({watched, static_cast<int64_t>(watched._version()), its_name, place});
+    };
+    if (!tensor.is_inference()) watch(tensor, name, nullptr);
     for (auto view = views_.lower_bound(begin - longest_view_); view != views_.end() && view->first < begin + bytes;
          ++view)
       if (view->first + view->second.tensor.nbytes() > begin)
-        region.watched.emplace_back(view->second.tensor, &view->second.name);
+        watch(view->second.tensor, &view->second.name, view->first);
     region.chunks.resize(static_cast<size_t>((bytes + kChunkBytes - 1) / kChunkBytes));
     longest_ = std::max(longest_, bytes);
     state_bytes_ += bytes;
@@ -228,6 +231,7 @@ void Ledger::compare_versions(const Region& region) {
   for (const auto& one : region.watched) {
     const auto version = static_cast<int64_t>(one.tensor._version());
     if (version == one.version || !failure_.empty()) continue;
+    if (one.place && one.place != one.tensor.const_data_ptr()) continue;  // moved away: who writes it back announces that
     failure_ = fmt::format(
         "'{}' was changed behind the save ({} writes since), expected writes by optimizers' steps and this library "
         "only: call wait_for_checkpoint() before the program writes to parameters or optimizers' states itself",

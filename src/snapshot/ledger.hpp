@@ -85,8 +85,7 @@ class Ledger {
     at::Tensor tensor;
     int64_t version;
     const std::string* name;
-    Watched(const at::Tensor& watched, const std::string* watched_name)
-        : tensor(watched), version(static_cast<int64_t>(watched._version())), name(watched_name) {}
+    const void* place;  ///< of a view, whose writes count while it lies there; null: it is the state itself
   };
   struct Region {
     char* begin;

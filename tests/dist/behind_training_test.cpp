@@ -218,6 +218,7 @@ RANKS_TEST(BehindTraining, WhatTheProgramRewritesFailsTheSaveOnAllRanks, 1, 2) {
     EXPECT_THAT(message_of<CheckpointError>([&] { run.accelerator.load_state(folder); }),
                 AllOf(HasSubstr("was changed behind the save"), HasSubstr("0.weight")));
     run.accelerator.wait_for_checkpoint();  // it was reported
+    run.accelerator.wait_for_everyone();    // rank 0 has removed what it had written
     EXPECT_TRUE(contents_of(folder) == before) << "the older checkpoint was touched";
     run.accelerator.save_state(folder, {.behind_training = true});
     run.accelerator.load_state(folder);
@@ -271,7 +272,7 @@ RANKS_TEST(BehindTraining, AFileThatCantBeWrittenFailsTheSaveOnAllRanks, 1, 2) {
     Gate gate;
     run.accelerator.save_state(folder / "one", {.behind_training = true});
     run.accelerator.wait_for_everyone();
-    if (rank() <= 0) fs::remove_all(folder / ".one.unfinished");
+    if (rank() <= 0) fs::rename(folder / ".one.unfinished", folder / "taken away");
     run.accelerator.wait_for_everyone();
   }
   EXPECT_THAT(message_of<CheckpointError>([&] { run.accelerator.save_state(folder / "two"); }),
@@ -317,50 +318,4 @@ RANKS_TEST(BehindTraining, AutomaticNamesAndTheLimitActWhenItIsComplete, 1, 2) {
   EXPECT_EQ(names, (std::set<std::string>{"checkpoint_2", "checkpoint_3"}));
   run.accelerator.load_state();
   EXPECT_EQ(run.counter, 8);
-}
-
-namespace {
-
-/// A rank of a run that is killed: at the mark (-1), when its thread is about to read a chunk, or when all is written.
-void save_and_die(const fs::path& folder, int64_t at, bool dies) {
-  Run run("sharded", "adamw");
-  if (fs::exists(folder)) {
-    run.accelerator.load_state(folder);
-    ASSERT_GE(run.counter, 2);
-  } else {
-    run.steps(2);
-    run.accelerator.save_state(folder);
-  }
-  run.accelerator.wait_for_everyone();
-  const auto reads = std::make_shared<std::atomic<int64_t>>(0);
-  if (dies)
-    snapshot::set_before_read([reads, at] {
-      if ((*reads)++ == at) ::raise(SIGKILL);
-    });
-  run.steps(2);
-  run.accelerator.save_state(folder, {.behind_training = true});
-  if (at < 0 && dies) ::raise(SIGKILL);
-  run.steps(2);
-  run.accelerator.wait_for_checkpoint();
-  if (dies) ::raise(SIGKILL);
-  run.accelerator.wait_for_everyone();
-}
-
-}  // namespace
-
-// Every rank, or one alone, dies in some phase.
-TEST(BehindTraining, KilledInAnyPhaseTheOlderCheckpointStays) {
-  if (support::is_rank())
-    return save_and_die(std::getenv("RUN_FOLDER"), std::stoll(std::getenv("KILL_AT")),
-                        std::getenv("KILL_ALL")[0] == '1' || rank() == 1);
-  const auto folder = support::scratch_of_job("one");
-  for (const char* all : {"1", "0"})
-    for (const char* at : {"-1", "0", "5", "1000"}) {
-      SCOPED_TRACE(testing::Message() << all << ", killed at chunk " << at);
-      const auto ranks = support::run_test_in_ranks(
-          "BehindTraining.KilledInAnyPhaseTheOlderCheckpointStays",
-          {.world_size = 2, .env = {{"RUN_FOLDER", folder.string()}, {"KILL_AT", at}, {"KILL_ALL", all}}});
-      EXPECT_EQ(ranks[1].signal, SIGKILL) << ranks[1].output;
-      EXPECT_TRUE(formats::read_manifest(folder)) << "the older checkpoint is gone";
-    }
 }

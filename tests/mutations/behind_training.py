@@ -33,6 +33,8 @@ F("a write that nobody announced is an error", file, "if («version == one.versi
   s + "AWriteThatNobodyAnnouncedIsNamed", b + "WhatTheProgramRewritesFailsTheSaveOnAllRanks")
 F("parameters of shards are watched", "src/run_state/behind_training.cpp",
   "if («!comes_and_goes(parameter)») all.push_back", "false", b + "WhatTheProgramRewritesFailsTheSaveOnAllRanks")
+F("parameters that have moved away are not watched", file,
+  "if («one.place && one.place != one.tensor.const_data_ptr()») continue;", "false", b + "WritesToShardedParametersAreKept")
 F("a view that begins before is found", file, "views_.lower_bound(«begin - longest_view_»)", "begin + 1",
   s + "AWriteThroughAViewIsNamed")
 F("a step's own writes are none of the program's", file, "&& «!in_step_») compare_versions(region);", "true",
