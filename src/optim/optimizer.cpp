@@ -423,7 +423,7 @@ bool AcceleratedOptimizer::Impl::take_ahead(const Part& part, const Parameters& 
 
 at::Tensor AcceleratedOptimizer::Impl::step_now(const LossClosure& closure) {
   const meta_memory::Purpose states(MemoryUse::optimizer);
-  const snapshot::Step step;
+  const snapshot::StepWrites writes;
   Impl& self = *this;
   auto& optimizer = *self.optimizer;
   if (self.scaler && self.scaler->is_enabled()) {

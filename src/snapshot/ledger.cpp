@@ -231,7 +231,8 @@ void Ledger::compare_versions(const Region& region) {
   for (const auto& one : region.watched) {
     const auto version = static_cast<int64_t>(one.tensor._version());
     if (version == one.version || !failure_.empty()) continue;
-    if (one.place && one.place != one.tensor.const_data_ptr()) continue;  // moved away: who writes it back announces that
+    if (one.place && one.place != one.tensor.const_data_ptr())
+      continue;  // moved away: who writes it back announces that
     failure_ = fmt::format(
         "'{}' was changed behind the save ({} writes since), expected writes by optimizers' steps and this library "
         "only: call wait_for_checkpoint() before the program writes to parameters or optimizers' states itself",
@@ -260,11 +261,11 @@ void Ledger::end_step() {
   changed_.notify_all();
 }
 
-Step::Step() : ledger_(current()) {
+StepWrites::StepWrites() : ledger_(current()) {
   if (ledger_ && ledger_->finished_) ledger_.reset();
   if (ledger_) ledger_->begin_step();
 }
-Step::~Step() {
+StepWrites::~StepWrites() {
   if (ledger_) ledger_->end_step();
 }
 

@@ -68,7 +68,7 @@ class Ledger {
 
  private:
   friend class Keeping;
-  friend class Step;
+  friend class StepWrites;
   friend void keep(const void* begin, int64_t bytes);
   friend void keep_all();
 
@@ -167,12 +167,12 @@ class Keeping {
 
 /// While an optimizer steps: tensors that are views of one memory count each other's writes, so versions are compared
 /// before it and taken anew after it.
-class Step {
+class StepWrites {
  public:
-  Step();
-  ~Step();
-  Step(const Step&) = delete;
-  Step& operator=(const Step&) = delete;
+  StepWrites();
+  ~StepWrites();
+  StepWrites(const StepWrites&) = delete;
+  StepWrites& operator=(const StepWrites&) = delete;
 
  private:
   std::shared_ptr<Ledger> ledger_;

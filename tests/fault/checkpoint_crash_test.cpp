@@ -82,10 +82,9 @@ std::vector<double> losses_of(const fs::path& root) {
 }
 
 Fault fault_of(const std::string& way) {
-  static const std::map<std::string, Fault> all{{"one", Fault::dies},   {"all", Fault::dies},
-                                                {"power", Fault::dies}, {"less", Fault::writes_less},
-                                                {"eio", Fault::eio},    {"enospc", Fault::enospc},
-                                                {"flush", Fault::no_flush}};
+  static const std::map<std::string, Fault> all{
+      {"one", Fault::dies}, {"all", Fault::dies},      {"power", Fault::dies},    {"less", Fault::writes_less},
+      {"eio", Fault::eio},  {"enospc", Fault::enospc}, {"flush", Fault::no_flush}};
   return all.at(way);
 }
 
@@ -96,10 +95,9 @@ void run_rank() {
   const bool named = variable("CRASH_NAMED") == "1", behind = variable("CRASH_BEHIND") == "1";
   const bool is_victim = rank() == std::stoll(variable("CRASH_RANK"));
   std::ofstream(root.parent_path() / ("pid_" + std::to_string(rank()))) << ::getpid();
-  Run run(variable("CRASH_SHARDED") == "1",
-          {.project_dir = root,
-           .automatic_checkpoint_naming = named,
-           .total_limit = named ? std::optional<int64_t>(2) : std::nullopt});
+  Run run(variable("CRASH_SHARDED") == "1", {.project_dir = root,
+                                             .automatic_checkpoint_naming = named,
+                                             .total_limit = named ? std::optional<int64_t>(2) : std::nullopt});
   const fs::path folder = named ? fs::path() : root / "checkpoint";
   if (way == "first") {
     std::ofstream losses(losses_file(root), std::ios::binary);
@@ -157,6 +155,10 @@ void run_rank() {
     const auto failure = save();
     const int64_t calls = support::faulty_disk::disarm();
     std::ofstream(root.parent_path() / ("calls_" + std::to_string(rank()))) << calls;
+    if (is_victim && fault_of(way) == Fault::dies) {
+      std::ofstream(steps_file) << loaded + 2;  // it has returned, so it is there
+      death();
+    }
     expect_goes_on("after the save", 1);
     run.accelerator.load_state(folder);
     if (way == "less") EXPECT_EQ(failure, "");
@@ -218,15 +220,16 @@ TEST(CheckpointCrash, InAnyPhaseOfASave) {
       expect_all_right(start("less", -1), false);  // counts the calls
     }
     const int64_t calls = std::max<int64_t>(1, number_in(base / ("calls_" + victim)));
-    const auto at = static_cast<int64_t>(random() % static_cast<uint64_t>(calls));
-    SCOPED_TRACE(testing::Message() << "number " << i << ": " << way << " at call " << at << " of " << calls << ", rank "
-                                    << victim << (sharded ? ", sharded" : "") << (named ? ", named" : "")
+    const bool dies = fault_of(way) == Fault::dies;
+    // Beyond the last call: when save_state has returned.
+    const auto at = static_cast<int64_t>(random() % static_cast<uint64_t>(dies ? calls + calls / 2 : calls));
+    SCOPED_TRACE(testing::Message() << "number " << i << ": " << way << " at call " << at << " of " << calls
+                                    << ", rank " << victim << (sharded ? ", sharded" : "") << (named ? ", named" : "")
                                     << (behind ? ", behind training" : ""));
     const auto ranks = start(way, at);
-    const bool dies = fault_of(way) == Fault::dies;
     expect_all_right(ranks, dies);
     for (const auto& result : ranks) killed[way] += result.signal == SIGKILL ? 1 : 0;
-    if (way == "power") taken_back[way] += support::faulty_disk::cut_power(base / "journal");
+    if (way == "power") taken_back[way] += support::faulty_disk::cut_power(base / "journal", random());
     fs::remove(base / "journal");
     if (testing::Test::HasFailure()) break;
   }

@@ -144,3 +144,5 @@ F("a full disk says what is free", "src/utils/atomic_file.cpp",
   d + "ThatIsFullInTheMiddleLosesNothing")
 F("flushing of folders and hooks' files is checked", "src/utils/atomic_file.cpp",
   "handle < 0 || «::fsync(handle) != 0» ?", "(::fsync(handle), false)", d + "NoFlushThatFailsIsPassedOver")
+F("names of files reach the disk", "src/utils/atomic_file.cpp", "«handle < 0 || ::fsync(handle) != 0» ? errno : 0;", "handle < 0",
+  "checkpoint_crash_tests CheckpointCrash.InAnyPhaseOfASave")

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <random>
 #include <set>
 #include <sstream>
 #include <string>
@@ -90,9 +91,9 @@ int take_away(const std::string& path, int (*remove)(const std::string&)) {
   comes(false, false);
   struct stat facts {};
   if (::lstat(path.c_str(), &facts) != 0 || S_ISDIR(facts.st_mode)) {
-    const auto folder = number_of(parent(path));
+    const auto folder = number_of(parent(path)), number = number_of(path);
     const int result = remove(path);
-    if (result == 0) note("D " + std::to_string(folder) + " " + path);
+    if (result == 0) note("D " + std::to_string(folder) + " " + path + " " + std::to_string(number));
     return result;
   }
   const auto kept = disk().root + "/../removed_" + std::to_string(::getpid()) + "_" + std::to_string(disk().removed++);
@@ -133,11 +134,13 @@ int64_t disarm() {
   return now.calls;
 }
 
-int64_t cut_power(const fs::path& journal) {
+int64_t cut_power(const fs::path& journal, uint64_t seed) {
+  const auto is_lost = [seed](uint64_t number) { return (std::mt19937_64(seed ^ number)() & 1) != 0; };
   struct Change {
     char kind;
     uint64_t folder = 0;
     std::string path, other;
+    bool is_durable = false;
   };
   std::vector<Change> names;
   std::map<uint64_t, bool> dirty;  // by number of the file
@@ -150,7 +153,7 @@ int64_t cut_power(const fs::path& journal) {
     if (kind == 'W') dirty[number] = true;
     if (kind == 'S') {
       dirty[number] = false;
-      std::erase_if(names, [&](const Change& change) { return change.folder == number; });
+      for (auto& change : names) change.is_durable |= change.folder == number;
     }
     if (kind == 'W' || kind == 'S') continue;
     Change change{kind, number, {}, {}};
@@ -158,19 +161,34 @@ int64_t cut_power(const fs::path& journal) {
     if (kind == 'C') dirty.try_emplace(std::stoull(change.other), false);
     names.push_back(std::move(change));
   }
-  int64_t taken_back = static_cast<int64_t>(names.size());
+  int64_t taken_back = 0;
+  std::vector<std::pair<std::string, std::string>> moved;  // by renames that stay, the first one first
+  std::set<uint64_t> gone;
+  const auto now = [&](std::string path) {
+    for (const auto& [from, to] : moved)
+      if (path == from || path.starts_with(from + "/")) path = to + path.substr(from.size());
+    return path;
+  };
   std::reverse(names.begin(), names.end());
   for (const auto& change : names) {
+    if (gone.contains(change.folder)) continue;  // with all that was in it
+    if (change.is_durable || !is_lost(change.folder)) {
+      if (change.kind == 'D') gone.insert(std::stoull(change.other));
+      if (change.kind == 'R') moved.insert(moved.begin(), {change.path, change.other});
+      continue;
+    }
+    ++taken_back;
     std::error_code ignored;
-    if (change.kind == 'C' || change.kind == 'M') fs::remove_all(change.path, ignored);
-    if (change.kind == 'D') fs::create_directory(change.path, ignored);
-    if (change.kind == 'U') fs::rename(change.other, change.path, ignored);
-    if (change.kind == 'R') fs::rename(change.other, change.path, ignored);
+    if (change.kind == 'C' || change.kind == 'M') fs::remove_all(now(change.path), ignored);
+    if (change.kind == 'D') fs::create_directory(now(change.path), ignored);
+    if (change.kind == 'U') fs::rename(change.other, now(change.path), ignored);
+    if (change.kind == 'R') fs::rename(now(change.other), now(change.path), ignored);
   }
   std::error_code none;
   for (const auto& entry : fs::recursive_directory_iterator(journal.parent_path(), none))
     if (entry.is_regular_file())
-      if (const auto found = dirty.find(number_of(entry.path().string())); found != dirty.end() && found->second) {
+      if (const auto found = dirty.find(number_of(entry.path().string()));
+          found != dirty.end() && found->second && is_lost(found->first)) {
         fs::resize_file(entry.path(), fs::file_size(entry.path()) / 2);
         ++taken_back;
       }
@@ -184,7 +202,10 @@ int64_t cut_power(const fs::path& journal) {
 
 using namespace support::faulty_disk;
 
-extern "C" ssize_t write(int handle, const void* bytes, size_t count) {
+/// Also for the C++ library's, which are the linker's to find.
+#define CALL extern "C" __attribute__((visibility("default")))
+
+CALL ssize_t write(int handle, const void* bytes, size_t count) {
   if (!disk().armed || handle <= 2) return ::syscall(SYS_write, handle, bytes, count);
   const auto path = path_of(handle);
   if (!is_ours(path)) return ::syscall(SYS_write, handle, bytes, count);
@@ -194,7 +215,7 @@ extern "C" ssize_t write(int handle, const void* bytes, size_t count) {
   return ::syscall(SYS_write, handle, bytes, count);
 }
 
-extern "C" int fsync(int handle) {
+CALL int fsync(int handle) {
   const auto path = disk().armed ? path_of(handle) : std::string();
   if (!is_ours(path) && !(disk().armed && path == parent(disk().root)))
     return static_cast<int>(::syscall(SYS_fsync, handle));
@@ -203,14 +224,14 @@ extern "C" int fsync(int handle) {
   return 0;  // nobody cuts the power of this machine
 }
 
-extern "C" int open(const char* path, int flags, ...) {
+CALL int open(const char* path, int flags, ...) {
   va_list rest;
   va_start(rest, flags);
   const auto mode = (flags & O_CREAT) != 0 ? va_arg(rest, mode_t) : mode_t{};
   va_end(rest);
   return opened(AT_FDCWD, path, flags, mode);
 }
-extern "C" int open64(const char* path, int flags, ...) {
+CALL int open64(const char* path, int flags, ...) {
   va_list rest;
   va_start(rest, flags);
   const auto mode = (flags & O_CREAT) != 0 ? va_arg(rest, mode_t) : mode_t{};
@@ -218,7 +239,7 @@ extern "C" int open64(const char* path, int flags, ...) {
   return opened(AT_FDCWD, path, flags, mode);
 }
 
-extern "C" int mkdir(const char* path, mode_t mode) noexcept {
+CALL int mkdir(const char* path, mode_t mode) noexcept {
   const auto whole = disk().armed ? absolute(AT_FDCWD, path) : std::string();
   if (is_ours(whole)) comes(false, false);
   const int result = static_cast<int>(::syscall(SYS_mkdir, path, mode));
@@ -226,7 +247,7 @@ extern "C" int mkdir(const char* path, mode_t mode) noexcept {
   return result;
 }
 
-extern "C" int rename(const char* from, const char* to) noexcept {
+CALL int rename(const char* from, const char* to) noexcept {
   const auto source = disk().armed ? absolute(AT_FDCWD, from) : std::string();
   if (!is_ours(source)) return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
   const auto target = absolute(AT_FDCWD, to);
@@ -235,7 +256,8 @@ extern "C" int rename(const char* from, const char* to) noexcept {
   const auto folder = number_of(parent(target));
   struct stat facts {};
   if (::lstat(to, &facts) == 0 && S_ISREG(facts.st_mode)) {
-    const auto kept = disk().root + "/../removed_" + std::to_string(::getpid()) + "_" + std::to_string(disk().removed++);
+    const auto kept =
+        disk().root + "/../removed_" + std::to_string(::getpid()) + "_" + std::to_string(disk().removed++);
     if (::link(to, kept.c_str()) == 0) note("U " + std::to_string(folder) + " " + target + " " + kept);
   }
   const int result = static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
@@ -243,21 +265,21 @@ extern "C" int rename(const char* from, const char* to) noexcept {
   return result;
 }
 
-extern "C" int unlink(const char* path) noexcept {
+CALL int unlink(const char* path) noexcept {
   const auto whole = disk().armed ? absolute(AT_FDCWD, path) : std::string();
   const auto remove = [](const std::string& one) { return static_cast<int>(::syscall(SYS_unlink, one.c_str())); };
   return is_ours(whole) ? take_away(whole, remove) : remove(path);
 }
-extern "C" int rmdir(const char* path) noexcept {
+CALL int rmdir(const char* path) noexcept {
   const auto whole = disk().armed ? absolute(AT_FDCWD, path) : std::string();
   const auto remove = [](const std::string& one) { return static_cast<int>(::syscall(SYS_rmdir, one.c_str())); };
   return is_ours(whole) ? take_away(whole, remove) : remove(path);
 }
-extern "C" int remove(const char* path) noexcept {
+CALL int remove(const char* path) noexcept {
   struct stat facts {};
   return ::lstat(path, &facts) == 0 && S_ISDIR(facts.st_mode) ? ::rmdir(path) : ::unlink(path);
 }
-extern "C" int unlinkat(int folder, const char* path, int flags) noexcept {
+CALL int unlinkat(int folder, const char* path, int flags) noexcept {
   const auto whole = disk().armed ? absolute(folder, path) : std::string();
   if (!is_ours(whole)) return static_cast<int>(::syscall(SYS_unlinkat, folder, path, flags));
   return (flags & AT_REMOVEDIR) != 0 ? ::rmdir(whole.c_str()) : ::unlink(whole.c_str());

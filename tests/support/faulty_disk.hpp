@@ -25,9 +25,9 @@ void arm(const std::filesystem::path& root, const std::filesystem::path& journal
 /// @return the calls that were counted
 int64_t disarm();
 
-/// A power cut, when all processes have ended: takes back what had not reached the disk. Names come and go with an fsync
-/// of their folder, bytes with one of their file.
+/// A power cut, when all processes have ended: takes back what need not have reached the disk, by the throw of a coin
+/// for each folder and each file. Names come and go with an fsync of their folder, bytes with one of their file.
 /// @return the changes that are taken back
-int64_t cut_power(const std::filesystem::path& journal);
+int64_t cut_power(const std::filesystem::path& journal, uint64_t seed);
 
 }  // namespace support::faulty_disk

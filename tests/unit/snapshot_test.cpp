@@ -126,7 +126,7 @@ TEST_F(Snapshot, AStepMayWriteToOnePartAndThenAnnounceTheNext) {
       for (const auto& tensor : {first, second, third}) ledger->hold(tensor, Ledger::Order::row_major);
       if (writes_before) second.add_(1);
       {
-        const snapshot::Step step;
+        const snapshot::StepWrites writes;
         snapshot::keep(first);
         first.zero_();
         snapshot::keep(second);
