@@ -7,15 +7,10 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
-#include <signal.h>
-#include <unistd.h>
-
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <numeric>
-#include <random>
-#include <thread>
 
 #include "message_of.hpp"
 #include "python.hpp"
@@ -616,68 +611,6 @@ TEST_F(CheckpointTest, AFolderAppearsWholeOrNotAtAll) {
   EXPECT_EQ(files_in(where), (std::set<std::string>{"checkpoint.json", "custom_checkpoint_0.pkl", "log.txt",
                                                     "model.safetensors", "notes.txt", "random_states_0.pkl"}));
   EXPECT_TRUE(fs::exists(folder / "victim")) << "a stranger's list names what no checkpoint has";
-}
-
-namespace {
-
-/// Every rank of a run that saves all the time is killed at some moment, and the run is started again. The checkpoint
-/// that it finds must load, and be no older than what was last known to be saved.
-void save_until_killed(const fs::path& folder, bool named) {
-  const PartialState state;
-  const auto known = folder / "known";  // what save_state() has returned from
-  const fs::path one = named ? fs::path() : folder / "one";
-  Accelerator accelerator(
-      {.project_config = {.project_dir = folder, .automatic_checkpoint_naming = named, .total_limit = 2}});
-  auto net = make_net();
-  torch::optim::AdamW optimizer(net->parameters(), 0.01);
-  auto [model, opt] = accelerator.prepare(net, optimizer);
-  Counter counter;
-  accelerator.register_for_checkpointing(counter);
-  int64_t last = -1;
-  std::ifstream(known) >> last;
-  if (last >= 0 || fs::exists(named ? folder / "checkpoints" / "checkpoint_0" : one)) {
-    accelerator.load_state(one);
-    ASSERT_GE(counter.answer, last);
-  }
-  accelerator.wait_for_everyone();
-  const auto limit = std::chrono::microseconds(std::stoll(std::getenv("KILL_AFTER_US")) + 300 * rank());
-  for (int64_t saves_left = std::stoll(std::getenv("KILL_AFTER_SAVES"));; --saves_left) {
-    if (saves_left == 0)
-      std::thread([limit] {
-        std::this_thread::sleep_for(limit);
-        ::kill(::getpid(), SIGKILL);
-      }).detach();
-    ++counter.answer;
-    accelerator.save_state(one);
-    if (rank() == 0) {
-      std::ofstream(folder / "known.new") << counter.answer;
-      fs::rename(folder / "known.new", known);
-    }
-  }
-}
-
-}  // namespace
-
-// Not under 3 s: each kill costs the start of two ranks.
-TEST(CheckpointRanks, KilledAtAnyMomentARunGoesOn) {
-  if (support::is_rank()) return save_until_killed(std::getenv("RUN_FOLDER"), std::getenv("RUN_NAMED")[0] == '1');
-  const char* wanted = std::getenv("ACCELERATE_TEST_KILLS");
-  const int kills = wanted ? std::stoi(wanted) : 8;
-  std::mt19937 random(7);
-  const auto scratch = fs::path(support::scratch_dir());
-  for (int i = 0; i < kills; ++i) {
-    const auto after = std::uniform_int_distribution<int>(1000, 60000)(random);
-    SCOPED_TRACE(testing::Message() << "kill " << i << " after " << after << " us");
-    const auto ranks =
-        support::run_test_in_ranks("CheckpointRanks.KilledAtAnyMomentARunGoesOn",
-                                   {.world_size = 2,
-                                    .env = {{"KILL_AFTER_US", std::to_string(after)},
-                                            {"KILL_AFTER_SAVES", i < 2 ? "1" : "0"},
-                                            {"RUN_NAMED", i % 2 ? "1" : "0"},
-                                            {"RUN_FOLDER", (scratch / (i % 2 ? "named" : "given")).string()}}});
-    for (const auto& result : ranks) ASSERT_EQ(result.signal, SIGKILL) << result.output;
-  }
-  for (const char* mode : {"named", "given"}) EXPECT_TRUE(fs::exists(scratch / mode / "known")) << "nothing was saved";
 }
 
 namespace {

@@ -250,7 +250,8 @@ class Author {
         {"value", random_.of({"0.9", "0.5", "0.1"})},
         {"data", std::to_string(random_.between(1, 99))}};
     if (random_.chance(0.5)) values["index"] = std::to_string(random_.below(6));
-    // Codes of weights have no room for small changes one by one.
+    // Codes of weights have no room for small changes one by one, and what they become in 16 bits has none either.
+    if (layout_.frozen_as_codes && what_["precision"] != "no" && values["kind"] == "nudge") values["kind"] = "mul";
     const bool as_one = layout_.frozen_as_codes && values["kind"] == "nudge";
     add(random_.chance(0.25) || as_one ? "summon" : "write", values);
   }

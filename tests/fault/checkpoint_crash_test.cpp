@@ -188,10 +188,10 @@ int64_t number_in(const fs::path& file) {
 
 }  // namespace
 
-// ACCELERATE_TEST_CRASHES: how many; all kinds come by turns.
+// ACCELERATE_TEST_KILLS: how many; all kinds come by turns.
 TEST(CheckpointCrash, InAnyPhaseOfASave) {
   if (support::is_rank()) return run_rank();
-  const auto wanted = variable("ACCELERATE_TEST_CRASHES");
+  const auto wanted = variable("ACCELERATE_TEST_KILLS");
   const int64_t crashes = wanted.empty() ? 28 : std::stoll(wanted);
   const std::vector<std::string> ways{"one", "all", "power", "less", "eio", "enospc", "flush"};
   std::mt19937_64 random(20261130);

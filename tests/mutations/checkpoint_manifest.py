@@ -144,5 +144,6 @@ F("a full disk says what is free", "src/utils/atomic_file.cpp",
   d + "ThatIsFullInTheMiddleLosesNothing")
 F("flushing of folders and hooks' files is checked", "src/utils/atomic_file.cpp",
   "handle < 0 || «::fsync(handle) != 0» ?", "(::fsync(handle), false)", d + "NoFlushThatFailsIsPassedOver")
-F("names of files reach the disk", "src/utils/atomic_file.cpp", "«handle < 0 || ::fsync(handle) != 0» ? errno : 0;", "handle < 0",
+F("names of files reach the disk", "src/utils/atomic_file.cpp",
+  "const int handle = «::open(path.c_str(), O_RDONLY | O_CLOEXEC)»;", "::open(path.c_str(), O_PATH | O_CLOEXEC)",
   "checkpoint_crash_tests CheckpointCrash.InAnyPhaseOfASave")
