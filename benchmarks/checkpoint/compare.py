@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Saves, loads and saves behind training on two ranks, in turns with torch.distributed.checkpoint and with plain writes.
 
-usage: compare.py --bin build/release/bin --python PYTHON --folder FOLDER [--megabytes 1000] [--rounds 5]
+usage: compare.py --bin build/release/bin --python PYTHON --folder FOLDER [--megabytes 1000] [--rounds 5] [--layout whole|sharded]
 """
 import argparse
 import json
@@ -22,8 +22,9 @@ def main():
     parser.add_argument("--folder", required=True)
     parser.add_argument("--megabytes", default="1000")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--layout", choices=("whole", "sharded"), help="one of them alone")
     args = parser.parse_args()
-    for layout in ("whole", "sharded"):
+    for layout in (args.layout,) if args.layout else ("whole", "sharded"):
         contestants = {
             "ours": [os.path.join(args.bin, "accelerate"), "launch", "-q", "--cpu", "--num_processes", "2", os.path.join(args.bin, "bench_checkpoint")],
             "DCP": [args.python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", os.path.join(HERE, "peer.py")],

@@ -73,7 +73,8 @@ inline Result train(const TrainSize& size, accelerate::AcceleratorOptions option
     accelerate::comm::set_world_group(lone_group(device));
     const accelerate::ModelRef ref(model);
     reducer = std::make_unique<accelerate::parallel::Averaging>(ref.parameters(), ref.buffers(),
-                                                                accelerate::DistributedDataParallelKwargs{});
+                                                                accelerate::DistributedDataParallelKwargs{},
+                                                                std::vector<accelerate::parallel::Held>{});
   }
   torch::manual_seed(1);
   const auto ids = torch::randint(size.vocabulary, {size.batch, size.tokens}, torch::kLong).to(device);
