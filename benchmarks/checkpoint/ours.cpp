@@ -20,7 +20,9 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-double ms_since(Clock::time_point begun) { return std::chrono::duration<double, std::milli>(Clock::now() - begun).count(); }
+double ms_since(Clock::time_point begun) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begun).count();
+}
 
 /// This rank's bytes in a row, and an fsync: what any save costs at least.
 void write_plainly(const fs::path& file, int64_t bytes) {
@@ -44,11 +46,13 @@ int main(int argc, char** argv) {
   constexpr int64_t kWidth = 1024, kStates = 3;
   const int64_t layers = std::max<int64_t>(1, std::stoll(argv[3]) * 1'000'000 / (kStates * 4 * kWidth * kWidth));
   AcceleratorOptions options{.cpu = true};
-  if (sharded) options.fsdp_plugin = FullyShardedDataParallelPlugin{.state_dict_type = StateDictType::sharded_state_dict};
+  if (sharded)
+    options.fsdp_plugin = FullyShardedDataParallelPlugin{.state_dict_type = StateDictType::sharded_state_dict};
   Accelerator accelerator(options);
   torch::manual_seed(1);
   torch::nn::Sequential net;
-  for (int64_t i = 0; i < layers; ++i) net->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
+  for (int64_t i = 0; i < layers; ++i)
+    net->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
   torch::optim::AdamW bare(net->parameters(), 1e-4);
   auto [model, optimizer] = accelerator.prepare(net, bare);
   const auto input = torch::rand({8, kWidth});
@@ -67,7 +71,9 @@ int main(int argc, char** argv) {
     return ms_since(begun);
   };
   step(), step();
-  const int64_t all = layers * kStates * 4 * kWidth * kWidth, mine = sharded ? all / accelerator.num_processes() : accelerator.is_main_process() ? all : 0;
+  const int64_t all = layers * kStates * 4 * kWidth * kWidth, mine = sharded ? all / accelerator.num_processes()
+                                                                     : accelerator.is_main_process() ? all
+                                                                                                     : 0;
   const auto raw = timed([&] {
     if (mine > 0) write_plainly(folder / ("raw_" + std::to_string(accelerator.process_index())), mine);
   });
@@ -83,7 +89,8 @@ int main(int argc, char** argv) {
   const auto rest = timed([&] { accelerator.wait_for_checkpoint(); });
   const double sum = accelerator.reduce(net->parameters()[0].sum()).item<double>();
   if (accelerator.is_main_process())
-    std::printf(R"({"bytes": %lld, "raw": %.1f, "save": %.1f, "load": %.1f, "call": %.2f, "extra": %.1f, "rest": %.1f, "answer": %.4f})"
-                "\n",
-                static_cast<long long>(all), raw, save, load, call, beside - plain, rest, sum);
+    std::printf(
+        R"({"bytes": %lld, "raw": %.1f, "save": %.1f, "load": %.1f, "call": %.2f, "extra": %.1f, "rest": %.1f, "answer": %.4f})"
+        "\n",
+        static_cast<long long>(all), raw, save, load, call, beside - plain, rest, sum);
 }
