@@ -492,8 +492,8 @@ class Reference final : public Machine {
     });
     if (!synchronises()) {
       unsettled_ = true;
-      // A sum of codes is not the code of a sum.
-      if (layout_->always_reduces && layout_->gradients_as_codes) average();
+      // A sum of codes is not the code of a sum, and one of averages has more digits than 16 bits.
+      if (layout_->always_reduces) average();
       return;
     }
     average();
