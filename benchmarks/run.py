@@ -50,8 +50,8 @@ def tasks(args):
         yield f"FULL_SHARD step, {name}, 2 ranks", contestants, "steps"
     for place, shared in [("shared memory", "1"), ("sockets", "0")]:
         contestants = {}
-        for name, asked in [("ours", "false"), ("ours, step_in_backward", "true")]:
-            contestants[name] = ["env", "ACCELERATE_SHARED_MEMORY=" + shared, "FSDP_STEP_IN_BACKWARD=" + asked, *launch, "2", binary("fsdp_step"), "gpt", "12", "2"]
+        for name, asked in [("ours", []), ("ours, step_in_backward", ["FSDP_STEP_IN_BACKWARD=true"]), ("ours, step_at_once", ["FSDP_STEP_AT_ONCE=true"])]:
+            contestants[name] = ["env", "ACCELERATE_SHARED_MEMORY=" + shared, *asked, *launch, "2", binary("fsdp_step"), "gpt", "12", "2"]
         yield f"a step within backward, GPT 33.7 M, 2 ranks, {place}", contestants, "steps"
     for name, model, steps in [("GPT 33.7 M", "gpt", 8), ("BERT-base, 110 M", "bert", 5)]:
         own = {kind: launch + ["2", binary("fsdp_step"), model, str(steps), kind] for kind in ["ddp", "2", "zero1", "zero2", "zero3"]}

@@ -20,7 +20,7 @@ def main():
     parser.add_argument("--rows", type=int, default=1)
     args = parser.parse_args()
     modes = ["memory", "nvme", "pipelined"]
-    contestants = {mode: [os.path.join(args.bin, "bench_disk_step"), mode] for mode in ["raw", *modes, "memory_backward", "pipelined_backward"]}
+    contestants = {mode: [os.path.join(args.bin, "bench_disk_step"), mode] for mode in ["raw", *modes, "memory_backward", "memory_at_once", "pipelined_backward"]}
     if args.deepspeed:
         contestants |= {f"DeepSpeed, {mode}": [args.deepspeed, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1", os.path.join(HERE, "deepspeed_peer.py"), mode] for mode in modes}
     times, answers, moved = {key: [] for key in contestants}, {}, {}
@@ -46,7 +46,7 @@ def main():
     # What the disk adds to a step, in plain order and within backward; and what the order alone changes.
     shown, left = best["pipelined"] - best["memory"], best["pipelined_backward"] - best["memory_backward"]
     print(f"\nThe disk adds {shown:.0f} ms in plain order, {left:.0f} ms within backward: {1 - left / shown:.0%} of it is hidden.")
-    print(f"In memory a step within backward takes {best['memory_backward'] / best['memory']:.2f} of one in plain order.")
+    print(f"In memory a step within backward takes {best['memory_backward'] / best['memory']:.2f} of one in plain order, and one at once {best['memory_at_once'] / best['memory']:.2f}.")
 
 
 if __name__ == "__main__":

@@ -94,11 +94,12 @@ int main(int argc, char** argv) {
       {.cpu = true,
        .deepspeed_plugin = DeepSpeedPlugin{
            .hf_ds_config =
-               R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0, "bf16": {"enabled": true},
+               R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0, "bf16": {"enabled": true, "check_grad_overflow": false},
                    "zero_force_ds_cpu_optimizer": false, "aio": {"block_size": 8388608, "queue_depth": 8},
                    "zero_optimization": {"stage": 3)" +
                offload + "}}",
-           .step_in_backward = mode.ends_with("_backward")}});
+           .step_in_backward = mode.ends_with("_backward"),
+           .step_at_once = mode.ends_with("_at_once")}});
   Wide model;
   auto [m, optimizer] = accelerator.prepare(model, torch::optim::AdamW(model->parameters(), 1e-4));
   const at::Tensor x = torch::linspace(-1, 1, rows * kWidth).view({rows, kWidth}).to(at::kBFloat16);

@@ -1,11 +1,14 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <functional>
 #include <string_view>
 
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
+#include "comm/shared_memory.hpp"
 #include "utils/environment.hpp"
 #include "utils/raise.hpp"
 
@@ -36,6 +39,9 @@ Group* group() {
 std::vector<std::string> gather_texts(Group& group, const std::string& bytes, const std::vector<int64_t>& lengths,
                                       const char* operation) {
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  if (SharedMemory* const board = group.board();
+      board && longest <= static_cast<int64_t>(SharedMemory::most_to_exchange()))
+    return board->exchange(operation, bytes);
   at::Tensor mine = at::zeros({longest}, at::kByte);
   std::copy(bytes.begin(), bytes.end(), mine.data_ptr<uint8_t>());
   const at::Tensor all = group.all_gather(mine.to(group.device()), operation).cpu();
@@ -51,15 +57,24 @@ std::vector<std::string> gather_texts(Group& group, const std::string& bytes, co
 /// the texts do where sums differ, so that all ranks can say the same.
 /// @param what  the same on ranks that are in step  @return each rank's `number`
 std::vector<int64_t> agree(Group& group, const char* operation, const std::string& what, int64_t number = 0) {
-  constexpr size_t kSum = 0, kLength = 1, kNumber = 2;
-  const auto note =
-      at::tensor({static_cast<int64_t>(std::hash<std::string_view>()(what)), static_cast<int64_t>(what.size()), number},
-                 at::kLong);
-  const at::Tensor notes = group.all_gather(note.to(group.device()), operation).cpu().view({-1, 3});
+  using Note = std::array<int64_t, 3>;
+  const Note note{static_cast<int64_t>(std::hash<std::string_view>()(what)), static_cast<int64_t>(what.size()), number};
+  std::vector<Note> notes(static_cast<size_t>(group.world_size()));
+  if (SharedMemory* const board = group.board()) {
+    const auto all = board->exchange(operation, {reinterpret_cast<const char*>(note.data()), sizeof note});
+    for (size_t rank = 0; rank < notes.size(); ++rank)
+      std::memcpy(notes[rank].data(), all[rank].data(), std::min(sizeof note, all[rank].size()));
+  } else {
+    const at::Tensor mine = at::tensor(at::ArrayRef<int64_t>(note), at::kLong);
+    const at::Tensor all = group.all_gather(mine.to(group.device()), operation).cpu();
+    std::memcpy(notes.data(), all.const_data_ptr(), all.nbytes());
+  }
   const auto column = [&](size_t which) {
-    const at::Tensor one = notes.select(1, static_cast<int64_t>(which)).contiguous();
-    return std::vector<int64_t>(one.data_ptr<int64_t>(), one.data_ptr<int64_t>() + one.numel());
+    std::vector<int64_t> one;
+    for (const Note& of_rank : notes) one.push_back(of_rank[which]);
+    return one;
   };
+  constexpr size_t kSum = 0, kLength = 1, kNumber = 2;
   const auto sums = column(kSum);
   if (std::all_of(sums.begin(), sums.end(), [&](int64_t sum) { return sum == sums.front(); })) return column(kNumber);
   std::string lines;

@@ -108,6 +108,14 @@ std::shared_ptr<Group> Group::join(const GroupOptions& options) {
   return std::shared_ptr<Group>(new Group(std::move(impl)));
 }
 
+SharedMemory* Group::board() {
+  constexpr int64_t kEnough = 32;  // about what making it takes
+  Impl& self = *impl_;
+  if (self.messages++ == kEnough && self.key.empty())
+    self.board = SharedMemory::create({std::shared_ptr<void>(), this}, SharedMemory::exchange_bytes(world_size()));
+  return self.board.get();
+}
+
 std::shared_ptr<Group> Group::split(const std::string& name, const std::function<int64_t(int64_t)>& color_of) {
   const Impl& outer = *impl_;
   std::vector<int64_t> colors;

@@ -22,6 +22,7 @@ struct Future;
 
 namespace accelerate::comm {
 
+class SharedMemory;
 class TrafficCounter;
 
 struct GroupOptions {
@@ -112,6 +113,9 @@ class Group : public std::enable_shared_from_this<Group> {
   /// processor. @throws CommError when a peer fails meanwhile or the group's timeout passes.
   /// @param in_step  it counts as a collective: all ranks wait here equally often
   void wait_until(const char* operation, const std::function<bool()>& done, bool in_step = true);
+  /// Memory for the short messages by which ranks agree, where all of them are processes of this host; null: there is
+  /// none, they go through the back end. Made when some have been sent, so that short runs don't pay for it. In step.
+  SharedMemory* board();
   /// All ranks of the group are processes of this host: a wait_until() ends when one of them has ended. @param pids  by
   /// rank.
   void watch_processes(std::vector<int64_t> pids);

@@ -6,6 +6,7 @@
 
 #include "comm/group.hpp"
 #include "comm/progress.hpp"
+#include "comm/shared_memory.hpp"
 #include "comm/watchdog.hpp"
 #include "utils/error_text.hpp"
 
@@ -27,6 +28,8 @@ struct Group::Impl {
   std::shared_ptr<Watchdog> watchdog;
   GroupActivity* activity = nullptr;  ///< in progress
   std::vector<int64_t> pids;          ///< by rank, or none
+  int64_t messages = 0;               ///< by which ranks have agreed
+  std::shared_ptr<SharedMemory> board;
 
   /// Whether collectives run on streams of the device, where nothing blocks the host. gloo takes tensors of a device
   /// through host memory, by threads of its own.

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -195,6 +196,41 @@ void SharedMemory::wait(const char* operation, const std::function<bool()>& done
   group_->wait_until(operation, look, in_step);
 }
 
+/// Comes to the next meeting, and waits until all have.
+void SharedMemory::come_to(uint64_t number, const char* operation) {
+  arrivals()[group_->rank()].count.store(number, std::memory_order_release);
+  wait(operation, [&] {
+    for (int64_t rank = 0; rank < group_->world_size(); ++rank)
+      if (arrivals()[rank].count.load(std::memory_order_acquire) < number) return false;
+    return true;
+  });
+}
+
+size_t SharedMemory::exchange_bytes(int64_t ranks) {
+  return 2 * static_cast<size_t>(ranks) * (most_to_exchange() + sizeof(uint64_t));
+}
+
+std::vector<std::string> SharedMemory::exchange(const char* operation, std::string_view bytes) {
+  const LoggedScope logged(Collective::all_gather, static_cast<int64_t>(bytes.size()), *group_);
+  const uint64_t number = ++meetings_;
+  // Two take turns, see Arrival.
+  const auto place = [&](int64_t rank) {
+    const auto index = static_cast<size_t>(group_->world_size()) * (number % 2) + static_cast<size_t>(rank);
+    return data() + index * (most_to_exchange() + sizeof(uint64_t));
+  };
+  const uint64_t length = bytes.size();
+  std::memcpy(place(group_->rank()), &length, sizeof length);
+  std::memcpy(place(group_->rank()) + sizeof length, bytes.data(), bytes.size());
+  come_to(number, operation);
+  std::vector<std::string> all;
+  for (int64_t rank = 0; rank < group_->world_size(); ++rank) {
+    uint64_t theirs = 0;
+    std::memcpy(&theirs, place(rank), sizeof theirs);
+    all.emplace_back(place(rank) + sizeof theirs, std::min<uint64_t>(theirs, most_to_exchange()));
+  }
+  return all;
+}
+
 SharedMemory::Heard SharedMemory::meet(const char* operation, const Said& mine) {
   const LoggedScope logged(Collective::barrier, 0, *group_);
   const uint64_t number = ++meetings_;
@@ -202,12 +238,7 @@ SharedMemory::Heard SharedMemory::meet(const char* operation, const Said& mine) 
   said_by(group_->rank()).flag.store(mine.flag, std::memory_order_relaxed);
   said_by(group_->rank()).digest.store(mine.digest, std::memory_order_relaxed);
   set_text(said_by(group_->rank()).operation, operation);
-  arrivals()[group_->rank()].count.store(number, std::memory_order_release);
-  wait(operation, [&] {
-    for (int64_t rank = 0; rank < group_->world_size(); ++rank)
-      if (arrivals()[rank].count.load(std::memory_order_acquire) < number) return false;
-    return true;
-  });
+  come_to(number, operation);
   Heard heard{.any = false, .alike = true};
   bool same = true;
   for (int64_t rank = 0; rank < group_->world_size(); ++rank) {

@@ -6,6 +6,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 namespace accelerate::comm {
 
@@ -43,6 +46,13 @@ class SharedMemory {
   };
   /// The same as barrier(); all hear what all say.
   Heard meet(const char* operation, const Said& mine);
+  /// Each rank's bytes, by rank. Collective; not beside data(), of which it takes exchange_bytes().
+  /// @param bytes  of any length up to most_to_exchange()
+  std::vector<std::string> exchange(const char* operation, std::string_view bytes);
+  /// The bytes to create() for that.
+  static size_t exchange_bytes(int64_t ranks);
+  static constexpr size_t most_to_exchange() { return 16384 - sizeof(uint64_t); }
+
   /// Polls `done`, for which peers do something meanwhile; `done` may do its own share. @throws CommError as every wait
   /// of the group, and on all ranks when each waits for something else. @param in_step  see Group::wait_until()
   void wait(const char* operation, const std::function<bool()>& done, bool in_step = true);
@@ -65,6 +75,7 @@ class SharedMemory {
   };
   SharedMemory(std::shared_ptr<Group> group, char* base, size_t length)
       : group_(std::move(group)), base_(base), length_(length) {}
+  void come_to(uint64_t number, const char* operation);
   Arrival* arrivals() const { return reinterpret_cast<Arrival*>(base_); }
 
   std::shared_ptr<Group> group_;

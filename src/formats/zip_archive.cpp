@@ -23,10 +23,7 @@ constexpr uint64_t kEndBytes = 22, kEnd64Bytes = 56, kEnd64LocatorBytes = 20, kE
                    kLongestComment = 65535;
 
 /// The CRC-32 of zips (ISO 3309), of bytes that follow others. @param sum  of those before
-uint32_t extend_crc32(uint32_t sum, std::string_view bytes) {
-  static constexpr auto kTables = crc32c::make_tables(0xEDB88320);
-  return ~crc32c::by_table(~sum, bytes, kTables);
-}
+uint32_t extend_crc32(uint32_t sum, std::string_view bytes) { return ~crc32::extend(~sum, bytes); }
 
 }  // namespace
 

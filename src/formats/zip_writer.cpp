@@ -60,7 +60,7 @@ void ZipWriter::record(const std::string& short_name, int64_t bytes, const std::
   uint32_t crc = ~uint32_t{0};
   uint64_t given = 0;
   pieces([&](std::string_view piece) {
-    crc = crc32c::by_table(crc, piece, crc32::kTables);
+    crc = crc32::extend(crc, piece);
     given += piece.size();
     write_(piece);
   });

@@ -11,6 +11,7 @@ enum class OptimCount {
   steps_ahead,       ///< parameters whose new values were computed within backward
   steps_taken_over,  ///< of them, by step()
   ahead_bytes,       ///< of memory for them
+  steps_at_once,     ///< parameters that were stepped on within backward
   schedule_steps,
   schedule_steps_alone,  ///< without asking the optimizers
   schedule_counts,       ///< micro-steps that only counted

@@ -43,7 +43,8 @@ struct AcceleratedOptimizer::Impl {
   int64_t steps = 0;    ///< that changed the parameters
   int64_t skipped = 0;  ///< the last ones, in a row
   StepCounts counts = {};
-  std::optional<at::Tensor> divisor;  ///< of the gradients of the step that begins, besides the scale
+  std::optional<std::vector<double>> rates_at_once;  ///< of groups, if step_on() has stepped since step() did
+  std::optional<at::Tensor> divisor;                 ///< of the gradients of the step that begins, besides the scale
   /// In the order of their coming, which is the same on all ranks: they are collective.
   std::vector<std::pair<const void*, StepHooks>> hooks;
 
@@ -129,6 +130,12 @@ void require_steps_on_pieces(const torch::optim::Optimizer& optimizer) {
         "on pieces (SGD, Adam, AdamW, Adagrad, RMSprop, those of accelerate::optim), because this model is stepped on "
         "part by part",
         c10::demangle(typeid(optimizer).name()));
+}
+
+std::vector<double> rates_of(const torch::optim::Optimizer& optimizer) {
+  std::vector<double> rates;
+  for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
+  return rates;
 }
 
 /// LibTorch's parameters() lists a tied weight under each of its names, and an optimizer would step it as often.
@@ -240,6 +247,10 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
   Impl& self = *impl_;
   if (!self.gradients.sync_gradients()) return {};
   run_phases::PhaseScope phase(run_phases::Phase::step, self.optimizer.get());
+  if (const auto rates = std::exchange(self.rates_at_once, std::nullopt); rates && *rates != rates_of(*self.optimizer))
+    throw ConfigError(
+        "step: found learning rates that have changed since backward, in which steps were taken at once, with the ones "
+        "of before; expected them to change after step(). Or leave step_at_once out");
   look();
   at::Tensor loss;
   const bool scaled = self.scaler && self.scaler->is_enabled();
@@ -288,14 +299,23 @@ void AcceleratedOptimizer::step_on(const std::vector<at::Tensor>& parameters) co
         return std::any_of(group.params().begin(), group.params().end(), is_wanted);
       }))
     return;
+  if (!self.gradients.sync_gradients()) return;
   require_steps_on_pieces(*self.optimizer);
   if (self.scaler && self.scaler->is_enabled())
     throw ConfigError(
         "step: found a step within backward together with loss scaling, expected mixed_precision \"bf16\" or \"no\": "
         "whether a gradient overflowed is known when all of them are there");
+  if (!self.rates_at_once) self.rates_at_once = rates_of(*self.optimizer);
   const meta_memory::Purpose states(MemoryUse::optimizer);
+  const snapshot::StepWrites writes;
   const OnlySome some(*self.optimizer, is_wanted);
   self.take(std::nullopt);
+  for (auto& group : self.optimizer->param_groups())
+    for (auto& parameter : group.params())
+      if (parameter.grad().defined()) {
+        parameter.mutable_grad().reset();
+        counts::add(optim::OptimCount::steps_at_once);
+      }
 }
 
 void AcceleratedOptimizer::step_ahead(const std::vector<at::Tensor>& parameters) const {

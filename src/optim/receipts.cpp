@@ -93,6 +93,12 @@ Deed of_steps_ahead() {
                bytes(read(OptimCount::ahead_bytes)), read(OptimCount::steps_taken_over));
 }
 
+Deed of_steps_at_once() {
+  const int64_t stepped = read(OptimCount::steps_at_once);
+  if (stepped == 0) return not_due("no backward of a step that synchronises gave a prepared optimizer gradients");
+  return acted("{} within backward", counted(stepped, "parameter was stepped on", "parameters were stepped on"));
+}
+
 std::vector<Receipt> of_schedules(const SchedulesFacts& facts) { return made(kSchedulesRows, facts); }
 
 }  // namespace accelerate::receipts

@@ -23,7 +23,8 @@ struct SchedulesFacts {
 };
 std::vector<Receipt> of_schedules(const SchedulesFacts& facts);
 
-/// The effect of step_in_backward, where it is on.
+/// The effects of step_in_backward and step_at_once, where they are on.
 Deed of_steps_ahead();
+Deed of_steps_at_once();
 
 }  // namespace accelerate::receipts

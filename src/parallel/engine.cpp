@@ -107,6 +107,9 @@ std::vector<std::vector<at::Tensor>> Engine::step_parts() const {
 }
 void Engine::before_part(size_t part, const std::vector<at::Tensor>& states) { stepping()->before_part(part, states); }
 void Engine::after_part(size_t part, const std::vector<at::Tensor>& states) { stepping()->after_part(part, states); }
+bool Engine::steps_at_once() const {
+  return std::any_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->steps_at_once(); });
+}
 void Engine::set_step(const std::function<void(const std::vector<at::Tensor>&)>& step) {
   for (const auto& layer : layers_) layer->set_step(step);
 }

@@ -83,9 +83,12 @@ class ACCELERATE_API Layer {
   virtual void after_part(size_t part, const std::vector<at::Tensor>& states) {
     static_cast<void>(part), static_cast<void>(states);
   }
-  /// `step` steps on some of what this layer holds, now, for one that does so within backward: it has averaged their
-  /// gradients, and clears them afterwards. @throws ConfigError (the function) with a loss scaler, which knows of an
-  /// overflow when all gradients are there.
+  /// Whether this layer has optimizers step within backward, on a part as soon as its gradients are averaged. Then
+  /// their step() finds no gradients of it.
+  virtual bool steps_at_once() const { return false; }
+  /// `step` steps on some of what this layer holds, now, for one that does so within backward, and clears the gradients
+  /// that it has stepped on: none while gradients accumulate. @throws ConfigError (the function) with a loss scaler,
+  /// which knows of an overflow when all gradients are there.
   virtual void set_step(std::function<void(const std::vector<at::Tensor>&)> step) { static_cast<void>(step); }
 
   // Optimizers that compute their steps while backward runs.

@@ -156,6 +156,11 @@ void Residency::share_again() {
   for (auto& unit : units_) share(*unit, /*keep=*/true);
 }
 
+void Residency::share_again(Unit& unit) {
+  const MutexLock lock(mutex_);
+  share(unit, /*keep=*/true);
+}
+
 void Residency::assign(const Member& member, const at::Tensor& value) {
   const MutexLock lock(mutex_);
   const PlainTensors plain;

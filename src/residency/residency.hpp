@@ -78,6 +78,7 @@ class Residency {
   /// The elements of its copies that this process decides go to where all see them, and the copies end. The caller has
   /// seen to it that nobody computes meanwhile.
   void share_again();
+  void share_again(Unit& unit);  ///< of one unit
   /// The function that brings the values that all ranks see up to date, once each has written to its own shards, or to
   /// the masters of shared images; collective. It ends with note_up_to_date().
   void set_publisher(std::function<void()> publish) { publish_ = std::move(publish); }

@@ -155,6 +155,44 @@ AcceleratedOptimizer::StepHooks::Ahead steps_ahead_of(const std::shared_ptr<para
 
 }  // namespace
 
+namespace {
+
+/// @throws ConfigError that says why optimizers can't step within backward
+void expect_steps_at_once(const RunState& run, const parallel::Engine& engine) {
+  std::unordered_set<const void*> own;
+  for (const auto& holding : engine.pieces())
+    own.insert({holding.value.unsafeGetTensorImpl(), holding.tensor.unsafeGetTensorImpl()});
+  int64_t number = 0;
+  for (const auto& optimizer : run.optimizers) {
+    const auto& groups = optimizer.optimizer().param_groups();
+    if (std::none_of(groups.begin(), groups.end(), [&](const auto& group) {
+          return std::any_of(group.params().begin(), group.params().end(), [&](const at::Tensor& parameter) {
+            return own.contains(parameter.unsafeGetTensorImpl());
+          });
+        }))
+      continue;
+    const std::string kind = c10::demangle(typeid(optimizer.optimizer()).name());
+    if (++number > 1)
+      throw ConfigError(
+          "step_at_once: found two optimizers of one model, expected one: a backward would step on what the other one "
+          "trains, too. Leave step_at_once out");
+    if (optimizer.scaler() && optimizer.scaler()->is_enabled())
+      throw ConfigError(
+          "step_at_once: found loss scaling, or a look for gradients that overflow (fp16; DeepSpeed's "
+          "bf16.check_grad_overflow), expected none: it is known when all gradients are there. step_in_backward "
+          "computes steps within backward all the same, and takes them over when it is");
+    if (!optim::steps_on_pieces(optimizer.optimizer()) ||
+        dynamic_cast<const optim::AsksOtherRanks*>(&optimizer.optimizer()))
+      raise<ConfigError>(
+          "step_at_once: found an optimizer of class {}, which needs all of a parameter or of its parameters at once, "
+          "expected one that steps element by element (SGD, Adam, AdamW, Adagrad, RMSprop, optim::Lion, DeepSpeedAdam, "
+          "AdamW8bit). Leave step_at_once out",
+          kind);
+  }
+}
+
+}  // namespace
+
 void give_pieces_to_optimizers(const RunState& run) {
   using Tensors = std::unordered_set<const void*>;
   const auto engines = run.engines();
@@ -216,6 +254,8 @@ void give_pieces_to_optimizers(const RunState& run) {
       }
       optimizer.set_step_hooks(engine.get(), std::move(hooks));
     }
+    if (engine->steps_at_once())
+      comm::on_all_ranks_or_throw<ConfigError>([&, &engine = *engine] { expect_steps_at_once(run, engine); });
     engine->set_step([optimizers = run.optimizers](const std::vector<at::Tensor>& parameters) {
       for (const auto& optimizer : optimizers) optimizer.step_on(parameters);
     });

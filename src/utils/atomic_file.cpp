@@ -5,6 +5,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
@@ -119,22 +120,74 @@ AtomicFile::AtomicFile(std::string operation, const std::filesystem::path& path)
 }
 
 AtomicFile::~AtomicFile() {
+  if (going_.valid()) going_.wait();
+  if (direct_ >= 0) ::close(direct_);
   if (file_ >= 0) ::close(file_);
   if (!finished_) ::unlink(temporary_.c_str());
 }
 
+namespace {
+
+/// @return an errno, or 0
+int write_all(int direct, int file, const char* bytes, size_t count, int64_t at) {
+  int handle = direct >= 0 ? direct : file;
+  while (count > 0) {
+    const auto written = ::pwrite(handle, bytes, count, at);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno == EINVAL &&
+        handle != file) {  // what is left, or the file system after all, wants the cache
+      handle = file;
+      continue;
+    }
+    if (written < 0) return errno;
+    bytes += written;
+    count -= static_cast<size_t>(written);
+    at += written;
+  }
+  return 0;
+}
+
+}  // namespace
+
 void AtomicFile::write(std::string_view bytes) {
   if (sums_) sums_->add(bytes);
   while (!bytes.empty()) {
-    const auto written = ::write(file_, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0)
-      fail(is_full(errno) ? "can't write " + std::to_string(bytes.size()) + " more bytes to it" : "can't write to it");
-    bytes.remove_prefix(static_cast<size_t>(written));
+    auto& buffer = buffers_[0];
+    constexpr size_t kBlock = 4096;  // what disks and file systems want addresses to be multiples of
+    if (!buffer) buffer.reset(static_cast<char*>(std::aligned_alloc(kBlock, kBufferBytes)));
+    if (!buffer) raise<ResourceError>("{} '{}': no memory for {} bytes", operation_, path_.string(), kBufferBytes);
+    const size_t now = std::min(bytes.size(), kBufferBytes - filled_);
+    std::memcpy(buffer.get() + filled_, bytes.data(), now);
+    filled_ += now;
+    bytes.remove_prefix(now);
+    if (filled_ == kBufferBytes) send();
   }
 }
 
+/// Begins to write what has been gathered.
+void AtomicFile::send() {
+  settle();
+  if (sent_ == 0) direct_ = ::open(temporary_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC);
+  std::swap(buffers_[0], buffers_[1]);
+  // Where no thread is to be had it is done when it is waited for.
+  going_ = std::async(std::launch::async | std::launch::deferred, write_all, direct_, file_, buffers_[1].get(), filled_,
+                      sent_);
+  sent_ += static_cast<int64_t>(std::exchange(filled_, 0));
+}
+
+void AtomicFile::settle() {
+  if (!going_.valid()) return;
+  errno = going_.get();
+  if (errno != 0) fail_writing(kBufferBytes);
+}
+
 void AtomicFile::finish(bool flush) {
+  settle();
+  if (filled_ > 0) {
+    errno = write_all(-1, file_, buffers_[0].get(), filled_, sent_);
+    if (errno != 0) fail_writing(filled_);
+  }
+  if (direct_ >= 0) ::close(std::exchange(direct_, -1));
   if (flush && ::fsync(file_) != 0) fail("can't flush it to the disk");
   if (::close(std::exchange(file_, -1)) != 0) fail("can't close it");
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("can't rename the finished file");
@@ -144,6 +197,9 @@ void AtomicFile::finish(bool flush) {
 }
 
 void AtomicFile::fail(const std::string& what) const { fail_at(operation_, path_, what); }
+void AtomicFile::fail_writing(size_t bytes) const {
+  fail(is_full(errno) ? fmt::format("can't write {} more bytes to it", bytes) : "can't write to it");
+}
 
 AtomicFiles::AtomicFiles(std::string operation, const std::filesystem::path& folder)
     : operation_(std::move(operation)), folder_(folder), temporary_((folder / ".unfinished-XXXXXX").string()) {

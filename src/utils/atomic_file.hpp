@@ -1,7 +1,12 @@
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
+#include <future>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -40,27 +45,43 @@ class RecordedFiles {
   std::vector<std::pair<std::string, FileChecksums>> files_;
 };
 
-/// A file that appears under its name when it is finished, and leaves nothing behind when it is not.
+/// A file that appears under its name when it is finished, and leaves nothing behind when it is not. Bytes are gathered
+/// in memory, and go to the disk some MB at a time while the next ones come: past the system's cache (O_DIRECT) where
+/// its file system can. That takes no processor time for a second copy of them, and leaves the cache to others.
 class AtomicFile {
  public:
+  static constexpr size_t kBufferBytes = size_t{4} << 20;  ///< of two
+
   /// `operation` begins the error messages, e.g. "save_safetensors". @throws CheckpointError, ResourceError (disk full)
   AtomicFile(std::string operation, const std::filesystem::path& path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
+  /// Blocks while both buffers are full. What a disk refuses may be an error of a later call, or of finish().
   void write(std::string_view bytes);
   /// Gives the file its name. @param flush  to the disk first, so that the file is whole after a power cut too;
   /// without, after all that leaves the system running.
   void finish(bool flush = true);
 
  private:
+  struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+  };
+  void send();
+  void settle();
   [[noreturn]] void fail(const std::string& what) const;
+  [[noreturn]] void fail_writing(size_t bytes) const;
 
   std::string operation_;
   std::filesystem::path path_;
   std::filesystem::path temporary_;
   int file_ = -1;
+  int direct_ = -1;                                     ///< the same past the cache; -1: small so far, or there is none
+  std::array<std::unique_ptr<char, Free>, 2> buffers_;  ///< the first one is being filled, the second one goes
+  size_t filled_ = 0;
+  int64_t sent_ = 0;        ///< bytes, begun
+  std::future<int> going_;  ///< an errno, or 0
   bool finished_ = false;
   std::optional<ChecksumsInTurn> sums_;  ///< for RecordedFiles
 };

@@ -76,6 +76,9 @@ AcceleratorOptions options_of(const std::string& layout, const ProjectConfigurat
   if (layout == "ahead")
     options.fsdp_plugin =
         FullyShardedDataParallelPlugin{.state_dict_type = StateDictType::sharded_state_dict, .step_in_backward = true};
+  if (layout == "at once")
+    options.fsdp_plugin =
+        FullyShardedDataParallelPlugin{.state_dict_type = StateDictType::sharded_state_dict, .step_at_once = true};
   if (layout == "bf16") options.mixed_precision = "bf16";
   return options;
 }
@@ -143,10 +146,10 @@ RANKS_TEST(BehindTraining, FilesAreThoseOfASaveThatWaits, 1, 2, 3) {
   const std::vector<std::pair<std::string, std::string>> jobs{
       {"plain", "sgd"},  {"plain", "adamw"},     {"plain", "rmsprop"}, {"plain", "adamw8bit"},
       {"plain", "lion"}, {"bf16", "sgd"},        {"halves", "sgd"},    {"sharded", "adamw"},
-      {"local", "sgd"},  {"sharded", "rmsprop"}, {"ahead", "adamw"}};
+      {"local", "sgd"},  {"sharded", "rmsprop"}, {"ahead", "adamw"},   {"at once", "adamw"}};
   for (const auto& [layout, optimizer] : jobs)
     for (const int before : optimizer == "sgd" ? std::vector{4, 5} : std::vector{4}) {  // 5: in the middle of a group
-      const bool all_write = layout == "sharded" || layout == "local" || layout == "ahead";
+      const bool all_write = layout == "sharded" || layout == "local" || layout == "ahead" || layout == "at once";
       SCOPED_TRACE(testing::Message() << layout << ", " << optimizer << ", after " << before);
       const auto folder = support::scratch_of_job(layout + optimizer + std::to_string(before));
       at::Tensor alone;

@@ -48,13 +48,13 @@ extern "C" int statvfs(const char* path, struct statvfs* facts) noexcept {
   }
   return result;
 }
-extern "C" ssize_t write(int handle, const void* bytes, size_t count) {
+extern "C" ssize_t pwrite(int handle, const void* bytes, size_t count, off_t at) {
   if (disk.takes >= 0 && is_file(handle)) {
     if (disk.takes == 0) return errno = ENOSPC, -1;
     count = std::min(count, static_cast<size_t>(disk.takes.load()));
     disk.takes -= static_cast<int64_t>(count);
   }
-  return ::syscall(SYS_write, handle, bytes, count);
+  return ::syscall(SYS_pwrite64, handle, bytes, count, at);
 }
 extern "C" int fsync(int handle) {
   ++disk.flushed;

@@ -589,6 +589,8 @@ RANKS_TEST(Receipts, Sharding, 2) {
        "units were recomputed"},
       {"fsdp_plugin.step_in_backward", with(two, [](Fsdp& p) { p.step_in_backward = true; }), v2, &Seen::numbers,
        "new values were computed within backward"},
+      {"fsdp_plugin.step_at_once", with(two, [](Fsdp& p) { p.step_at_once = true; }), v2, &Seen::numbers,
+       "were stepped on within backward"},
       {"fsdp_plugin.mixed_precision_policy.preset", policy(two, {.preset = "bf16"}), v2, &Seen::computed, "BFloat16"},
       {"fsdp_plugin.mixed_precision_policy.param_dtype", policy(two, computing), v2, &Seen::computed, "BFloat16"},
       {"fsdp_plugin.mixed_precision_policy.reduce_dtype", policy(two, {.reduce_dtype = half}), v2, &Seen::parameters,

@@ -22,201 +22,14 @@
 #include "residency/counters.hpp"
 #include "residency/disk/direct_io.hpp"
 #include "scratch.hpp"
+#include "step_runs.hpp"
 #include "utils/counts.hpp"
 #include "variable.hpp"
-#include "zero_runs.hpp"
 
 namespace {
 
-using namespace accelerate;
-using namespace zero_runs;
-using optim::OptimCount;
-using parallel::ShardingCount;
+using namespace step_runs;
 using residency::ResidencyCount;
-using testing::AllOf;
-using testing::HasSubstr;
-
-struct Optimizer {
-  std::function<std::shared_ptr<torch::optim::Optimizer>(const std::vector<at::Tensor>&)> make;
-  bool has_states = true;  ///< which its first step makes
-};
-const Optimizer kSgd{[](const auto& parameters) {
-                       return std::make_shared<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.2));
-                     },
-                     /*has_states=*/false};
-const Optimizer kMomentum{[](const auto& parameters) {
-  return std::make_shared<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.2).momentum(0.9));
-}};
-const Optimizer kAdamW{[](const auto& parameters) {
-  return std::make_shared<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.05).amsgrad(true));
-}};
-
-/// Several units, one of which has a parameter that is used only if it is asked for.
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    namespace nn = torch::nn;
-    torch::manual_seed(5);
-    first = register_module("first", nn::Linear(5, 8));
-    second = register_module("second", nn::Linear(8, 8));
-    third = register_module("third", nn::Linear(8, 3));
-    scale = register_parameter("scale", torch::linspace(0.5, 1.5, 8));
-    spare = register_parameter("spare", torch::ones({8}));
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    auto y = torch::tanh(first(x)) * scale;
-    if (uses_spare) y = y + spare;
-    return third(torch::tanh(second(y)));
-  }
-  bool uses_spare = false;
-  torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
-  at::Tensor scale, spare;
-};
-TORCH_MODULE(Net);
-constexpr int64_t kUsed = 7;  ///< parameters
-
-/// How a run is made, but for the program.
-struct Setup {
-  std::string name;
-  AcceleratorOptions options;
-  Optimizer optimizer = kMomentum;
-};
-
-FullyShardedDataParallelPlugin small_units(FullyShardedDataParallelPlugin plugin = {}) {
-  plugin.auto_wrap_policy = AutoWrapPolicy::size_based_wrap;
-  plugin.min_num_params = 20;
-  return plugin;
-}
-AcceleratorOptions fsdp(FullyShardedDataParallelPlugin plugin = {}, const std::string& precision = "no") {
-  AcceleratorOptions options{.mixed_precision = precision, .cpu = true, .fsdp_plugin = small_units(std::move(plugin))};
-  if (precision == "fp16") options.kwargs_handlers.emplace_back(GradScalerKwargs{.init_scale = 64});
-  return options;
-}
-AcceleratorOptions zero(int64_t number, const std::string& more = kUnclipped, const std::string& precision = "no") {
-  auto plugin = stage(number, more);
-  plugin.hf_ds_config->set_value("gradient_accumulation_steps", int64_t{1});
-  plugin.hf_ds_config->set_value("zero_optimization.reduce_bucket_size", int64_t{20});
-  return {.mixed_precision = precision, .cpu = true, .deepspeed_plugin = std::move(plugin)};
-}
-
-// States and masters of another dtype than that of the computation lie on a disk, or all of these.
-AcceleratorOptions zero_on_disk(int64_t number, const std::string& more = kUnclipped,
-                                const std::string& precision = "no", int64_t group = 40) {
-  auto options = zero(number, more, precision);
-  auto& config = *options.deepspeed_plugin->hf_ds_config;
-  config.set_value("zero_force_ds_cpu_optimizer", false);
-  config.set_value("zero_optimization.sub_group_size", group);
-  const auto lay = [&](const std::string& what) {
-    config.set_value("zero_optimization." + what + ".device", std::string("nvme"));
-    config.set_value("zero_optimization." + what + ".nvme_path", support::scratch("nvme").string());
-  };
-  lay("offload_optimizer");
-  if (number == 3) lay("offload_param"), config.set_value("zero_optimization.offload_param.max_in_cpu", int64_t{0});
-  return options;
-}
-AcceleratorOptions fsdp_on_disk(const std::string& precision = "no") {
-  return fsdp({.offload_folder = support::scratch("shards")}, precision);
-}
-
-/// The objects that a program has in hand.
-struct Run {
-  Accelerator& accelerator;
-  Net& model;
-  std::function<at::Tensor(const at::Tensor&)> forward;
-  std::function<Scope()> accumulate;
-  AcceleratedOptimizer& opt;
-  std::vector<at::Tensor> seen = {};
-
-  at::Tensor loss(int64_t step, int64_t micro = 0) const {
-    const auto weight = model->first->weight.scalar_type();
-    const bool low = accelerator.distributed_type() == DistributedType::DEEPSPEED && weight != at::kFloat;
-    const auto batch = batch_of(step, micro, accelerator.process_index());
-    return loss_of(forward(low ? batch.to(weight) : batch).to(at::kFloat));
-  }
-  void backward(int64_t step) const { accelerator.backward(loss(step)); }
-  void step() const {
-    opt.step();
-    opt.zero_grad();
-  }
-  void see(const at::Tensor& tensor) { seen.push_back(tensor.detach().clone()); }
-  /// All that a program can look at, but for gradients.
-  void see_all() {
-    for (const auto& parameter : model->parameters()) see(parameter);
-    for (const auto& group : opt.param_groups())
-      for (const auto& parameter : group.params()) see(parameter);
-    const auto states = opt.state_dict().toGenericDict().at("state");
-    for (const auto& entry : states.toGenericDict())
-      for (const auto& state : entry.value().toGenericDict())
-        if (state.value().isTensor()) see(state.value().toTensor());
-  }
-  std::vector<at::Tensor> stepped_on() const {
-    std::vector<at::Tensor> all;
-    for (const auto& group : opt.param_groups()) all.insert(all.end(), group.params().begin(), group.params().end());
-    return all;
-  }
-};
-using Program = std::function<void(Run&)>;
-
-struct Result {
-  std::vector<at::Tensor> seen;
-  int64_t computed, taken, bytes;
-  int64_t groups, groups_taken;  ///< of those that lie on a disk
-};
-
-/// @param ahead  unset: as the environment says
-Result run(const Setup& setup, std::optional<bool> ahead, const Program& program) {
-  support::reset_states();
-  counts::reset();
-  auto options = setup.options;
-  if (options.fsdp_plugin) options.fsdp_plugin->step_in_backward = ahead;
-  if (options.deepspeed_plugin) options.deepspeed_plugin->step_in_backward = ahead;
-  Accelerator accelerator(options);
-  Net model;
-  auto [m, opt] = accelerator.prepare(model, setup.optimizer.make(model->parameters()));
-  Run one{.accelerator = accelerator,
-          .model = model,
-          .forward = [m = m](const at::Tensor& x) mutable { return m(x); },
-          .accumulate = [&accelerator, m = m] { return accelerator.accumulate(m); },
-          .opt = opt};
-  program(one);
-  one.see_all();
-  return {.seen = std::move(one.seen),
-          .computed = counts::read(OptimCount::steps_ahead),
-          .taken = counts::read(OptimCount::steps_taken_over),
-          .bytes = counts::read(OptimCount::ahead_bytes),
-          .groups = counts::read(ShardingCount::groups_ahead),
-          .groups_taken = counts::read(ShardingCount::groups_taken_over)};
-}
-
-/// Runs it without and with the setting. @return the second, which has seen the same bits
-Result same_as_plain(const Setup& setup, const Program& program) {
-  const auto expected = run(setup, false, program);
-  EXPECT_EQ(expected.computed, 0);
-  auto found = run(setup, true, program);
-  EXPECT_EQ(found.seen.size(), expected.seen.size());
-  for (size_t i = 0; i < std::min(found.seen.size(), expected.seen.size()); ++i)
-    EXPECT_TRUE(at::allclose(found.seen[i], expected.seen[i], 0, 0, /*equal_nan=*/true))
-        << "the tensor seen as number " << i << " of " << expected.seen.size() << ", of size "
-        << expected.seen[i].sizes();
-  return found;
-}
-
-void several_steps(Run& run) {
-  for (int64_t step = 0; step < kSteps; ++step) {
-    run.backward(step);
-    run.step();
-  }
-}
-
-/// `between` happens after each backward, before its step.
-Program with_each_step(const std::function<void(Run&, int64_t step)>& between) {
-  return [between](Run& run) {
-    for (int64_t step = 0; step < kSteps; ++step) {
-      run.backward(step);
-      between(run, step);
-      run.step();
-    }
-  };
-}
 
 }  // namespace
 
@@ -229,11 +42,12 @@ RANKS_TEST(StepInBackward, TheStepIsTakenOverInEveryLayout, 1, 2, 3) {
       {"FSDP whole", fsdp({.sharding_strategy = ShardingStrategy::no_shard}), kAdamW},
       {"FSDP in bf16", fsdp({}, "bf16"), kAdamW},
       {"FSDP in fp16", fsdp({}, "fp16"), kSgd},
-      {"ZeRO 0", zero(0)},
-      {"ZeRO 1, AdamW", zero(1), kAdamW},
-      {"ZeRO 2 in bf16", zero(2, kUnclipped, "bf16")},
-      {"ZeRO 3, clipped far above", zero(3, R"(, "gradient_clipping": 1000)")},
-      {"ZeRO 3 in fp16", zero(3, kUnclipped + R"(, "fp16": {"enabled": "auto", "initial_scale_power": 4})", "fp16")},
+      {"ZeRO 0", zero_stage(0)},
+      {"ZeRO 1, AdamW", zero_stage(1), kAdamW},
+      {"ZeRO 2 in bf16", zero_stage(2, kUnclipped, "bf16")},
+      {"ZeRO 3, clipped far above", zero_stage(3, R"(, "gradient_clipping": 1000)")},
+      {"ZeRO 3 in fp16",
+       zero_stage(3, kUnclipped + R"(, "fp16": {"enabled": "auto", "initial_scale_power": 4})", "fp16")},
   };
   support::on_both_stores([&](const std::string& store) {
     for (const Setup& setup : setups) {
@@ -392,7 +206,7 @@ const std::map<std::string, std::pair<bool, std::function<void(Run&, int64_t)>>>
 RANKS_TEST(StepInBackward, NoHabitOfAProgramChangesItsNumbers, 1, 2) {
   support::on_both_stores([&](const std::string& store) {
     for (const auto& [name, habit] : kHabits)
-      for (const Setup& setup : {Setup{"FSDP", fsdp()}, Setup{"ZeRO 2", zero(2)}}) {
+      for (const Setup& setup : {Setup{"FSDP", fsdp()}, Setup{"ZeRO 2", zero_stage(2)}}) {
         SCOPED_TRACE(store + ", " + setup.name + ", " + name);
         const auto& [takes_over, between] = habit;
         if (name == kOwnLimit && setup.options.deepspeed_plugin) continue;  // there the file's limit holds
@@ -407,7 +221,7 @@ RANKS_TEST(StepInBackward, NoHabitOfAProgramChangesItsNumbers, 1, 2) {
 // Not used anywhere, or by one rank only.
 RANKS_TEST(StepInBackward, UnusedParametersStayAsTheyAre, 1, 2) {
   support::on_both_stores([](const std::string& store) {
-    for (const Setup& setup : {Setup{"FSDP", fsdp(), kSgd}, Setup{"ZeRO 2", zero(2), kAdamW}}) {
+    for (const Setup& setup : {Setup{"FSDP", fsdp(), kSgd}, Setup{"ZeRO 2", zero_stage(2), kAdamW}}) {
       SCOPED_TRACE(store + ", " + setup.name);
       const auto found = same_as_plain(setup, [](Run& run) {
         for (int64_t step = 0; step < kSteps; ++step) {
@@ -425,7 +239,7 @@ RANKS_TEST(StepInBackward, UnusedParametersStayAsTheyAre, 1, 2) {
 RANKS_TEST(StepInBackward, UnitsAreSteppedOnOneAfterTheOther, 1, 2) {
   const support::Variable sent("ACCELERATE_SHARED_MEMORY", "0");
   int64_t before_the_end = 0;
-  run({"", fsdp(), kSgd}, true, [&](Run& run) {
+  run({"", fsdp(), kSgd}, Order::ahead, [&](Run& run) {
     run.backward(0);  // ranks learn the order
     run.step();
     const int64_t before = counts::read(OptimCount::steps_ahead);
@@ -440,7 +254,7 @@ RANKS_TEST(StepInBackward, UnitsAreSteppedOnOneAfterTheOther, 1, 2) {
 
 RANKS_TEST(StepInBackward, AccumulationComputesTheLastStepOnly, 1, 2) {
   for (const int64_t number : {1, 2}) {
-    auto options = zero(number);
+    auto options = zero_stage(number);
     options.deepspeed_plugin->hf_ds_config->set_value("gradient_accumulation_steps", int64_t{2});
     const auto found = same_as_plain({"", options, kSgd}, [](Run& run) {
       for (int64_t step = 0; step < kSteps; ++step)
@@ -458,7 +272,7 @@ RANKS_TEST(StepInBackward, AccumulationComputesTheLastStepOnly, 1, 2) {
 RANKS_TEST(StepInBackward, TheFilesClippingCountsAsTheProgramsOwn, 2) {
   support::on_both_stores([](const std::string& store) {
     SCOPED_TRACE(store);
-    const auto found = same_as_plain({"", zero(2, R"(, "gradient_clipping": 0.05)"), kSgd}, several_steps);
+    const auto found = same_as_plain({"", zero_stage(2, R"(, "gradient_clipping": 0.05)"), kSgd}, several_steps);
     EXPECT_GT(found.computed, 0);
     EXPECT_LT(found.taken, found.computed) << "what is zero is zero when it has been clipped";
   });
@@ -571,7 +385,7 @@ RANKS_TEST(StepInBackward, GroupsOnADiskComeAheadOfTheirStep, 1, 2) {
   support::on_both_stores([](const std::string& store) {
     SCOPED_TRACE(store);
     int64_t ahead = 0;
-    const auto found = run({"", zero_on_disk(2)}, true, [&](Run& run) {
+    const auto found = run({"", zero_on_disk(2)}, Order::ahead, [&](Run& run) {
       run.backward(0);
       run.step();
       const int64_t before = counts::read(ShardingCount::groups_read_ahead);
@@ -702,9 +516,9 @@ RANKS_TEST(StepInBackward, AFullDiskIsNamedOnAllRanksAndLosesNothing, 1, 2) {
       }
     };
     const Setup setup{"", zero_on_disk(2), kAdamW};
-    const auto expected = run(setup, false, program);
+    const auto expected = run(setup, Order::plain, program);
     fills = true;
-    const auto found = run(setup, true, program);
+    const auto found = run(setup, Order::ahead, program);
     EXPECT_THAT(error, AllOf(HasSubstr("optimizer states on disk"), HasSubstr("the optimizer's states")));
     ASSERT_EQ(found.seen.size(), expected.seen.size());
     for (size_t i = 0; i < found.seen.size(); ++i) EXPECT_TRUE(found.seen[i].equal(expected.seen[i])) << i;
@@ -741,18 +555,19 @@ RANKS_TEST(StepInBackward, TwoOptimizersStepEachForItself, 1, 2) {
 RANKS_TEST(StepInBackward, TheEnvironmentAsksForIt, 1) {
   const auto computed = [](const Setup& setup, const char* variable, const char* value) {
     const support::Variable asks(variable, value);
-    return run(setup, std::nullopt, several_steps).computed;
+    return run(setup, Order::as_the_environment_says, several_steps).computed;
   };
-  for (const auto& [setup, variable] : {std::pair(Setup{"FSDP", fsdp()}, "FSDP_STEP_IN_BACKWARD"),
-                                        std::pair(Setup{"ZeRO", zero(2)}, "ACCELERATE_DEEPSPEED_STEP_IN_BACKWARD")}) {
+  for (const auto& [setup, variable] :
+       {std::pair(Setup{"FSDP", fsdp()}, "FSDP_STEP_IN_BACKWARD"),
+        std::pair(Setup{"ZeRO", zero_stage(2)}, "ACCELERATE_DEEPSPEED_STEP_IN_BACKWARD")}) {
     EXPECT_GT(computed(setup, variable, "true"), 0) << setup.name;
     EXPECT_EQ(computed(setup, variable, "false"), 0) << setup.name;
-    EXPECT_EQ(run(setup, std::nullopt, several_steps).computed, 0) << setup.name << ", by itself";
+    EXPECT_EQ(run(setup, Order::as_the_environment_says, several_steps).computed, 0) << setup.name << ", by itself";
   }
 }
 
 RANKS_TEST(StepInBackward, PluginsThatDifferInItAreTwo, 1) {
-  auto plain = zero(2), other = plain;
+  auto plain = zero_stage(2), other = plain;
   Accelerator first(plain);
   other.deepspeed_plugin->step_in_backward = true;
   EXPECT_EQ(Accelerator(other).receipts()["deepspeed_plugin.step_in_backward"].value, "true");

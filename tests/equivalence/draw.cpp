@@ -326,6 +326,13 @@ bool can_step_ahead(const std::map<std::string, std::string>& settings) {
   return has_kernel && settings.at("model") != "complex" && is_exact;
 }
 
+/// Whether one prepared optimizer steps element by element on all.
+bool can_step_at_once(const std::map<std::string, std::string>& settings) {
+  const auto& optimizer = settings.at("optimizer");
+  return optimizer != "foreign" && optimizer.find('+') == std::string::npos && settings.at("withheld") == "0" &&
+         settings.at("prepare") == "together";
+}
+
 bool is_mixed(const Layout& layout) {
   return !layout.param_dtype.empty() || !layout.reduce_dtype.empty() || !layout.wire_dtype.empty() ||
          layout.has_codes();
@@ -379,7 +386,11 @@ Case draw(uint64_t seed, const Wish& wish) {
   if (s["dtype"] == "f32" && !layout_named(s["layout"]).sharded && random.chance(0.1)) choose("optimizer", "adamw8bit");
   if (const auto& only = layout_named(s["layout"]).optimizer; !only.empty()) choose("optimizer", only);
   // Drawn from the seed itself, so that the rest of a case is as without it.
-  choose("ahead", layout_named(s["layout"]).sharded && Random(seed + 1).chance(0.3) && can_step_ahead(s) ? "1" : "0");
+  choose("ahead", layout_named(s["layout"]).sharded && Random(seed + 1).chance(0.3) && can_step_ahead(s) ? "1"
+                  : layout_named(s["layout"]).can_step_at_once(s["precision"]) && Random(seed + 2).chance(0.2) &&
+                          can_step_at_once(s)
+                      ? "2"
+                      : "0");
   what.program = Author(random, what, wish).write();
   return what;
 }

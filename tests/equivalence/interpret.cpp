@@ -15,7 +15,8 @@ namespace {
 class Flow {
  public:
   Flow(const Case& what, Machine& machine)
-      : machine_(machine),
+      : what_(what),
+        machine_(machine),
         ranks_(what.integer("ranks")),
         scaled_(layout_named(what["layout"]).has_scaler(what["precision"])),
         unprepared_(what["prepare"] == "never" || what["prepare"] == "late"),
@@ -27,6 +28,11 @@ class Flow {
 
   bool admits(const Operation& operation) {
     const auto& verb = operation.verb;
+    // All else is an error between a backward that has stepped and step(), see docs/fsdp.md.
+    if (taken_ && (verb == "step" ? !gate_ : verb == "zero_grad" ? gate_ : !kAfterAStepInBackward.contains(verb)))
+      return false;
+    if (at_once_ && verb == "failed_backward") return false;
+    if (verb == "step") taken_ = false;
     if (verb == "accumulate" || verb == "no_sync") return begin(verb);
     if (verb == "end") return end();
     if (verb == "forward") return forwards_ < 3 && ((kept_ = false), ++forwards_ > 0);
@@ -99,6 +105,7 @@ class Flow {
  private:
   void lay_out(const std::string& layout) {
     sharded_ = layout_named(layout).sharded;
+    at_once_ = steps_at_once(what_, layout_named(layout));
     rounds_ = sharded_ && (mixed_ || !layout_named(layout).param_dtype.empty());
   }
   bool begin(const std::string& verb) {
@@ -145,6 +152,7 @@ class Flow {
     stepped_on_ = cleared_ = false;
     unsynchronised_ = is_in("no_sync") || (is_in("accumulate") && !gate_);
     averaged_ |= !unsynchronised_;
+    taken_ = at_once_ && !unsynchronised_ && gate_;
     bare_cleared_ &= unsynchronised_;
     return true;
   }
@@ -162,16 +170,22 @@ class Flow {
                                                             "hand_step",        "scale_grad"};
   static inline const std::set<std::string> kOfGradientsAlone = {"module_zero_grad", "grad_none", "bare_zero_grad",
                                                                  "read_grad", "scale_grad"};
+  static inline const std::set<std::string> kAfterAStepInBackward = {
+      "accumulate", "no_sync", "end",    "step",     "zero_grad", "read",
+      "state_dict", "write",   "summon", "ema_swap", "freeze",    "unfreeze"};
   static inline const std::set<std::string> kWriting = {"write", "summon", "ema", "ema_swap", "freeze", "unfreeze"};
   static inline const std::set<std::string> kReading = {"evaluate", "read", "state_dict", "set_rate"};
 
+  const Case& what_;
   Machine& machine_;
   const int64_t ranks_;
   const bool scaled_, unprepared_, mixed_;
   const int64_t accumulation_;
   bool sharded_ = false;
-  bool rounds_ = false;  ///< what computes is an image of what is stepped on
-  bool withheld_;        ///< some parameters are in no optimizer
+  bool at_once_ = false;  ///< optimizers step within backward
+  bool taken_ = false;    ///< and have, since step()
+  bool rounds_ = false;   ///< what computes is an image of what is stepped on
+  bool withheld_;         ///< some parameters are in no optimizer
   std::vector<std::string> scopes_;
   int64_t forwards_ = 0;         ///< whose graphs are kept
   bool kept_ = false;            ///< the last of them has been gone through, and may be again

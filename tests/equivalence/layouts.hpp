@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "case.hpp"
+
 namespace accelerate {
 struct AcceleratorOptions;
 }
@@ -67,11 +69,20 @@ struct Layout {
   double burst(const std::string& precision) const {
     return precision == "fp16" ? 1e30 : reduce_dtype == "fp16" ? 1e9 : 1e39;
   }
+  /// Whether optimizers can step within backward, in place.
+  bool can_step_at_once(const std::string& precision) const {
+    return sharded && own_limit.value_or(0) == 0 && !has_scaler(precision) && name.find("disk") == std::string::npos;
+  }
   /// Whether the program converts inputs.
   bool wants_low_inputs(const std::string& precision) const {
     return whole_in_16_bits && precision != "no" && !(whole_in_16_bits->casts_inputs && precision == "fp16");
   }
 };
+
+/// Whether the case has optimizers step within backward where it has that layout.
+inline bool steps_at_once(const Case& what, const Layout& layout) {
+  return what["ahead"] == "2" && layout.can_step_at_once(what["precision"]);
+}
 
 /// An engine, or an option of one, joins the fuzzer by a line here.
 const std::vector<Layout>& layouts();

@@ -28,7 +28,10 @@ AcceleratorOptions options_of(const Case& what, const Layout& layout) {
   if (what["precision"] == "fp16" && !layout.whole_in_16_bits)
     options.kwargs_handlers.emplace_back(accelerate::GradScalerKwargs{.init_scale = 1024, .growth_interval = 2});
   layout.choose(options);
-  if (what.integer("ahead") != 0) {
+  if (steps_at_once(what, layout)) {
+    if (options.fsdp_plugin) options.fsdp_plugin->step_at_once = true;
+    if (options.deepspeed_plugin) options.deepspeed_plugin->step_at_once = true;
+  } else if (what.integer("ahead") != 0) {
     if (options.fsdp_plugin) options.fsdp_plugin->step_in_backward = true;
     if (options.deepspeed_plugin) options.deepspeed_plugin->step_in_backward = true;
   }

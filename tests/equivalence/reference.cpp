@@ -497,6 +497,7 @@ class Reference final : public Machine {
       return;
     }
     average();
+    if (steps_at_once(case_, *layout_) && gate_) take_step();
     // A second backward of one forward counts as one whose forward nobody has announced; then buffers are shared after
     // it, in place of before.
     if (!std::exchange(announced_, false) && layout_->buffers_from_rank0) copy_buffers(0);
@@ -591,6 +592,15 @@ class Reference final : public Machine {
           if (replica.parameters[i].is_same(parameter) && layout_->sharded) replica.computed[i].mutable_grad().reset();
     optimizer.zero_grad(to_none);
     replica.overflows.erase(&optimizer);
+  }
+
+  /// Within backward. The step() that comes finds no gradients.
+  void take_step() {
+    for (auto& replica : replicas_)
+      for (auto& optimizer : replica.optimizers) {
+        optimizer->step();
+        zero_grad(replica, *optimizer, true);
+      }
   }
 
   void step(const Operation& operation) {

@@ -43,7 +43,7 @@ F("versions are taken anew after a step", file, "«one.version = static_cast<int
   s + "AStepMayWriteToOnePartAndThenAnnounceTheNext")
 F("what was written before a step is found", file, "if (!region.announced) «compare_versions(region);» in_step_ = true;", "",
   s + "AStepMayWriteToOnePartAndThenAnnounceTheNext")
-F("optimizers' steps are told", "src/optim/optimizer.cpp", "«const snapshot::StepWrites writes;»", "", same)
+F("optimizers' steps are told", "src/optim/optimizer.cpp", "«const snapshot::StepWrites writes;»\n  Impl& self = *this;", "", same)
 F("memory of the state is not copied", file, "return «begin + bytes <= end ? &name : nullptr»;", "nullptr",
   s + "WhatIsRewrittenIsReadAsItWas", b + "TheMarkCopiesNextToNothing")
 F("tied tensors are read each", file, "for (auto& chunk : region.chunks) «++chunk.reads»;", "chunk.reads = 1",

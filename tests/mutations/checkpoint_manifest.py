@@ -147,3 +147,18 @@ F("flushing of folders and hooks' files is checked", "src/utils/atomic_file.cpp"
 F("names of files reach the disk", "src/utils/atomic_file.cpp",
   "const int handle = «::open(path.c_str(), O_RDONLY | O_CLOEXEC)»;", "::open(path.c_str(), O_PATH | O_CLOEXEC)",
   "checkpoint_crash_tests CheckpointCrash.InAnyPhaseOfASave")
+
+# ---- how files are written
+a = "checkpoint_manifest_tests AtomicFile."
+F("large files go past the system's cache", "src/utils/atomic_file.cpp", "O_WRONLY | «O_DIRECT | O_CLOEXEC»", "O_CLOEXEC",
+  a + "GoesPastTheCache")
+F("what a disk has refused in the middle is an error", "src/utils/atomic_file.cpp", "if («errno != 0») fail_writing(kBufferBytes);",
+  "false", a + "AFullDiskLeavesTheOldFile")
+F("what it has refused at the end is, too", "src/utils/atomic_file.cpp", "if («errno != 0») fail_writing(filled_);", "false",
+  a + "AFullDiskLeavesTheOldFile")
+F("buffers follow each other in the file", "src/utils/atomic_file.cpp", "sent_ += static_cast<int64_t>(«std::exchange(filled_, 0)»);",
+  "(std::exchange(filled_, 0), 0)", a + "HasWhatWasWritten")
+F("64 bytes move on by the right powers", "src/utils/file_checksums.hpp", "a = _mm_xor_si128(moved(a, «by_64»), load(0));", "by_16",
+  "checkpoint_manifest_tests FileChecksums.ByTableAndByProductsAreTheSame")
+F("enumerations that Python 3.11.2 wrote", "src/formats/dcp/metadata_reader.cpp", "«\"builtins.getattr\"»,", "\"builtins.nobody\"",
+  "dcp_tests DcpWithPython.EveryCaseOfPythonIsReadBitForBit")

@@ -14,7 +14,7 @@ F("DeepSpeedPlugin::step_in_backward", "src/parallel/zero/choose.cpp",
 F("DeepSpeedPlugin::step_in_backward of the environment", "src/parallel/zero/plugin.cpp",
   "«environment::flag(\"ACCELERATE_DEEPSPEED_STEP_IN_BACKWARD\").value_or(false)»", "false", b + "TheEnvironmentAsksForIt")
 F("DeepSpeed's plugins differ in step_in_backward", "src/parallel/zero/plugins.cpp",
-  "save, moe, msamp, level, version, «in_backward»));", "version", b + "PluginsThatDifferInItAreTwo")
+  "save, moe, msamp, level, version, «in_backward», at_once));", "version", b + "PluginsThatDifferInItAreTwo")
 
 # ---- when
 F("a part that is complete alone is stepped on", "src/parallel/sharding/collective_reducer.cpp",

@@ -215,6 +215,15 @@ CALL ssize_t write(int handle, const void* bytes, size_t count) {
   return ::syscall(SYS_write, handle, bytes, count);
 }
 
+CALL ssize_t pwrite(int handle, const void* bytes, size_t count, off_t at) {
+  const auto path = disk().armed ? path_of(handle) : std::string();
+  if (!is_ours(path)) return ::syscall(SYS_pwrite64, handle, bytes, count, at);
+  if (comes(true, false)) return errno = disk().fault == Fault::eio ? EIO : ENOSPC, -1;
+  if (disk().halves) count = std::max<size_t>(1, count / 2);
+  note("W " + std::to_string(number_of(path)));
+  return ::syscall(SYS_pwrite64, handle, bytes, count, at);
+}
+
 CALL int fsync(int handle) {
   const auto path = disk().armed ? path_of(handle) : std::string();
   if (!is_ours(path) && !(disk().armed && path == parent(disk().root)))

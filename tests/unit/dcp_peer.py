@@ -4,7 +4,7 @@ usage: dcp_peer.py save FOLDER           two ranks save FOLDER/<case>/, beside e
        dcp_peer.py check FOLDER WANT     everything in FOLDER must be what WANT.safetensors and WANT.json say, read by PyTorch in one process and in three, and merged by Accelerate
        dcp_peer.py merge FOLDER OUT      Accelerate merges FOLDER
        dcp_peer.py load_bin FOLDER FILE  the merged FILE must be what PyTorch makes of FOLDER
-       dcp_peer.py metadata IN OUT FORM  writes the metadata at IN again: FORM new, with the newest pickle protocol; old, as early versions of torch did
+       dcp_peer.py metadata IN OUT FORM  writes the metadata at IN again: FORM new, with the newest pickle protocol; old, as early versions of torch did; by_name, as Python 3.11.2 has enumerations
 """
 import json
 import os
@@ -170,4 +170,7 @@ if __name__ == "__main__":
                     value.properties = TensorProperties(dtype=value.properties.dtype)
             for field in ("storage_meta", "version"):
                 del metadata.__dict__[field]
+        if form == "by_name":
+            from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+            _MEM_FORMAT_ENCODING.__reduce_ex__ = lambda member, protocol: (getattr, (member.__class__, member._name_))
         pickle.dump(metadata, open(target, "wb"), protocol=2 if form == "old" else 5)

@@ -121,7 +121,7 @@ TEST(DcpWithPython, EveryCaseOfPythonIsReadBitForBit) {
   const Scratch scratch;
   const auto source = python_folder() / "everything" / ".metadata";
   const auto wanted = format_dcp_metadata(parse_dcp_metadata(bytes_of(source), "python's"));
-  for (const std::string form : {"new", "old"}) {
+  for (const std::string form : {"new", "old", "by_name"}) {
     run_peer({"metadata", source, scratch / form, form});
     EXPECT_EQ(format_dcp_metadata(parse_dcp_metadata(bytes_of(scratch / form), form)), wanted) << form;
   }

@@ -69,8 +69,8 @@ class ACCELERATE_API AcceleratedOptimizer {
   /// For engines whose parameters are shared with other ranks, see optim/step_hooks.hpp. Each owner's latest set holds.
   struct StepHooks;
   void set_step_hooks(const void* owner, StepHooks hooks) const;
-  /// Steps on those of its parameters that are among these and have gradients, now, whatever accumulates, without
-  /// hooks. @throws ConfigError with a scaler, and for an optimizer that does not step element by element.
+  /// Steps on those of its parameters that are among these and have gradients, now, without hooks, and clears these
+  /// gradients; nothing while they accumulate. @throws ConfigError with a scaler, or if it needs all at once
   void step_on(const std::vector<at::Tensor>& parameters) const;
   /// Computes, of the step that comes next, new values of those of its parameters that are among these and have
   /// gradients. They lie beside the old ones: nothing that a program can look at changes. step() takes over what it

@@ -117,6 +117,9 @@ struct ACCELERATE_API DeepSpeedPlugin {
   /// Our extension: FullyShardedDataParallelPlugin::step_in_backward, of any stage.
   /// ACCELERATE_DEEPSPEED_STEP_IN_BACKWARD, else false.
   std::optional<bool> step_in_backward;
+  /// Our extension: FullyShardedDataParallelPlugin::step_at_once, of any stage, without gradient_clipping.
+  /// ACCELERATE_DEEPSPEED_STEP_AT_ONCE, else false.
+  std::optional<bool> step_at_once;
 
   // Of a resolved plugin:
 

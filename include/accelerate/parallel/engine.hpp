@@ -93,6 +93,8 @@ class ACCELERATE_API Engine final {
   std::vector<std::vector<at::Tensor>> step_parts() const;
   void before_part(size_t part, const std::vector<at::Tensor>& states);
   void after_part(size_t part, const std::vector<at::Tensor>& states);
+  /// Whether optimizers step within backward (step_at_once).
+  bool steps_at_once() const;
   void set_step(const std::function<void(const std::vector<at::Tensor>&)>& step);
   /// Whether optimizers compute their steps within backward, as far as they can (step_in_backward).
   bool steps_ahead() const;

@@ -214,6 +214,13 @@ struct FullyShardedDataParallelPlugin {
   /// step of ours (AcceleratedOptimizer::step_ahead) on parameters that lie on the host. FSDP_STEP_IN_BACKWARD, else
   /// false.
   std::optional<bool> step_in_backward;
+  /// Our extension: as soon as a unit's gradients are complete, the optimizer steps on it, in place, and they are
+  /// freed; step() has nothing left to do there, and closes the step. Costs no copies and no time, and holds gradients
+  /// of one unit at a time. Gradients can't be looked at, clipped or added to by a second backward, learning rates
+  /// can't change between backward and step(), and no forward comes there: each is a ConfigError, as are loss scales,
+  /// two optimizers of one model and optimizers that need all parameters at once. With it step_in_backward means
+  /// nothing more. FSDP_STEP_AT_ONCE, else false.
+  std::optional<bool> step_at_once;
 };
 
 namespace parallel {

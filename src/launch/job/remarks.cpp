@@ -45,11 +45,12 @@ void Settings::remark() {
     only("msamp", {"fp8_opt_level"});
   }
   if (launcher_ != Launcher::deepspeed)
-    for (const char* name : {"deepspeed_config_file", "zero_stage", "offload_optimizer_device", "offload_param_device",
-                             "offload_optimizer_nvme_path", "offload_param_nvme_path", "gradient_clipping",
-                             "zero3_init_flag", "zero3_save_16bit_model", "deepspeed_hostfile",
-                             "deepspeed_exclusion_filter", "deepspeed_inclusion_filter", "deepspeed_multinode_launcher",
-                             "deepspeed_moe_layer_cls_names", "deepspeed_as_of_version", "deepspeed_step_in_backward"})
+    for (const char* name :
+         {"deepspeed_config_file", "zero_stage", "offload_optimizer_device", "offload_param_device",
+          "offload_optimizer_nvme_path", "offload_param_nvme_path", "gradient_clipping", "zero3_init_flag",
+          "zero3_save_16bit_model", "deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter",
+          "deepspeed_multinode_launcher", "deepspeed_moe_layer_cls_names", "deepspeed_as_of_version",
+          "deepspeed_step_in_backward", "deepspeed_step_at_once"})
       if (source(name) == ValueSource::flag)
         remarks_.push_back(fmt::format("--{} has no effect without --use_deepspeed", name));
   const bool machines_by_deepspeed = deepspeed_starts_machines(*this);

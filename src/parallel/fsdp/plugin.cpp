@@ -353,6 +353,11 @@ FullyShardedDataParallelPlugin resolve(FullyShardedDataParallelPlugin plugin) {
     refuse_fsdp("activation_checkpointing_offload is true, which needs fsdp_version 2, but fsdp_version is 1");
 
   if (!plugin.step_in_backward) plugin.step_in_backward = flag_or_false("FSDP_STEP_IN_BACKWARD");
+  if (!plugin.step_at_once) plugin.step_at_once = flag_or_false("FSDP_STEP_AT_ONCE");
+  if (*plugin.step_at_once && plugin.offload_folder)
+    refuse_fsdp(
+        "step_at_once is true, which steps in memory, but offload_folder lays parameters and states on a disk; leave "
+        "one of them out, or set step_in_backward, which streams them");
 
   if (!plugin.ignored_modules)
     if (auto pattern = environment::text("FSDP_IGNORED_MODULES")) plugin.ignored_modules = std::move(*pattern);

@@ -203,7 +203,12 @@ Asked offload_folder_asked(const ShardedFacts& f) {
 Deed step_in_backward(const ShardedFacts& f) {
   if (const auto none = no_sharding(f)) return *none;
   if (!f.sharding->step_in_backward.value_or(false)) return off("off");
-  return of_steps_ahead();
+  return f.sharding->step_at_once.value_or(false) ? of_steps_at_once() : of_steps_ahead();
+}
+Deed step_at_once(const ShardedFacts& f) {
+  if (const auto none = no_sharding(f)) return *none;
+  if (!f.sharding->step_at_once.value_or(false)) return off("off");
+  return of_steps_at_once();
 }
 Deed ignored_modules(const ShardedFacts& f) {
   if (const auto none = no_sharding(f)) return *none;
@@ -456,6 +461,7 @@ constexpr ReceiptRow<ShardedFacts> kShardedRows[] = {
      fsdp<&Fsdp::quantized_nontrainable_weights>, quantized_nontrainable_weights},
     {"fsdp_plugin.step_in_backward", "FSDP_STEP_IN_BACKWARD", "in backward()", fsdp<&Fsdp::step_in_backward>,
      step_in_backward},
+    {"fsdp_plugin.step_at_once", "FSDP_STEP_AT_ONCE", "in backward()", fsdp<&Fsdp::step_at_once>, step_at_once},
     {"fsdp_plugin.mixed_precision_policy.preset", nullptr, kSharded, policy<&MixedPrecision::preset>, preset},
     {"fsdp_plugin.mixed_precision_policy.param_dtype", nullptr, kSharded, policy<&MixedPrecision::param_dtype>,
      param_dtype},

@@ -142,6 +142,7 @@ ShardingSettings settings_of(const FullyShardedDataParallelPlugin& plugin, int64
                         effective_strategy(plugin) == ShardingStrategy::no_shard;
   settings.initialise = plugin.param_init_fn;
   settings.step_in_backward = plugin.step_in_backward.value_or(false);
+  settings.step_at_once = plugin.step_at_once.value_or(false);
   return settings;
 }
 

@@ -99,6 +99,7 @@ struct ShardingSettings {
   /// hold it.
   double divides_before = 1;
   bool step_in_backward = false;  ///< optimizers compute their steps when gradients are there, see Layer::steps_ahead()
+  bool step_at_once = false;      ///< optimizers step when gradients are there, see Layer::steps_at_once()
   bool overlap_reduction = true;  ///< else backward waits for each, and holds one whole gradient less
   std::optional<at::ScalarType> buffer_dtype = {};
   std::set<std::string> fp32_buffers = {};                            ///< full names: fp32 instead

@@ -93,7 +93,11 @@ struct Sharding::Impl {
   Placed placed;  ///< members of `parts` that are no parameters of the model
   std::unique_ptr<ShardStore> store;
   std::unique_ptr<GradientReducer> reducer;
-  std::function<void(const std::vector<at::Tensor>&)> step_ahead;             ///< null: steps are plain ones
+  std::function<void(const std::vector<at::Tensor>&)> step_ahead;    ///< null: steps are plain ones
+  std::function<void(const std::vector<at::Tensor>&)> step_at_once;  ///< null: steps are taken by step()
+  std::vector<char> stepped;   ///< by part: at once, in the backward that runs or ran last
+  bool step_is_taken = false;  ///< in a backward that has ended, and step() has not been called; the same on all ranks
+  bool ends_a_step = false;    ///< step() does, which has been taken
   std::unique_ptr<WholeGradients> gradients;                                  ///< what grad() of the parameters is
   std::unordered_map<const at::TensorImpl*, BeforeGradient> before_gradient;  ///< by the module's parameter
   std::unordered_map<const at::TensorImpl*, CapturedGradient> captured;       ///< by the module's parameter
@@ -497,6 +501,10 @@ struct Sharding::Impl {
           "backward: found a sparse gradient of '{}', expected dense ones, which alone can be sharded; make the "
           "embedding with sparse(false)",
           member.name);
+    if (step_is_taken) {
+      member.tensor.mutable_grad().reset();  // all ranks throw before anything of this backward is averaged
+      expect_no_step_taken("backward", "what a second one adds to gradients would be a step of its own");
+    }
     took_part = true;
     make_way_before(member);
     backward_is_due = true;
@@ -538,15 +546,48 @@ struct Sharding::Impl {
     if (step_ahead)
       for (const size_t group : store->disk().left_open()) step_on_group_ahead(group);
     store->disk().settle_gradients();
-    end_pass();
+    if (has_stepped()) {
+      step_is_taken = true;
+      store->before_step(*units);
+      publish();
+    } else {
+      end_pass();
+    }
     show_gradients();
-    gradients_are_open = true;
+    gradients_are_open = !step_is_taken;
     read.clear();
     has_averaged = true;
     if (!apart) drift.after_average([&] { return pieces_as_kept(); });
   }
+  bool has_stepped() const { return std::find(stepped.begin(), stepped.end(), 1) != stepped.end(); }
+  /// Between a backward that has taken a step and step().
+  void expect_no_step_taken(const char* operation, const char* why) const {
+    if (step_is_taken)
+      raise<ConfigError>(
+          "{}: found a backward whose step was taken at once (step_at_once), and no step() of the prepared optimizer "
+          "since, expected step() first: {}. Or leave step_at_once out",
+          operation, why);
+  }
+  /// All ranks have given their gradients of it, so nobody computes with it any more.
+  void step_on_part(ShardedPart& part) {
+    const auto gradients_of_part = [&] {
+      return std::count_if(part.members.begin(), part.members.end(),
+                           [](const auto& member) { return member.shard.grad().defined(); });
+    };
+    const auto coming = gradients_of_part();
+    if (coming == 0) return;
+    stepped.resize(parts.size());
+    expect_here({OffloadStateTypeEnum::hp_params, OffloadStateTypeEnum::lp_params, OffloadStateTypeEnum::optim_states},
+                "backward, which steps at once");
+    units->share_again(*part.unit);
+    step_at_once(shards_of({part.index}));
+    if (gradients_of_part() == coming) return;  // they accumulate, or nobody trains it
+    stepped[part.index] = 1;
+    store->publish_part(part);
+  }
   /// Of a part, all that this backward has for them.
   void gradients_are_there(const ShardedPart& part) {
+    if (step_at_once && settings.step_at_once) return step_on_part(parts[part.index]);
     ShardsOnDisk& disk = store->disk();
     if (!disk.steps_in_groups()) {
       if (step_ahead) step_ahead(shards_of({part.index}));
@@ -598,6 +639,12 @@ struct Sharding::Impl {
     gradients->start_anew();
     backward_is_due = false;
     release();
+    stepped.clear();
+    if (settings.step_at_once)
+      throw ConfigError(
+          "a backward has thrown after its step was begun (step_at_once), expected it to come to its end: on some "
+          "ranks "
+          "some parameters may have been stepped on. Load a checkpoint, or leave step_at_once out");
   }
   NamedTensors pieces_as_kept() const {
     NamedTensors pieces;
@@ -783,6 +830,7 @@ Sharding::~Sharding() {
 
 void Sharding::before_forward() {
   Impl& self = *impl_;
+  self.expect_no_step_taken("forward", "what it computes with is half a step ahead of the optimizer's schedule");
   if (const auto* member = self.units->replaced_member())
     throw ConfigError("forward: the bytes of parameter '" + member->name() +
                       "' were replaced after prepare(), probably by module->to(...) or set_data(); its gradients would "
@@ -854,6 +902,7 @@ at::Tensor Sharding::local_shard(const at::Tensor& parameter) const {
 std::optional<Held> Sharding::gradient(const at::Tensor& parameter) const {
   auto* const member = impl_->find_either(parameter);
   if (!member) return std::nullopt;
+  impl_->expect_no_step_taken("gradients", "they are gone, and can't be looked at, clipped or scaled any more");
   const bool left = impl_->backward_is_due || !impl_->sync;
   if (impl_->parts[member->part].trainable && impl_->gradients->settle(*member, left)) {
     // Others may have been replaced, too, and what is shown anew would take their place.
@@ -868,8 +917,9 @@ std::optional<Held> Sharding::gradient(const at::Tensor& parameter) const {
 }
 
 void Sharding::clear_gradient(const at::Tensor& held) {
-  if (auto* const member = impl_->find_either(held))
-    impl_->gradients->clear(*member, /*by_whole=*/held.is_same(member->tensor));
+  auto* const member = impl_->find_either(held);
+  if (member) impl_->expect_no_step_taken("zero_grad", "their step was taken in backward, also where none was meant");
+  if (member) impl_->gradients->clear(*member, /*by_whole=*/held.is_same(member->tensor));
 }
 
 std::optional<at::ScalarType> Sharding::input_dtype() const { return impl_->settings.input_dtype; }
@@ -898,7 +948,9 @@ void Sharding::settle_gradients() {
 void Sharding::before_step() {
   expect_all_states_here("step");
   settle_gradients();
-  impl_->store->before_step(*impl_->units);
+  impl_->ends_a_step = std::exchange(impl_->step_is_taken, false) && !impl_->pieces_have_gradients();
+  impl_->stepped.clear();
+  if (!impl_->ends_a_step) impl_->store->before_step(*impl_->units);
 }
 
 void Sharding::expect_gradients(const std::function<std::vector<at::Tensor>()>& stepped_on) {
@@ -908,6 +960,7 @@ void Sharding::expect_gradients(const std::function<std::vector<at::Tensor>()>& 
 }
 
 void Sharding::after_step() {
+  if (std::exchange(impl_->ends_a_step, false)) return;
   impl_->publish();
   impl_->settle_disk();
 }
@@ -927,7 +980,11 @@ void Sharding::after_part(size_t group, const std::vector<at::Tensor>& states) {
   impl_->store->disk().after_group(group, states);
 }
 
-bool Sharding::steps_ahead() const { return impl_->settings.step_in_backward; }
+bool Sharding::steps_at_once() const { return impl_->settings.step_at_once; }
+void Sharding::set_step(std::function<void(const std::vector<at::Tensor>&)> step) {
+  impl_->step_at_once = std::move(step);
+}
+bool Sharding::steps_ahead() const { return impl_->settings.step_in_backward && !impl_->settings.step_at_once; }
 void Sharding::set_step_ahead(std::function<void(const std::vector<at::Tensor>&)> step) {
   impl_->step_ahead = std::move(step);
 }

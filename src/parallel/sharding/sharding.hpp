@@ -52,6 +52,8 @@ class ACCELERATE_API Sharding final : public Layer {
   bool is_elsewhere(const at::Tensor& tensor) const override;
   bool take_ahead(size_t group, bool divides) override;
   void after_take(size_t group) override;
+  bool steps_at_once() const override;
+  void set_step(std::function<void(const std::vector<at::Tensor>&)> step) override;
   bool steps_ahead() const override;
   void set_step_ahead(std::function<void(const std::vector<at::Tensor>&)> step) override;
   std::optional<at::ScalarType> input_dtype() const override;

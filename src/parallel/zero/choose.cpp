@@ -39,6 +39,25 @@
 namespace accelerate::parallel {
 namespace {
 
+/// @throws ConfigError that names the key that keeps optimizers from stepping within backward
+void expect_steps_at_once(const zero::ZeroSettings& settings, const ShardingSettings& sharding) {
+  if (settings.gradient_clipping > 0)
+    raise<ConfigError>(
+        "DeepSpeedPlugin::step_at_once: found gradient_clipping {} (which is 1.0 where the configuration leaves it "
+        "out), "
+        "expected 0: the norm of all gradients is known when all are there. Set gradient_clipping to 0, or "
+        "step_in_backward instead, which computes steps within backward and takes them over where nothing is clipped",
+        settings.gradient_clipping);
+  if (sharding.all_have_gradients)
+    throw ConfigError(
+        "DeepSpeedPlugin::step_at_once: found zero_optimization.ignore_unused_parameters false, expected true: which "
+        "parameters have gradients is known when all steps were taken");
+  if (sharding.states_on_disk || sharding.parameters_on_disk)
+    throw ConfigError(
+        "DeepSpeedPlugin::step_at_once: found states or parameters on nvme, expected them in memory; set "
+        "step_in_backward instead, which streams them");
+}
+
 bool is_rank0() { return environment::integer({"RANK"}).value_or(0) == 0; }
 /// A dry run has none in its environment.
 int64_t num_ranks() {
@@ -127,14 +146,18 @@ class ChosenZero final : public ChosenLayer {
                                : idle ? "no layer is recomputed: call accelerate::checkpoint() in the model's forward"
                                       : entry.reason});
     }
-    const bool ahead = plugin().step_in_backward.value_or(false);
-    const auto did = ahead ? receipts::of_steps_ahead() : receipts::off("off");
-    all.push_back({.setting = "deepspeed_plugin.step_in_backward",
-                   .value = ahead ? "true" : "false",
-                   .source = ahead ? "DeepSpeedPlugin, or ACCELERATE_DEEPSPEED_STEP_IN_BACKWARD" : "default",
-                   .expected = "in backward()",
-                   .state = did.state,
-                   .effect = did.text});
+    const bool at_once = plugin().step_at_once.value_or(false);
+    const auto add = [&](const char* setting, const char* variable, bool on) {
+      const auto did = !on ? receipts::off("off") : at_once ? receipts::of_steps_at_once() : receipts::of_steps_ahead();
+      all.push_back({.setting = std::string("deepspeed_plugin.") + setting,
+                     .value = on ? "true" : "false",
+                     .source = on ? std::string("DeepSpeedPlugin, or ") + variable : "default",
+                     .expected = "in backward()",
+                     .state = did.state,
+                     .effect = did.text});
+    };
+    add("step_in_backward", "ACCELERATE_DEEPSPEED_STEP_IN_BACKWARD", plugin().step_in_backward.value_or(false));
+    add("step_at_once", "ACCELERATE_DEEPSPEED_STEP_AT_ONCE", at_once);
     return all;
   }
 
@@ -200,6 +223,8 @@ class ChosenZero final : public ChosenLayer {
     auto settings = settings_of(settings_, group ? group->world_size() : 1);
     settings.compare_parameters_every = compare_parameters_every_;
     settings.step_in_backward = plugin().step_in_backward.value_or(false);
+    settings.step_at_once = plugin().step_at_once.value_or(false);
+    if (settings.step_at_once) expect_steps_at_once(settings_, settings);
     if (compute_dtype(settings_) && settings_.keeps_buffers())
       settings.fp32_buffers =
           buffers_like(model, settings_.data_types.keep_in_fp32_modules, [](const std::string& pattern) {

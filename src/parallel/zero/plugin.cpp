@@ -150,6 +150,8 @@ void fields_from_environment(DeepSpeedPlugin& plugin) {
     plugin.as_of_version = environment::text("ACCELERATE_DEEPSPEED_AS_OF_VERSION").value_or("0.19.8");
   if (!plugin.step_in_backward)
     plugin.step_in_backward = environment::flag("ACCELERATE_DEEPSPEED_STEP_IN_BACKWARD").value_or(false);
+  if (!plugin.step_at_once)
+    plugin.step_at_once = environment::flag("ACCELERATE_DEEPSPEED_STEP_AT_ONCE").value_or(false);
   if (!plugin.hf_ds_config)
     if (const auto source = environment::text("ACCELERATE_DEEPSPEED_CONFIG_FILE"); source && *source != "none")
       plugin.hf_ds_config.emplace(*source);

@@ -17,10 +17,10 @@ namespace {
 /// The fields of a plugin as programs give them; the configuration as it is written.
 auto fields_of(const DeepSpeedPlugin& plugin) {
   const auto& [config, steps, clipping, stage, smallest, optimizer, param, optimizer_path, param_path, init, save, moe,
-               msamp, level, version, in_backward] = plugin;
+               msamp, level, version, in_backward, at_once] = plugin;
   return std::make_pair(config ? config->document().json : nlohmann::ordered_json(),
                         std::tie(steps, clipping, stage, smallest, optimizer, param, optimizer_path, param_path, init,
-                                 save, moe, msamp, level, version, in_backward));
+                                 save, moe, msamp, level, version, in_backward, at_once));
 }
 
 bool are_same(const std::vector<std::pair<std::string, DeepSpeedPlugin>>& a,

@@ -1,0 +1,107 @@
+// Files that appear whole: what is gathered, and goes past the system's cache, comes out as it was written.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/vfs.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <string>
+
+#include "accelerate/utils/error.hpp"
+#include "message_of.hpp"
+#include "scratch.hpp"
+#include "utils/atomic_file.hpp"
+
+namespace {
+
+using namespace accelerate;
+using testing::AllOf;
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+std::string random_bytes(size_t count) {
+  std::mt19937_64 random(count + 1);
+  std::string bytes(count, '\0');
+  for (char& byte : bytes) byte = static_cast<char>(random());
+  return bytes;
+}
+
+std::string content(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+size_t files_in(const fs::path& folder) {
+  return static_cast<size_t>(std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
+}
+
+}  // namespace
+
+// Around the sizes of one buffer and of both, in pieces that don't end where these do.
+TEST(AtomicFile, HasWhatWasWritten) {
+  const auto folder = support::scratch(testing::UnitTest::GetInstance()->current_test_info()->name());
+  fs::create_directories(folder);
+  constexpr size_t kBuffer = AtomicFile::kBufferBytes;
+  for (const size_t count : {size_t{0}, size_t{1}, kBuffer - 1, kBuffer, kBuffer + 1, 2 * kBuffer, 3 * kBuffer + 4097})
+    for (const size_t piece : {count + 1, size_t{999'983}, size_t{4096}}) {
+      const auto bytes = random_bytes(count);
+      {
+        AtomicFile file("a test", folder / "some");
+        for (size_t at = 0; at < count; at += piece) file.write(std::string_view(bytes).substr(at, piece));
+        EXPECT_FALSE(fs::exists(folder / "some"));
+        file.finish();
+      }
+      ASSERT_TRUE(content(folder / "some") == bytes) << count << " bytes in pieces of " << piece;
+      EXPECT_EQ(files_in(folder), 1);
+      fs::remove(folder / "some");
+    }
+}
+
+// It is on the disk, and the cache has none of it but the last piece. Not where a file system has its files in memory.
+TEST(AtomicFile, GoesPastTheCache) {
+  const auto folder = support::scratch(testing::UnitTest::GetInstance()->current_test_info()->name());
+  fs::create_directories(folder);
+  const int direct = ::open((folder / "probe").c_str(), O_WRONLY | O_CREAT | O_DIRECT, 0666);
+  struct statfs facts {};
+  constexpr long kTmpfs = 0x01021994;
+  const bool can = direct >= 0 && ::statfs(folder.c_str(), &facts) == 0 && facts.f_type != kTmpfs;
+  if (direct >= 0) ::close(direct);
+  if (!can) GTEST_SKIP() << "this file system has no transfers past the cache";
+  AtomicFile file("a test", folder / "some");
+  file.write(random_bytes(3 * AtomicFile::kBufferBytes));
+  rusage before{}, after{};
+  ::getrusage(RUSAGE_SELF, &before);
+  file.finish();
+  const auto bytes = content(folder / "some");
+  ::getrusage(RUSAGE_SELF, &after);
+  EXPECT_EQ(bytes.size(), 3 * AtomicFile::kBufferBytes);
+  EXPECT_GT(after.ru_inblock - before.ru_inblock, static_cast<int64_t>(bytes.size() / 512 / 2)) << "read from the disk";
+}
+
+TEST(AtomicFile, AFullDiskLeavesTheOldFile) {
+  const auto folder = support::scratch(testing::UnitTest::GetInstance()->current_test_info()->name());
+  fs::create_directories(folder);
+  std::ofstream(folder / "some") << "old";
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{.rlim_cur = 6 << 20, .rlim_max = before.rlim_max};
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  for (const size_t count : {5 * AtomicFile::kBufferBytes, AtomicFile::kBufferBytes * 2 - 1})
+    EXPECT_THAT(support::message_of<ResourceError>([&] {
+                  AtomicFile file("a test", folder / "some");
+                  file.write(random_bytes(count));
+                  file.finish();
+                }),
+                AllOf(HasSubstr("a test"), HasSubstr("more bytes"), HasSubstr("untouched")));
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(content(folder / "some"), "old");
+  EXPECT_EQ(files_in(folder), 1);
+}
