@@ -126,7 +126,7 @@ TEST(Cli, LaunchHelpListsEveryOptionOnce) {
     EXPECT_THAT(help.out, HasSubstr("\n  " + std::string(option) + " ")) << option;
   size_t options = 0;
   for (const auto& line : lines(help.out)) options += line.starts_with("  -");
-  EXPECT_EQ(options, 149u);
+  EXPECT_EQ(options, 151u);
 }
 
 TEST(Cli, MistakesAreExplained) {

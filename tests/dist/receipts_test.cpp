@@ -233,12 +233,12 @@ Seen run(const Job& job) {
   const auto moved = residency::stats();
   seen.numbers = fmt::format(
       "{} buckets, {} searches, {} comparisons, {} graphs, {} of {} fetches ahead, {} given back, {} at a time, {} "
-      "units, {} steps taken over",
+      "units, {} steps taken over, {} at once",
       counts::read(AveragingCount::gradient_buckets), counts::read(AveragingCount::unused_searches),
       counts::read(AveragingCount::parameter_comparisons), counts::read(AveragingCount::static_graphs),
       moved.prefetch_hits, moved.prefetch_hits + moved.faults, moved.evictions,
       counts::read(ResidencyCount::fetches_most), counts::read(ShardingCount::units),
-      counts::read(optim::OptimCount::steps_taken_over));
+      counts::read(optim::OptimCount::steps_taken_over), counts::read(optim::OptimCount::steps_at_once));
   seen.receipts = accelerator.receipts();
   return seen;
 }

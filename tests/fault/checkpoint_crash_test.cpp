@@ -163,7 +163,9 @@ void run_rank() {
     run.accelerator.load_state(folder);
     if (way == "less") EXPECT_EQ(failure, "");
     if (!failure.empty()) EXPECT_THAT(failure, testing::HasSubstr(root.string()));
-    EXPECT_EQ(run.steps, failure.empty() ? loaded + 2 : loaded);
+    // Of the last flush the disk may say that it has failed when the checkpoint has its name.
+    if (const bool may_be_there = way == "flush" && !failure.empty(); !may_be_there || run.steps != loaded + 2)
+      EXPECT_EQ(run.steps, failure.empty() ? loaded + 2 : loaded);
     run.accelerator.wait_for_everyone();
     if (rank() == 0) std::ofstream(steps_file) << run.steps;
     expect_goes_on("loaded again", 2);

@@ -160,5 +160,5 @@ F("buffers follow each other in the file", "src/utils/atomic_file.cpp", "sent_ +
   "(std::exchange(filled_, 0), 0)", a + "HasWhatWasWritten")
 F("64 bytes move on by the right powers", "src/utils/file_checksums.hpp", "a = _mm_xor_si128(moved(a, «by_64»), load(0));", "by_16",
   "checkpoint_manifest_tests FileChecksums.ByTableAndByProductsAreTheSame")
-F("enumerations that Python 3.11.2 wrote", "src/formats/dcp/metadata_reader.cpp", "«\"builtins.getattr\"»,", "\"builtins.nobody\"",
+F("enumerations that Python 3.11.2 wrote", "src/formats/dcp/metadata_reader.cpp", "«\"builtins.getattr\"», \"__builtin__", "\"builtins.nobody\"",
   "dcp_tests DcpWithPython.EveryCaseOfPythonIsReadBitForBit")

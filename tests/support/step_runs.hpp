@@ -37,9 +37,9 @@ struct Optimizer {
   bool has_states = true;  ///< which its first step makes
 };
 inline const Optimizer kSgd{[](const auto& parameters) {
-                       return std::make_shared<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.2));
-                     },
-                     /*has_states=*/false};
+                              return std::make_shared<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.2));
+                            },
+                            /*has_states=*/false};
 inline const Optimizer kMomentum{[](const auto& parameters) {
   return std::make_shared<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.2).momentum(0.9));
 }};
@@ -87,7 +87,8 @@ inline AcceleratorOptions fsdp(FullyShardedDataParallelPlugin plugin = {}, const
   if (precision == "fp16") options.kwargs_handlers.emplace_back(GradScalerKwargs{.init_scale = 64});
   return options;
 }
-inline AcceleratorOptions zero_stage(int64_t number, const std::string& more = kUnclipped, const std::string& precision = "no") {
+inline AcceleratorOptions zero_stage(int64_t number, const std::string& more = kUnclipped,
+                                     const std::string& precision = "no") {
   auto plugin = stage(number, more);
   plugin.hf_ds_config->set_value("gradient_accumulation_steps", int64_t{1});
   plugin.hf_ds_config->set_value("zero_optimization.reduce_bucket_size", int64_t{20});
@@ -96,7 +97,7 @@ inline AcceleratorOptions zero_stage(int64_t number, const std::string& more = k
 
 // States and masters of another dtype than that of the computation lie on a disk, or all of these.
 inline AcceleratorOptions zero_on_disk(int64_t number, const std::string& more = kUnclipped,
-                                const std::string& precision = "no", int64_t group = 40) {
+                                       const std::string& precision = "no", int64_t group = 40) {
   auto options = zero_stage(number, more, precision);
   auto& config = *options.deepspeed_plugin->hf_ds_config;
   config.set_value("zero_force_ds_cpu_optimizer", false);

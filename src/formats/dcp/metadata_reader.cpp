@@ -46,7 +46,7 @@ const std::vector<std::string_view>& globals_of_metadata() {
         kPickleOrderedDict,
         // By which Python 3.11 before 3.11.4 (Debian 12's) names a memory format: getattr(class, name). Nobody reads
         // it.
-        "builtins.getattr",
+        "builtins.getattr", "__builtin__.getattr",
         // The folder's name, which says nothing about the contents and may be that of another machine. (Python 3.13
         // moved the classes.)
         "pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath", "pathlib.PureWindowsPath",
