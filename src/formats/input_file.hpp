@@ -75,6 +75,7 @@ class InputFile {
   std::string bytes_;  ///< unless there is a file
   bool in_memory_ = false;
   int64_t size_ = 0;
+  mutable std::atomic<int64_t> read_to_{0};  ///< where the latest reader ended
   uint64_t device_ = 0, inode_ = 0;
   std::shared_ptr<const ExpectedFile> expected_;  ///< null: nothing is known
   std::unique_ptr<Records> records_;              ///< never null

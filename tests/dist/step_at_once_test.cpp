@@ -197,6 +197,33 @@ RANKS_TEST(StepAtOnce, WritesBeforeStepComeAfterIt, 1, 2, 3) {
   });
 }
 
+// A checkpoint that is saved between the two has the step's values.
+RANKS_TEST(StepAtOnce, ACheckpointBetweenHasTheStep, 1, 2, 3) {
+  support::on_both_stores([&](const std::string& store) {
+    for (const Setup& setup : {Setup{"FSDP", fsdp(), kAdamW}, Setup{"FSDP in bf16", fsdp({}, "bf16"), kSgd},
+                               Setup{"ZeRO 2", zero_stage(2), kAdamW}}) {
+      SCOPED_TRACE(store + ", " + setup.name);
+      const auto folder = support::scratch_of_job("between");
+      same_at_once(setup, [&](Run& run) {
+        run.backward(0);
+        run.step();
+        run.backward(1);
+        const bool taken = counts::read(OptimCount::steps_at_once) > 0;
+        if (!taken) run.opt.step();
+        run.accelerator.save_state(folder);
+        if (taken) run.opt.step();
+        run.opt.zero_grad();
+        run.backward(2);
+        run.step();
+        run.accelerator.load_state(folder);
+        run.see_all();
+        run.backward(3);
+        run.step();
+      });
+    }
+  });
+}
+
 // A write between forward and backward is there when the step comes.
 RANKS_TEST(StepAtOnce, WritesBeforeBackwardAreSteppedOn, 1, 2, 3) {
   support::on_both_stores([&](const std::string& store) {
