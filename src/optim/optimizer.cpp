@@ -269,6 +269,7 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
   else loss = self.step_now(closure);
   for (const auto& [owner, hooks] : self.hooks)
     if (hooks.after) hooks.after();
+  self.rates_at_once.reset();  // also of steps that were taken when what waited was averaged just now
   counts::add(self.step_was_skipped ? optim::OptimCount::steps_skipped : optim::OptimCount::optimizer_steps);
   if (!self.step_was_skipped) report_optimizer_step(++self.steps, self.optimizer.get());
   if (self.step_was_skipped) warn_of_skipped_steps(++self.skipped, *self.scaler);

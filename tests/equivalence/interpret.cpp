@@ -31,7 +31,8 @@ class Flow {
     // All else is an error between a backward that has stepped and step(), see docs/fsdp.md.
     if (taken_ && (verb == "step" ? !gate_ : verb == "zero_grad" ? gate_ : !kAfterAStepInBackward.contains(verb)))
       return false;
-    if (at_once_ && verb == "failed_backward") return false;
+    // What waits is averaged by clipping, too, and stepped on then.
+    if (at_once_ && (verb == "failed_backward" || (unsynchronised_ && verb.starts_with("clip_")))) return false;
     if (verb == "step") taken_ = false;
     if (verb == "accumulate" || verb == "no_sync") return begin(verb);
     if (verb == "end") return end();
