@@ -191,6 +191,15 @@ void expect_steps_at_once(const RunState& run, const parallel::Engine& engine) {
   }
 }
 
+/// A step at once leaves no gradients; so does one that step() had to take.
+void forget_gradients(parallel::Engine& engine, torch::optim::Optimizer& optimizer) {
+  for (auto& group : optimizer.param_groups())
+    for (auto& parameter : group.params()) {
+      parameter.mutable_grad().reset();
+      engine.clear_gradient(parameter);
+    }
+}
+
 }  // namespace
 
 void give_pieces_to_optimizers(const RunState& run) {
@@ -233,7 +242,10 @@ void give_pieces_to_optimizers(const RunState& run) {
       };
       if (!whole)
         hooks.after = [told, pieces, &bare = optimizer.optimizer()] {
-          if (const auto here = told.lock()) here->after_step();
+          if (const auto here = told.lock()) {
+            here->after_step();
+            if (here->steps_at_once()) forget_gradients(*here, bare);
+          }
           if (!pieces->empty())
             optim::refuse_torch_save(bare, [&](const void* parameter) { return pieces->contains(parameter); });
         };

@@ -124,6 +124,36 @@ RANKS_TEST(StepAtOnce, TheLastMicroStepSteps, 1, 2, 3) {
   });
 }
 
+// A forward that no backward follows ends the group: step() steps on what micro-steps have left, once, and a second one
+// finds nothing.
+RANKS_TEST(StepAtOnce, WhatStepHasToTakeIsGoneToo, 1, 2) {
+  support::on_both_stores([&](const std::string& store) {
+    auto in_file = zero_stage(3);
+    in_file.deepspeed_plugin->hf_ds_config->set_value("gradient_accumulation_steps", int64_t{2});
+    auto by_program = fsdp();
+    by_program.gradient_accumulation_steps = 2;
+    for (const Setup& setup : {Setup{"FSDP", by_program, kSgd}, Setup{"ZeRO 3", in_file, kSgd}}) {
+      SCOPED_TRACE(store + ", " + setup.name);
+      const auto program = [](bool again) {
+        return [again](Run& run) {
+          {
+            const auto scope = run.accumulate();
+            run.backward(0);
+            run.step();
+          }
+          const auto scope = run.accumulate();
+          run.loss(1);
+          run.opt.step();
+          if (again) run.opt.step();
+        };
+      };
+      const auto expected = run(setup, Order::plain, program(false)), found = run(setup, Order::at_once, program(true));
+      ASSERT_EQ(found.seen.size(), expected.seen.size());
+      for (size_t i = 0; i < found.seen.size(); ++i) EXPECT_TRUE(found.seen[i].equal(expected.seen[i])) << i;
+    }
+  });
+}
+
 // Not used anywhere, or by one rank only.
 RANKS_TEST(StepAtOnce, UnusedParametersStayAsTheyAre, 1, 2) {
   support::on_both_stores([](const std::string& store) {
@@ -362,21 +392,7 @@ RANKS_TEST(StepAtOnce, PluginsThatDifferInItAreTwo, 1) {
 TEST(StepAtOnce, DryRunsCountNoGradientsAfterBackward) {
   if (support::is_rank()) GTEST_SKIP() << "runs in one process only";
   const auto gradients = [](bool at_once) {
-    const auto report = dry_run({.num_processes = 2}, [&](const DryRunMark& mark) {
-      auto options = fsdp();
-      options.cpu = false;  // the dry run has its own device
-      options.fsdp_plugin->step_at_once = at_once;
-      Accelerator accelerator(options);
-      Net model;
-      auto [m, opt] = accelerator.prepare(model, torch::optim::AdamW(model->parameters(), 0.1));
-      for (int64_t step = 0; step < 2; ++step) {
-        accelerator.backward(m(torch::zeros({4, 5}, accelerator.device())).sum());
-        mark("backward");
-        opt.step();
-        opt.zero_grad();
-        mark("step");
-      }
-    });
+    const auto report = two_dry_steps({.step_at_once = at_once});
     return report.phase("backward").at_end[MemoryUse::gradients];
   };
   EXPECT_GT(gradients(false), 0);

@@ -595,21 +595,7 @@ RANKS_TEST(StepInBackward, OptimizersThatCanNotAreRefusedByName, 1, 2) {
 TEST(StepInBackward, DryRunsCountWhatIsKept) {
   if (support::is_rank()) GTEST_SKIP() << "runs in one process only";
   const auto bytes_of_optimizer = [](bool ahead) {
-    const auto report = dry_run({.num_processes = 2}, [&](const DryRunMark& mark) {
-      auto options = fsdp();
-      options.cpu = false;  // the dry run has its own device
-      options.fsdp_plugin->step_in_backward = ahead;
-      Accelerator accelerator(options);
-      Net model;
-      auto [m, opt] = accelerator.prepare(model, torch::optim::AdamW(model->parameters(), 0.1));
-      for (int64_t step = 0; step < 2; ++step) {
-        accelerator.backward(m(torch::zeros({4, 5}, accelerator.device())).sum());
-        mark("backward");
-        opt.step();
-        opt.zero_grad();
-        mark("step");
-      }
-    });
+    const auto report = two_dry_steps({.step_in_backward = ahead});
     return report.phase("step").at_end[MemoryUse::optimizer];
   };
   const int64_t plain = bytes_of_optimizer(false);

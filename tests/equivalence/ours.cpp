@@ -31,7 +31,7 @@ AcceleratorOptions options_of(const Case& what, const Layout& layout) {
   if (steps_at_once(what, layout)) {
     if (options.fsdp_plugin) options.fsdp_plugin->step_at_once = true;
     if (options.deepspeed_plugin) options.deepspeed_plugin->step_at_once = true;
-  } else if (what.integer("ahead") != 0) {
+  } else if (what.integer("ahead") == 1) {
     if (options.fsdp_plugin) options.fsdp_plugin->step_in_backward = true;
     if (options.deepspeed_plugin) options.deepspeed_plugin->step_in_backward = true;
   }

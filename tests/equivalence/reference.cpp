@@ -616,6 +616,7 @@ class Reference final : public Machine {
         if (skipped && scale_.is_at_its_end()) throw std::runtime_error("gradients overflow at the smallest scale");
         if (prepares_optimizers()) clip_to_own_limit(optimizer);
         if (!skipped) optimizer.step();
+        if (steps_at_once(case_, *layout_)) zero_grad(replica, optimizer, true);
         if (scaled_) see(rank, "skipped", at::scalar_tensor(skipped, at::kDouble));
       });
       if (!scaled_) return;

@@ -28,6 +28,9 @@ F("micro-steps that accumulate take no step", "src/optim/optimizer.cpp",
 F("gradients that were stepped on go", "src/optim/optimizer.cpp", "        «parameter.mutable_grad().reset();»\n        counts::add(optim::OptimCount::steps_at_once);",
   "", every)
 
+F("what step() has to take is gone, too", "src/run_state/run_state.cpp", "if («here->steps_at_once()») forget_gradients(", "false",
+  b + "WhatStepHasToTakeIsGoneToo")
+
 # ---- what is refused
 F("a second backward is an error", file, "if («step_is_taken») {\n      member.tensor", "false", b + "ASecondBackwardIsAnError")
 F("forwards, clipping and cleared gradients are errors", file, "if («step_is_taken»)\n      raise<ConfigError>(\n          \"{}: found a backward",

@@ -223,4 +223,22 @@ inline Program with_each_step(const std::function<void(Run&, int64_t step)>& bet
   };
 }
 
+/// Two steps under FSDP in a dry run, with the marks "backward" and "step".
+inline DryRunReport two_dry_steps(const FullyShardedDataParallelPlugin& plugin) {
+  return dry_run({.num_processes = 2}, [&](const DryRunMark& mark) {
+    auto options = fsdp(plugin);
+    options.cpu = false;  // the dry run has its own device
+    Accelerator accelerator(options);
+    Net model;
+    auto [m, opt] = accelerator.prepare(model, torch::optim::AdamW(model->parameters(), 0.1));
+    for (int64_t step = 0; step < 2; ++step) {
+      accelerator.backward(m(torch::zeros({4, 5}, accelerator.device())).sum());
+      mark("backward");
+      opt.step();
+      opt.zero_grad();
+      mark("step");
+    }
+  });
+}
+
 }  // namespace step_runs
