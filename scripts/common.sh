@@ -30,7 +30,7 @@ step() { printf '\n[%s] %s\n' "$1" "$2"; }
 required=(g++ make cmake ninja-build libgloo-dev libyaml-cpp-dev nlohmann-json3-dev libicu-dev libpcre2-dev liburing-dev libssl-dev libcurl4-openssl-dev zlib1g-dev libgtest-dev libgmock-dev libfmt-dev libspdlog-dev)
 faster=(ccache mold openmpi-bin libjemalloc-dev)
 # Packages that only tests need: a browser for the page of `accelerate launch --monitor_port` (without it those tests fail and say why), other ways to start processes, other shells, what builds the manual.
-testing=(patch chromium openssh-server openssh-client pdsh slurmctld slurmd slurm-client munge zsh fish mkdocs doxygen graphviz)
+testing=(patch mpich chromium openssh-server openssh-client pdsh slurmctld slurmd slurm-client munge zsh fish mkdocs doxygen graphviz)
 
 # cost_without PACKAGE: what is lost without one that the build can do without.
 cost_without() {

@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-SHOWN = {"raw": "plain writes with fsync", "save": "save", "load": "load, warm", "call": "save behind training: the call", "extra": "what 8 steps take longer meanwhile", "rest": "waiting for it after them"}
+SHOWN = {"raw": "plain writes with fsync", "save": "save", "load": "load, right after the save", "again": "the same load again", "call": "save behind training: the call", "extra": "what 8 steps take longer meanwhile", "rest": "waiting for it after them"}
 
 
 def main():

@@ -61,6 +61,7 @@ def load():
 step(), step()
 save = timed(lambda: dcp.save(state(), checkpoint_id=f"{folder}/dcp"))
 loaded = timed(load)
+again = timed(load)
 plain = sum(step() for _ in range(8))
 begun = time.perf_counter()
 future = dcp.async_save(state(), checkpoint_id=f"{folder}/async", process_group=beside_training)
@@ -68,5 +69,5 @@ called = (time.perf_counter() - begun) * 1000
 beside = sum(step() for _ in range(8))
 rest = timed(future.result)
 if dist.get_rank() == 0:
-    print(json.dumps({"save": save, "load": loaded, "call": called, "extra": beside - plain, "rest": rest}))
+    print(json.dumps({"save": save, "load": loaded, "again": again, "call": called, "extra": beside - plain, "rest": rest}))
 dist.destroy_process_group()

@@ -9,7 +9,7 @@ from deepspeed.utils import logger
 from torch import nn
 
 logger.setLevel(logging.ERROR)
-WIDTH, LAYERS = 4096, 4
+WIDTH, LAYERS = 2048, 16
 
 
 class Wide(nn.Module):
@@ -18,7 +18,7 @@ class Wide(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
         with torch.no_grad():
             for layer in self.layers:
-                layer.weight.copy_((torch.arange(WIDTH * WIDTH) % 251 - 125).div(125.0 * 64).view(WIDTH, WIDTH))
+                layer.weight.copy_((torch.arange(WIDTH * WIDTH) % 251 - 125).div(125.0 * 26).view(WIDTH, WIDTH))
 
     def forward(self, x):
         for layer in self.layers:
@@ -31,7 +31,7 @@ def main():
     rows = int(sys.argv[4]) if len(sys.argv) > 4 else 1
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     model = Wide()
-    zero = {"stage": 3, "sub_group_size": WIDTH * WIDTH}
+    zero = {"stage": 3, "sub_group_size": 8 << 20}
     if mode != "memory":
         on = mode == "pipelined"
         zero["offload_optimizer"] = {"device": "nvme", "nvme_path": folder, "pin_memory": False, "buffer_count": 8, "pipeline_read": on, "pipeline_write": on}

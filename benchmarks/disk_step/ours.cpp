@@ -18,7 +18,7 @@ using namespace accelerate;
 
 namespace {
 
-constexpr int64_t kWidth = 4096, kLayers = 4;
+constexpr int64_t kWidth = 2048, kLayers = 16;
 
 struct WideImpl : torch::nn::Module {
   WideImpl() {
@@ -28,7 +28,7 @@ struct WideImpl : torch::nn::Module {
                                        torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false))));
     const at::NoGradGuard no_grad;
     for (auto& layer : layers)  // as the peer draws them
-      layer->weight.copy_(torch::arange(kWidth * kWidth).remainder(251).sub(125).div(125. * 64).view({kWidth, kWidth}));
+      layer->weight.copy_(torch::arange(kWidth * kWidth).remainder(251).sub(125).div(125. * 26).view({kWidth, kWidth}));
   }
   at::Tensor forward(at::Tensor x) {
     for (auto& layer : layers) x = torch::tanh(layer(x));

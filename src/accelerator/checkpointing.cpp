@@ -194,18 +194,20 @@ fs::path Accelerator::save_state(const fs::path& output_dir, const SaveStateOpti
   auto written = std::make_unique<run_state::UnfinishedCheckpoint>(folder, is_local_main_process());
   run_state::UnfinishedCheckpoint& checkpoint = *written;
   const auto form = form_of_state(*impl_->engine, options.safe_serialization);
-  run_state::SaveOptions saving{.form = form,
-                                .writers = {.here = writes, .several = project.save_on_each_node},
-                                .first_on_its_disk = checkpoint.is_first_on_its_disk(),
-                                .loaders = impl_->options.dataloader_config.use_stateful_dataloader,
-                                .num_steps = impl_->gradients->num_steps(),
-                                .average = impl_->gradients->average(),
-                                .device = device()};
+  run_state::SaveOptions saving{
+      .form = form,
+      .writers = {.here = writes, .several = project.save_on_each_node, .sharers = checkpoint.beside_first()},
+      .first_on_its_disk = checkpoint.is_first_on_its_disk(),
+      .loaders = impl_->options.dataloader_config.use_stateful_dataloader,
+      .num_steps = impl_->gradients->num_steps(),
+      .average = impl_->gradients->average(),
+      .device = device()};
   const auto& hooks = impl_->save_hooks;
   run_state::need_room(impl_->run, checkpoint.where(), saving,
                        {.models_as_they_are = std::none_of(hooks.begin(), hooks.end(),
                                                            [](const auto& hook) { return hook.wants_weights; }),
-                        .is_first_on_its_disk = checkpoint.is_first_on_its_disk()});
+                        .is_first_on_its_disk = checkpoint.is_first_on_its_disk(),
+                        .one_disk = checkpoint.firsts().size() == 1});
   const auto weights = impl_->weights_by_hooks(checkpoint.where(), form);
   saving.weights = weights ? &*weights : nullptr;
   auto files = std::make_unique<run_state::CheckpointFiles>(checkpoint.where());

@@ -78,7 +78,7 @@ void write_object(const c10::IValue& value, const std::filesystem::path& file) {
 
 void save_object(const c10::IValue& object, const std::filesystem::path& file) {
   if (auto* const later = snapshot::PutOff::here())
-    later->files().writes.push_back([value = plain(object, &later->ledger()), file] { write_object(value, file); });
+    later->files().writes.push_back([value = plain(object, later->ledger()), file] { write_object(value, file); });
   else write_object(plain(object, nullptr), file);
 }
 

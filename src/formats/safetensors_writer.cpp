@@ -133,7 +133,7 @@ void save_safetensors(const std::filesystem::path& path, const std::map<std::str
   if (auto* const later = snapshot::PutOff::here()) {
     for (auto& source : sources) {
       dtype_of(source, path.string());  // refuses now
-      source.read = [held = later->ledger().hold(source.read(), snapshot::Ledger::Order::row_major)] { return held; };
+      source.read = [held = later->hold(source.read(), snapshot::Ledger::Order::row_major)] { return held; };
     }
     return later->files().writes.push_back(
         [path, sources, metadata] { formats::write_safetensors(path, sources, metadata); });

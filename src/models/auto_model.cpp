@@ -86,6 +86,7 @@ Architecture build(const fs::path& path) {
 }
 
 Architecture built(const fs::path& path, Weights weights) {
+  const auto empty = zero3_init(path);
   auto result = build(path);
   if (weights == Weights::fresh)
     for (const auto& item : result.module->named_parameters()) result.initialize(item.key(), item.value());
@@ -109,6 +110,7 @@ Loaded loaded(const fs::path& folder, const AutoLoadOptions& options, LoadReport
     model.source->quantization = plan.quantization;
     return {std::move(model), std::move(dispatched)};
   }
+  const auto empty = zero3_init(folder);
   auto result = build(folder);
   if (plan.dtype) result.module->to(*plan.dtype);
   auto found = load_pretrained(*result.module, folder, result.rules);

@@ -33,6 +33,7 @@ void load_folder(torch::nn::Module& model, const BertConfig& config, const fs::p
 
 BertModel BertModel::from_pretrained(const fs::path& folder, const BertLoadOptions& options, LoadReport* report) {
   const auto config = BertConfig::from_pretrained(folder);
+  const auto empty = zero3_init(folder);
   BertModel model(config, BertModelOptions{.add_pooling_layer = options.add_pooling_layer}, Weights::uninitialized);
   load_folder(*model, config, folder, options, report);
   return model;
@@ -43,6 +44,7 @@ BertForSequenceClassification BertForSequenceClassification::from_pretrained(con
                                                                              LoadReport* report) {
   auto config = BertConfig::from_pretrained(folder);
   if (options.num_labels) config.set_num_labels(*options.num_labels);
+  const auto empty = zero3_init(folder);
   BertForSequenceClassification model(config, Weights::uninitialized);
   load_folder(*model, config, folder, options, report);
   return model;

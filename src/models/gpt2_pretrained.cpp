@@ -20,6 +20,7 @@ WeightRules rules(const GPT2Config& config) {
 
 template <class Model> Model load_gpt2(const fs::path& folder, LoadReport* report) {
   const auto config = GPT2Config::from_pretrained(folder);
+  const auto empty = zero3_init(folder);
   Model model(config, Weights::uninitialized);
   load_folder(*model, folder, rules(config), initialize_as(config), report);
   return model;

@@ -21,6 +21,7 @@ WeightRules rules(const LlamaConfig& config) {
 
 template <class Model> Model load_llama(const fs::path& folder, const LlamaLoadOptions& options, LoadReport* report) {
   const auto config = LlamaConfig::from_pretrained(folder);
+  const auto empty = zero3_init(folder);
   Model model(config, Weights::uninitialized);
   if (options.dtype) model->to(*options.dtype);
   load_folder(*model, folder, rules(config), initialize_as(config), report);

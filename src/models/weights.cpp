@@ -14,6 +14,7 @@
 #include "memory/huge_pages.hpp"
 #include "models/json_file.hpp"
 #include "models/refused_fields.hpp"
+#include "state/deepspeed_plugins.hpp"
 #include "utils/parallel.hpp"
 #include "utils/raise.hpp"
 
@@ -80,7 +81,7 @@ void gather(const Tensors& weights) {
     gathered.push_back(weight);
   }
   if (bytes == 0) return;
-  const at::Tensor block = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
+  const at::Tensor block = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(at::kCPU));
   prefer_huge_pages(block);
   for (auto& weight : gathered) {
     auto* const begin = block.mutable_data_ptr<uint8_t>() + offsets.at(weight.unsafeGetTensorImpl());
@@ -92,6 +93,12 @@ void gather(const Tensors& weights) {
 }
 
 }  // namespace
+
+std::unique_ptr<InitScope> zero3_init(const std::filesystem::path& source) {
+  const auto& plugins = accelerate::detail::deepspeed_plugins();
+  if (!plugins || !plugins->makes_models_empty() || source.extension() == ".gguf") return nullptr;
+  return std::unique_ptr<InitScope>(new InitScope(init_empty_weights()));
+}
 
 Tensors named_weights(const torch::nn::Module& module) {
   Tensors weights;

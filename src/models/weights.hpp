@@ -3,15 +3,23 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <torch/nn/module.h>
 
 #include "accelerate/models/pretrained.hpp"
+#include "accelerate/residency/deferred.hpp"
 #include "formats/weight_names.hpp"
 
 namespace accelerate::models {
+
+/// A scope in which what from_pretrained() and from_config() make has no memory, so that prepare() gives each rank its
+/// pieces only, where ZeRO's stage 3 is active with zero3_init_flag (zero.Init of transformers). Null elsewhere, and
+/// for .gguf files, which are decoded into memory.
+/// @param source  what is read
+std::unique_ptr<InitScope> zero3_init(const std::filesystem::path& source);
 
 struct WeightRules {
   const formats::WeightNames* names = nullptr;  ///< null: names in files are the parameters'

@@ -236,9 +236,7 @@ BehindTraining::BehindTraining(const RunState& run, const SaveOptions& options, 
   const auto group = comm::world_group();
   shared.rank = comm::rank();
   shared.world_size = comm::world_size();
-  const auto firsts = gather_object(std::vector<int64_t>{parts.folder->is_first_on_its_disk()});
-  for (size_t rank = 0; rank < firsts.size(); ++rank)
-    if (firsts[rank]) shared.firsts.push_back(static_cast<int64_t>(rank));
+  shared.firsts = parts.folder->firsts();
   shared.parts = std::move(parts);
   std::vector<snapshot::NamedTensor> state;  // held: none that is made below comes to lie in the place of one of these
   comm::on_all_ranks_or_throw<ConfigError>([&] {

@@ -207,11 +207,19 @@ UnfinishedCheckpoint::UnfinishedCheckpoint(const fs::path& folder, bool first_he
   });
   broadcast_object_list(within);
   choose();
+  std::vector<int64_t> sees_mark{0};
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
     // A rank that does not see the mark has a disk of its own.
-    is_first_on_its_disk_ = comm::rank() == 0 || (first_here_ && !fs::exists(where_ / kMark));
+    sees_mark[0] = fs::exists(where_ / kMark);
+    is_first_on_its_disk_ = comm::rank() == 0 || (first_here_ && !sees_mark[0]);
     if (comm::rank() != 0 && is_first_on_its_disk_) make_folder(folder_, where_);
   });
+  const auto first = gather_object(std::vector<int64_t>{is_first_on_its_disk_});
+  const auto seeing = gather_object(sees_mark);
+  for (size_t rank = 0; rank < first.size(); ++rank) {
+    if (first[rank]) firsts_.push_back(static_cast<int64_t>(rank));
+    if (seeing[rank]) beside_first_.push_back(static_cast<int64_t>(rank));
+  }
   if (comm::rank() == 0) fs::remove(where_ / kMark);
 }
 

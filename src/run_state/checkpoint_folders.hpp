@@ -53,6 +53,10 @@ class UnfinishedCheckpoint {
   const std::filesystem::path& where() const { return where_; }
   /// Whether this rank has made the folder: rank 0, and one rank of each machine that does not see rank 0's disk.
   bool is_first_on_its_disk() const { return is_first_on_its_disk_; }
+  /// The ranks that have made it, rank 0 among them: as many as there are disks.
+  const std::vector<int64_t>& firsts() const { return firsts_; }
+  /// The ranks that see rank 0's, itself the first.
+  const std::vector<int64_t>& beside_first() const { return beside_first_; }
   /// Flushes what was written to the disk and gives it its name. Collective. @throws CheckpointError, ResourceError on
   /// all ranks. @param write_last  what is written when all else is on the disk, by the first rank on each; flushes
   /// itself
@@ -65,6 +69,7 @@ class UnfinishedCheckpoint {
  private:
   std::filesystem::path folder_, where_;
   bool first_here_, is_first_on_its_disk_ = false, published_ = false;
+  std::vector<int64_t> firsts_, beside_first_;
   CheckpointKind kind_;
 };
 

@@ -3,9 +3,13 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
 
 #include "accelerate/comm.hpp"
 #include "comm/agreement.hpp"
+#include "formats/dcp/box.hpp"
 #include "run_state/holdings.hpp"
 #include "snapshot/put_off.hpp"
 #include "utils/raise.hpp"
@@ -17,6 +21,20 @@ using distributed_checkpoint::Bytes;
 
 bool is_main() { return comm::rank() == 0; }
 
+/// The leaves of all ranks, by rank. Where all have the same, which is so of a model in shards, they are rank 0's:
+/// ranks tell each other a few bytes then, however many leaves there are.
+std::vector<SentLeaf> leaves_of_all(std::vector<SentLeaf> mine) {
+  for (auto& leaf : mine) leaf.rank = 0;
+  const auto bytes = to_bytes(mine);
+  const auto digests = gather_object(
+      std::vector<int64_t>{static_cast<int64_t>(std::hash<std::string>()(bytes)), static_cast<int64_t>(bytes.size())});
+  bool alike = true;
+  for (size_t i = 0; i < digests.size(); ++i) alike &= digests[i] == digests[i % 2];
+  if (alike) return mine;
+  for (auto& leaf : mine) leaf.rank = comm::rank();
+  return gather_object(mine);
+}
+
 }  // namespace
 
 DistributedItems::DistributedItems(const StateDict& state) {
@@ -26,7 +44,7 @@ DistributedItems::DistributedItems(const StateDict& state) {
     leaves = leaves_of(state);
     std::transform(leaves.begin(), leaves.end(), std::back_inserter(mine), as_sent);
   });
-  const auto all = gather_object(mine);
+  const auto all = leaves_of_all(std::move(mine));
   std::map<std::string, const SentLeaf*> first;  // of the ranks that have it
   for (const auto& leaf : all) {
     const auto [found, fresh] = first.try_emplace(leaf.name, &leaf);
@@ -37,13 +55,27 @@ DistributedItems::DistributedItems(const StateDict& state) {
           "that have it; give what is each rank's own a name of its own",
           leaf.name, found->second->text(), found->second->rank, leaf.text(), leaf.rank);
   }
-  for (const auto& leaf : leaves) add(leaf, first.at(leaf.name)->rank == comm::rank());
+  // Tensors of which several ranks hold each part are shared out, the next one to who has least so far.
+  std::vector<double> bytes(1);
+  std::map<std::string, int64_t> writer;
+  for (const auto& [name, leaf] : first) {
+    if (!leaf->is_sharded) continue;
+    bytes.resize(std::max(bytes.size(), static_cast<size_t>(leaf->replicas)));
+    const auto least = std::min_element(bytes.begin(), bytes.begin() + leaf->replicas);
+    writer[name] = least - bytes.begin();
+    *least += static_cast<double>(formats::checked_numel(leaf->sizes).value_or(0)) *
+              static_cast<double>(c10::elementSize(leaf->dtype));
+  }
+  for (const auto& leaf : leaves) {
+    const auto shared = writer.find(leaf.name);
+    add(leaf, first.at(leaf.name)->rank == comm::rank(), shared == writer.end() ? 0 : shared->second);
+  }
 }
 
-void DistributedItems::add(const Leaf& leaf, bool first) {
+void DistributedItems::add(const Leaf& leaf, bool first, int64_t writer) {
   if (const auto* sharded = std::get_if<ShardedTensor>(&leaf.value->kind())) {
     if (std::find(sharded->sizes.begin(), sharded->sizes.end(), 0) == sharded->sizes.end()) {
-      if (!sharded->primary) return;
+      if (sharded->replica != writer) return;
       for (const auto& part : sharded->parts)
         tensors_.push_back(
             {leaf.name, sharded->sizes, {part.offsets, part.values.sizes().vec()}, readable(part.values)});
@@ -66,7 +98,7 @@ void DistributedItems::add(const Leaf& leaf, bool first) {
 
 void DistributedItems::write_later(const std::filesystem::path& folder, snapshot::PutOff& later) const {
   auto tensors = tensors_;
-  for (auto& item : tensors) item.tensor = later.ledger().hold(item.tensor, snapshot::Ledger::Order::row_major);
+  for (auto& item : tensors) item.tensor = later.hold(item.tensor, snapshot::Ledger::Order::row_major);
   auto objects = objects_;
   for (auto& item : objects) item.value = item.value.deepcopy();
   later.files().together.push_back(

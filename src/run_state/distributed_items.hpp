@@ -15,7 +15,7 @@ class PutOff;
 namespace accelerate::run_state {
 
 /// The items of a state dict that this rank writes into a distributed checkpoint. The first rank writes values that
-/// several ranks have alike; a rank may have values of its own.
+/// several ranks have alike, but for the parts of tensors, which replicas share out; a rank may have values of its own.
 class DistributedItems {
  public:
   /// The dict's tensors are read when they are written. Collective.
@@ -29,7 +29,8 @@ class DistributedItems {
   void write(const std::filesystem::path& folder) const;
 
  private:
-  void add(const Leaf& leaf, bool first);
+  /// @param writer  the replica that writes a tensor of which this rank has parts
+  void add(const Leaf& leaf, bool first, int64_t writer);
   void write_later(const std::filesystem::path& folder, snapshot::PutOff& later) const;
 
   std::vector<formats::DcpObjectItem> objects_;

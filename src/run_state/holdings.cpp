@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "comm/mesh.hpp"
 #include "parallel/slice_of.hpp"
 #include "residency/member.hpp"
 #include "residency/unit.hpp"
@@ -50,10 +51,15 @@ std::vector<checkpointing::SliceBox> boxes_of(const parallel::Held& holding, con
 
 distributed_checkpoint::ShardedTensor sharded(const parallel::Held& holding, const at::Tensor& values,
                                               std::shared_ptr<parallel::Engine> engine) {
+  const auto& mesh = holding.mesh ? *holding.mesh : comm::mesh();
+  const auto alike = comm::kAllAxes - holding.cut;
+  // Replicas that train apart have values of their own: the first one's count.
+  const bool apart = holding.engine && holding.engine->apart();
   distributed_checkpoint::ShardedTensor result{.sizes = holding.whole.sizes().vec(),
                                                .dtype = values.scalar_type(),
                                                .parts = {},
-                                               .primary = holding.counts(),
+                                               .replica = mesh.place(alike),
+                                               .replicas = apart ? 1 : mesh.size(alike),
                                                .engine = std::move(engine)};
   for (auto& part : boxes_of(holding, values.detach()))
     result.parts.push_back({std::move(part.box.offsets), std::move(part.values)});

@@ -62,9 +62,22 @@ void save_full_optimizer(const OptimizerView& view, const fs::path& file) {
   });
 }
 
+/// Whether all that it steps on belongs to models that ranks keep alike: then any rank's states are everybody's.
+bool are_trained_alike(const AcceleratedOptimizer& optimizer, const PreparedModels& models) {
+  std::unordered_set<const at::TensorImpl*> alike;
+  for (const auto& model : models)
+    if (model->engine && !model->engine->apart())
+      for (const auto& holding : holdings_of(*model)) alike.insert(holding.tensor.unsafeGetTensorImpl());
+  const auto& groups = optimizer.param_groups();
+  return std::all_of(groups.begin(), groups.end(), [&](const auto& group) {
+    return std::all_of(group.params().begin(), group.params().end(),
+                       [&](const at::Tensor& parameter) { return alike.contains(parameter.unsafeGetTensorImpl()); });
+  });
+}
+
 /// The file of plain training, which is written at once: parameters are numbers. Nothing in shards needs nobody's help.
 void save_plain_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const fs::path& file,
-                          const Writers& writers) {
+                          const Writers& writers, size_t number) {
   const auto parameters = parameters_of(optimizer, models);
   std::optional<OptimizerView> view;
   WholeStream::Stage states;
@@ -72,10 +85,11 @@ void save_plain_optimizer(const AcceleratedOptimizer& optimizer, const PreparedM
     view.emplace(optimizer, models);
     states = states_in_pieces(*view, in_order_of_parts(*view));
   }
+  const bool alike = !view && are_trained_alike(optimizer, models);
   std::vector<WholeStream::Stage> stages;
   if (!states.empty()) stages.push_back(std::move(states));
   WholeStream stream(std::move(stages), {.everywhere = writers.several, .copies = true});
-  write_in_step(stream, writers.here, [&] {
+  write_in_step(stream, alike ? writers.writes(1 + number, comm::rank()) : writers.here, [&] {
     const auto dict = optimizer.state_dict();
     if (view) {
       Dict whole(c10::IntType::get(), c10::AnyType::get());
@@ -144,7 +158,7 @@ std::map<std::string, size_t> match(const StoredOptimizer& stored, const std::ve
 }  // namespace
 
 void save_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file,
-                    const Writers& writers, const std::vector<double>& initial_rates) {
+                    const Writers& writers, size_t number, const std::vector<double>& initial_rates) {
   const auto by_name = [&] {
     OptimizerView view(optimizer, models);
     for (size_t i = 0; i < std::min(initial_rates.size(), view.groups.size()); ++i)
@@ -154,7 +168,7 @@ void save_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels&
   switch (file.form) {
     case StateForm::safetensors:
     case StateForm::archive:
-      return save_plain_optimizer(optimizer, models, file.path, writers);
+      return save_plain_optimizer(optimizer, models, file.path, writers, number);
     case StateForm::full:
       return save_full_optimizer(by_name(), file.path);
     case StateForm::sharded:

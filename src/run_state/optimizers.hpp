@@ -27,11 +27,12 @@ enum class Untouched {
   at_start,  ///< with what it would begin with: zeros
 };
 
+/// @param number         of the optimizer, by which ranks share out files that they would write alike
 /// @param initial_rates  the rates that a schedule began with, of each group, which Python's schedules leave in the
 ///                       groups and its loaders of whole and sharded files look for; empty: nothing schedules it
 /// Collective; throws what goes wrong on all ranks.
 void save_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file,
-                    const Writers& writers, const std::vector<double>& initial_rates);
+                    const Writers& writers, size_t number, const std::vector<double>& initial_rates);
 
 /// {"state": {name: {kind: tensor}}, "param_groups": […]} with whole tensors that are copies, for whom `config` says;
 /// an empty dict elsewhere. An optimizer without shards gives it to all. Collective.

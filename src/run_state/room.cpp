@@ -39,10 +39,8 @@ void need_room(const RunState& run, const std::filesystem::path& folder, const S
                const RoomOptions& options) {
   const bool in_pieces =
       saving.form == StateForm::sharded || saving.form == StateForm::local || saving.form == StateForm::deepspeed;
-  const auto firsts = gather_object(std::vector<int64_t>{options.is_first_on_its_disk});
-  const bool one_disk = std::count(firsts.begin(), firsts.end(), 1) == 1;
   comm::on_all_ranks_or_throw<ResourceError>([&] {
-    const bool writes_all = in_pieces ? one_disk && comm::rank() == 0
+    const bool writes_all = in_pieces ? options.one_disk && comm::rank() == 0
                                       : comm::rank() == 0 || (saving.writers.several && options.is_first_on_its_disk);
     const auto free = writes_all ? free_bytes(folder) : std::nullopt;
     if (!free) return;

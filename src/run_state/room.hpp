@@ -11,6 +11,7 @@ struct RoomOptions {
   /// Hooks may write less than the models: then these count as nothing.
   bool models_as_they_are = true;
   bool is_first_on_its_disk = false;  ///< of UnfinishedCheckpoint
+  bool one_disk = true;               ///< all ranks write to it
 };
 
 /// Compares what save() would write at least with what is free where the checkpoint's folder is, before a byte of it is

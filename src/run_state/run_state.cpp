@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "accelerate/comm.hpp"
 #include "accelerate/optim/step_hooks.hpp"
@@ -17,8 +19,10 @@
 #include "optim/optimizer_state.hpp"
 #include "parallel/layer.hpp"
 #include "run_state/counts.hpp"
+#include "run_state/holdings.hpp"
 #include "run_state/pieces_for_steps.hpp"
 #include "run_state/state_parts.hpp"
+#include "snapshot/put_off.hpp"
 #include "utils/error_text.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
@@ -282,13 +286,34 @@ void give_pieces_to_optimizers(const RunState& run) {
   }
 }
 
+namespace {
+
+/// Whether ranks that share files out can write them at the same time: nobody gathers for another meanwhile.
+bool can_write_at_once(const RunState& run, const SaveOptions& options) {
+  if (snapshot::PutOff::here() || (options.form != StateForm::safetensors && options.form != StateForm::archive))
+    return false;
+  return std::all_of(run.models.begin(), run.models.end(), [](const auto& model) {
+    const auto holdings = holdings_of(*model);
+    return std::none_of(holdings.begin(), holdings.end(), [](const auto& holding) { return holding.in_pieces(); });
+  });
+}
+
+}  // namespace
+
 void save(const RunState& run, const fs::path& folder, const SaveOptions& options) {
   refuse_undefined(run, "save_state");
   counts::add(CheckpointCount::checkpoints);
   if (options.loaders) counts::add(CheckpointCount::loader_positions, static_cast<int64_t>(run.loaders.size()));
-  for (const auto& part : state_parts())
-    if (part.scope == WriteScope::together) part.save(run, folder, options);
+  snapshot::LaterFiles at_once;
+  {
+    std::optional<snapshot::PutOff> off;
+    if (can_write_at_once(run, options)) off.emplace(nullptr);
+    for (const auto& part : state_parts())
+      if (part.scope == WriteScope::together) part.save(run, folder, options);
+    if (off) at_once = std::move(off->files());
+  }
   comm::on_all_ranks_or_throw<CheckpointError>([&] {
+    for (auto& write : at_once.writes) std::exchange(write, nullptr)();
     for (const auto& part : state_parts())
       if (part.scope == WriteScope::each_rank || (part.scope == WriteScope::once && options.writers.here))
         part.save(run, folder, options);

@@ -204,6 +204,13 @@ SentLeaf as_sent(const Leaf& leaf) {
     sent.is_tensor = sent.is_sharded = true;
     sent.sizes = sharded->sizes;
     sent.dtype = sharded->dtype;
+    sent.replicas = sharded->replicas;
+    if (sharded->replicas < 1 || sharded->replicas > comm::world_size() || sharded->replica < 0)
+      raise<ConfigError>(
+          "saving a distributed checkpoint: '{}' says that it is replica {} of {}, expected at most as many as there "
+          "are "
+          "processes, {}, and a number from 0 on",
+          leaf.name, sharded->replica, sharded->replicas, comm::world_size());
   }
   return sent;
 }

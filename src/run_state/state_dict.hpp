@@ -41,7 +41,8 @@ struct SentLeaf {
   bool is_tensor = false, is_sharded = false;
   std::vector<int64_t> sizes;
   at::ScalarType dtype = at::kFloat;
-  ACCELERATE_FIELDS(name, path, rank, is_tensor, is_sharded, sizes, dtype)
+  int64_t replicas = 1;  ///< that hold its parts
+  ACCELERATE_FIELDS(name, path, rank, is_tensor, is_sharded, sizes, dtype, replicas)
 
   bool is_like(const SentLeaf& other) const;
   std::string text() const;  ///< "a tensor of size [3] and dtype Float"

@@ -27,6 +27,13 @@ enum class StateForm {
 struct Writers {
   bool here = true;      ///< this one
   bool several = false;  ///< one on each machine, not only the first of all
+  /// The ranks that share such files out, where one copy of them is written: those that see the first rank's disk.
+  std::vector<int64_t> sharers = {};
+
+  /// Whether `rank` writes the number-th of those that are shared out; number 0 is the writer's.
+  bool writes(size_t number, int64_t rank) const {
+    return several || sharers.empty() ? here : sharers[number % sharers.size()] == rank;
+  }
 };
 
 struct StateFile {

@@ -162,7 +162,7 @@ void save_optimizers(const RunState& run, const fs::path& folder, const SaveOpti
     if (deepspeed && model_of(run, i)) continue;  // saved with the model
     const auto form = deepspeed ? StateForm::archive : options.form;
     save_optimizer(run.optimizers[i], run.models, {form, in_form(optimizer_files(folder, i), form).path},
-                   options.writers, initial_rates_of(run, run.optimizers[i]));
+                   options.writers, i, initial_rates_of(run, run.optimizers[i]));
   }
 }
 Names optimizers_lacking(const RunState& run, const fs::path& folder, const RunLoadOptions& options) {

@@ -93,7 +93,7 @@ void write_in_step(WholeStream& stream, bool writes, const std::function<void()>
 
 void write_archive(const std::filesystem::path& file, formats::TorchPickle&& pickle) {
   if (auto* const later = snapshot::PutOff::here()) {
-    pickle.hold(later->ledger());
+    if (auto* const ledger = later->ledger()) pickle.hold(*ledger);
     const auto held = std::make_shared<formats::TorchPickle>(std::move(pickle));
     return later->files().writes.push_back([file, held] { write_archive(file, std::move(*held)); });
   }

@@ -10,6 +10,7 @@
 #include <new>
 
 #include "snapshot/counts.hpp"
+#include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
 
 #if defined(__SSE2__)
@@ -73,8 +74,7 @@ int64_t next_epoch() { return ++epochs(); }
 
 // ---- at the mark
 
-Ledger::Ledger(const std::vector<NamedTensor>& state, const std::vector<NamedTensor>& views)
-    : bounce_(room(kChunkBytes)) {
+Ledger::Ledger(const std::vector<NamedTensor>& state, const std::vector<NamedTensor>& views) {
   const auto has_memory = [](const at::Tensor& tensor) {
     return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.numel() > 0;
   };
@@ -179,16 +179,27 @@ at::Tensor Ledger::hold(const at::Tensor& given, Order order) {
 
 // ---- the writer
 
+namespace {
+
+/// In pieces that stay in a core's own cache while checksums are computed and they are copied.
+void give(const char* begin, int64_t bytes, const std::function<void(std::string_view)>& take) {
+  constexpr int64_t kPieceBytes = 64 << 10;
+  for (int64_t at = 0; at < bytes; at += kPieceBytes)
+    take({begin + at, static_cast<size_t>(std::min(kPieceBytes, bytes - at))});
+}
+
+}  // namespace
+
 void Ledger::read(const void* begin, int64_t bytes, const std::function<void(std::string_view)>& take) {
   const auto found = regions_.find({static_cast<const char*>(begin), bytes});
-  if (found == regions_.end()) return take({static_cast<const char*>(begin), static_cast<size_t>(bytes)});
+  if (found == regions_.end()) return give(static_cast<const char*>(begin), bytes, take);
   using State = Chunk::State;
   Region& region = found->second;
   for (size_t i = 0; i < region.chunks.size(); ++i) {
     Chunk& chunk = region.chunks[i];
-    const auto size = static_cast<size_t>(region.bytes_of(i));
     bool live = false;
     if (const auto pause = before_read()) pause();
+    AtomicFile::make_room_here();  // a step that comes to the chunk meanwhile waits for a copy, and not for the disk
     if (abandoned_) throw CheckpointError("the program ended before its files were written");
     {
       MutexLock lock(mutex_);
@@ -197,15 +208,21 @@ void Ledger::read(const void* begin, int64_t bytes, const std::function<void(std
       live = chunk.state == State::live;
       if (live) chunk.state = State::being_read;
     }
-    if (live) std::memcpy(bounce_.get(), region.begin + static_cast<int64_t>(i) * kChunkBytes, size);
-    else take({chunk.old.get(), size});
-    {
-      const MutexLock lock(mutex_);
-      if (--chunk.reads == 0) chunk.state = State::read, chunk.old.reset();
-      else chunk.state = live ? State::live : State::kept;
+    const auto let_go = [&] {
+      {
+        const MutexLock lock(mutex_);
+        if (--chunk.reads == 0) chunk.state = State::read, chunk.old.reset();
+        else chunk.state = live ? State::live : State::kept;
+      }
+      changed_.notify_all();
+    };
+    try {
+      give(live ? region.begin + static_cast<int64_t>(i) * kChunkBytes : chunk.old.get(), region.bytes_of(i), take);
+    } catch (...) {
+      let_go();
+      throw;
     }
-    changed_.notify_all();
-    if (live) take({bounce_.get(), size});
+    let_go();
   }
 }
 
@@ -278,8 +295,8 @@ template <class F> void Ledger::for_each_overlapping(const char* begin, int64_t 
 void Ledger::wait_until_read(Chunk& chunk, MutexLock& lock) {
   if (chunk.state != Chunk::State::being_read) return;
   const auto begun = std::chrono::steady_clock::now();
-  while (chunk.state == Chunk::State::being_read) lock.wait(changed_);
   counts::add(SnapshotCount::waits);
+  while (chunk.state == Chunk::State::being_read) lock.wait(changed_);
   counts::add(SnapshotCount::waited_ns, (std::chrono::steady_clock::now() - begun) / std::chrono::nanoseconds(1));
 }
 
@@ -396,7 +413,7 @@ ReadsBy::~ReadsBy() { read_by() = nullptr; }
 
 void bytes_at_mark(const void* begin, int64_t bytes, const std::function<void(std::string_view)>& take) {
   if (auto* const ledger = read_by()) return ledger->read(begin, bytes, take);
-  take({static_cast<const char*>(begin), static_cast<size_t>(bytes)});
+  give(static_cast<const char*>(begin), bytes, take);
 }
 
 }  // namespace accelerate::snapshot

@@ -56,7 +56,8 @@ class Ledger {
   /// refuse (no strides, no data) comes back as it is.
   at::Tensor hold(const at::Tensor& tensor, Order order);
 
-  /// Of the writer: gives the bytes at `begin` as they were, piece by piece. What was not held comes as it is.
+  /// Of the writer: gives the bytes at `begin` as they were, piece by piece, from where they lie: steps that come to a
+  /// chunk wait until it is taken. What was not held comes as it is.
   void read(const void* begin, int64_t bytes, const std::function<void(std::string_view)>& take);
   /// From here on reading throws. Any thread.
   void abandon() { abandoned_ = true; }
@@ -117,7 +118,6 @@ class Ledger {
   std::map<const c10::StorageImpl*, std::pair<c10::Storage, c10::Storage>> storages_;  ///< the given one and ours
   Regions regions_;
   int64_t longest_ = 0, state_bytes_ = 0, copied_bytes_ = 0;
-  std::unique_ptr<char, Free> bounce_;
   std::atomic<bool> finished_{false}, abandoned_{false};
   Mutex mutex_;
   std::condition_variable changed_;

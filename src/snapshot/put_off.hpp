@@ -28,6 +28,7 @@ struct LaterFiles {
 /// off: then all that a save says and compares beforehand is the same, and so are the files.
 class PutOff {
  public:
+  /// @param ledger  keeps what will be written as it is now; null: nothing changes until it is
   explicit PutOff(std::shared_ptr<Ledger> ledger);
   ~PutOff();
   PutOff(const PutOff&) = delete;
@@ -36,7 +37,11 @@ class PutOff {
   /// Null: files are written at once.
   static PutOff* here();
 
-  Ledger& ledger() const { return *ledger_; }
+  Ledger* ledger() const { return ledger_.get(); }
+  /// The tensor for who writes later.
+  at::Tensor hold(const at::Tensor& tensor, Ledger::Order order) const {
+    return ledger_ ? ledger_->hold(tensor, order) : tensor;
+  }
   LaterFiles& files() { return files_; }
 
  private:

@@ -112,15 +112,26 @@ void RecordedFiles::add(const std::filesystem::path& file, FileChecksums sums) {
     recording().files->files_.emplace_back(std::move(name), std::move(sums));
 }
 
+namespace {
+
+AtomicFile*& written_here() {
+  thread_local AtomicFile* one = nullptr;
+  return one;
+}
+
+}  // namespace
+
 AtomicFile::AtomicFile(std::string operation, const std::filesystem::path& path)
-    : operation_(std::move(operation)), path_(path), temporary_(temporary_name(path)) {
+    : operation_(std::move(operation)), path_(path), temporary_(temporary_name(path)), outer_(written_here()) {
   file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (file_ < 0) fail("can't create it");
   if (RecordedFiles::wants(path_)) sums_.emplace();
+  written_here() = this;
 }
 
 AtomicFile::~AtomicFile() {
-  if (going_.valid()) going_.wait();
+  if (written_here() == this) written_here() = outer_;
+  for (auto& one : going_) one.wait();
   if (direct_ >= 0) ::close(direct_);
   if (file_ >= 0) ::close(file_);
   if (!finished_) ::unlink(temporary_.c_str());
@@ -152,7 +163,7 @@ int write_all(int direct, int file, const char* bytes, size_t count, int64_t at)
 void AtomicFile::write(std::string_view bytes) {
   if (sums_) sums_->add(bytes);
   while (!bytes.empty()) {
-    auto& buffer = buffers_[0];
+    auto& buffer = buffers_[filling_];
     constexpr size_t kBlock = 4096;  // what disks and file systems want addresses to be multiples of
     if (!buffer) buffer.reset(static_cast<char*>(std::aligned_alloc(kBlock, kBufferBytes)));
     if (!buffer) raise<ResourceError>("{} '{}': no memory for {} bytes", operation_, path_.string(), kBufferBytes);
@@ -164,27 +175,34 @@ void AtomicFile::write(std::string_view bytes) {
   }
 }
 
-/// Begins to write what has been gathered.
-void AtomicFile::send() {
-  settle();
-  if (sent_ == 0) direct_ = ::open(temporary_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC);
-  std::swap(buffers_[0], buffers_[1]);
-  // Where no thread is to be had it is done when it is waited for.
-  going_ = std::async(std::launch::async | std::launch::deferred, write_all, direct_, file_, buffers_[1].get(), filled_,
-                      sent_);
-  sent_ += static_cast<int64_t>(std::exchange(filled_, 0));
+void AtomicFile::make_room_here() {
+  // What is being filled may fill up, and go, while another one is on its way: the third one takes the rest.
+  if (auto* const file = written_here()) file->settle(1);
 }
 
-void AtomicFile::settle() {
-  if (!going_.valid()) return;
-  errno = going_.get();
-  if (errno != 0) fail_writing(kBufferBytes);
+/// Begins to write what has been gathered.
+void AtomicFile::send() {
+  settle(buffers_.size() - 2);
+  if (sent_ == 0) direct_ = ::open(temporary_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC);
+  // Where no thread is to be had it is done when it is waited for.
+  going_.push_back(std::async(std::launch::async | std::launch::deferred, write_all, direct_, file_,
+                              buffers_[filling_].get(), filled_, sent_));
+  sent_ += static_cast<int64_t>(std::exchange(filled_, 0));
+  filling_ = (filling_ + 1) % buffers_.size();
+}
+
+void AtomicFile::settle(size_t buffers) {
+  while (going_.size() > buffers) {
+    errno = going_.front().get();
+    going_.pop_front();
+    if (errno != 0) fail_writing(kBufferBytes);
+  }
 }
 
 void AtomicFile::finish(bool flush) {
-  settle();
+  settle(0);
   if (filled_ > 0) {
-    errno = write_all(-1, file_, buffers_[0].get(), filled_, sent_);
+    errno = write_all(-1, file_, buffers_[filling_].get(), filled_, sent_);
     if (errno != 0) fail_writing(filled_);
   }
   if (direct_ >= 0) ::close(std::exchange(direct_, -1));

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <deque>
 #include <filesystem>
 #include <future>
 #include <memory>
@@ -50,7 +51,7 @@ class RecordedFiles {
 /// its file system can. That takes no processor time for a second copy of them, and leaves the cache to others.
 class AtomicFile {
  public:
-  static constexpr size_t kBufferBytes = size_t{4} << 20;  ///< of two
+  static constexpr size_t kBufferBytes = size_t{4} << 20;  ///< of three
 
   /// `operation` begins the error messages, e.g. "save_safetensors". @throws CheckpointError, ResourceError (disk full)
   AtomicFile(std::string operation, const std::filesystem::path& path);
@@ -58,8 +59,11 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  /// Blocks while both buffers are full. What a disk refuses may be an error of a later call, or of finish().
+  /// Blocks while all buffers are full. What a disk refuses may be an error of a later call, or of finish().
   void write(std::string_view bytes);
+  /// Waits until the file that this thread writes, if there is one, takes a whole buffer's bytes without waiting: for
+  /// who holds up others while it writes them.
+  static void make_room_here();
   /// Gives the file its name. @param flush  to the disk first, so that the file is whole after a power cut too;
   /// without, after all that leaves the system running.
   void finish(bool flush = true);
@@ -69,7 +73,8 @@ class AtomicFile {
     void operator()(char* memory) const { std::free(memory); }
   };
   void send();
-  void settle();
+  /// Waits until so many buffers at most are on their way.
+  void settle(size_t buffers);
   [[noreturn]] void fail(const std::string& what) const;
   [[noreturn]] void fail_writing(size_t bytes) const;
 
@@ -78,12 +83,13 @@ class AtomicFile {
   std::filesystem::path temporary_;
   int file_ = -1;
   int direct_ = -1;                                     ///< the same past the cache; -1: small so far, or there is none
-  std::array<std::unique_ptr<char, Free>, 2> buffers_;  ///< the first one is being filled, the second one goes
-  size_t filled_ = 0;
-  int64_t sent_ = 0;        ///< bytes, begun
-  std::future<int> going_;  ///< an errno, or 0
+  std::array<std::unique_ptr<char, Free>, 3> buffers_;  ///< in turns: one is being filled, those before it go
+  size_t filling_ = 0, filled_ = 0;                     ///< which, and its bytes
+  int64_t sent_ = 0;                                    ///< bytes, begun
+  std::deque<std::future<int>> going_;                  ///< an errno, or 0, each
   bool finished_ = false;
   std::optional<ChecksumsInTurn> sums_;  ///< for RecordedFiles
+  AtomicFile* outer_;                    ///< that this thread wrote before
 };
 
 /// Several files of a folder that appear under their names when all are finished, and leave nothing behind when they

@@ -893,6 +893,7 @@ TEST_F(DeepSpeedMachines, MpirunAndSrunGetItsWords) {
                               HasSubstr(" -x NCCL_DEBUG"), HasSubstr(" -x UCX_TLS"), Not(HasSubstr("OTHER")),
                               Not(HasSubstr("-x RANK"))));
   EXPECT_THAT(open_mpi, HasSubstr(" /bin/echo x at 10.0.0.1:29500 with true x y 1 tcp\n"));
+  program("mpirun.mpich", "echo 'mpirun (Open MPI) 4.1.4'");  // a real one would be found
   EXPECT_THAT(by("mpich"), AllOf(HasSubstr("needs an mpirun or mpiexec of MPICH or MVAPICH, and found only another"),
                                  HasSubstr(folder / "mpirun")));
   fake("HYDRA build details:");

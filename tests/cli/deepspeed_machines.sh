@@ -1,11 +1,11 @@
 #!/bin/sh
 # deepspeed_machines.sh LAUNCHER ACCELERATE PROGRAM: trains with ZeRO on two machines, which are 127.0.0.1 and 127.0.0.2, as --deepspeed_multinode_launcher LAUNCHER starts them.
-# pdsh, Open MPI's mpirun and Slurm are the real ones; ssh, and the mpirun of MPICH and MVAPICH, are stand-ins that start their commands here.
+# pdsh, Slurm and the mpirun of Open MPI and of MPICH are the real ones; ssh, and the mpirun of MVAPICH, which nobody packs, are stand-ins that start their commands here.
 launcher=$1 accelerate=$2 program=$3
 folder=$(mktemp -d) && cd "$folder" || exit
 trap 'rm -rf "$folder"' EXIT
 need() { command -v "$1" > /dev/null || { echo "FAILED: there is no $1 (Debian: $2), which scripts/test.sh installs"; exit 1; }; }
-stand_in() { cat > "$1" && chmod +x "$1" && PATH=$folder:$PATH; }
+stand_in() { cat > "$1" && chmod +x "$1"; }
 stand_in_for_ssh() {
   stand_in ssh << 'END'
 #!/bin/sh
@@ -14,7 +14,7 @@ shift
 exec sh -c "$*"
 END
 }
-export HOME="$folder" OMP_NUM_THREADS=1
+export HOME="$folder" PATH="$folder:$PATH" OMP_NUM_THREADS=1
 printf '127.0.0.1 slots=1\n127.0.0.2 slots=1\n' > hosts
 # The self-test compares with a plain process, which clips nothing.
 echo '{"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.0, "zero_optimization": {"stage": 1}}' > ds.json
@@ -35,7 +35,11 @@ case $launcher in
     stand_in_for_ssh
     export OMPI_MCA_oob_tcp_if_include=lo OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     train ;;
-  mpich | mvapich)
+  mpich)
+    need mpirun.mpich mpich
+    stand_in_for_ssh
+    train ;;
+  mvapich)
     stand_in mpirun << 'END'
 #!/bin/sh
 [ "$1" = --version ] && { echo "HYDRA build details:"; exit; }
@@ -53,11 +57,8 @@ done
 rank() { # NUMBER PROGRAM
   number=$1
   shift
-  if [ -n "$MV2_SUPPORT_DL" ]; then
-    env MV2_COMM_WORLD_RANK=$number MV2_COMM_WORLD_SIZE=$all MV2_COMM_WORLD_LOCAL_RANK=0 MV2_COMM_WORLD_LOCAL_SIZE=1 "$@"
-  else
-    env PMI_RANK=$number PMI_SIZE=$all MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1 "$@"
-  fi
+  [ -n "$MV2_SUPPORT_DL" ] || { echo "mpirun: MV2_SUPPORT_DL is not set"; exit 255; }
+  env MV2_COMM_WORLD_RANK=$number MV2_COMM_WORLD_SIZE=$all MV2_COMM_WORLD_LOCAL_RANK=0 MV2_COMM_WORLD_LOCAL_SIZE=1 "$@"
 }
 rank 1 "$@" &
 rank 0 "$@" && wait $!

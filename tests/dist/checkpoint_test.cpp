@@ -442,6 +442,49 @@ RANKS_TEST(CheckpointRanks, BuffersOfRanksThatAreNotThereBecomeRank0s, 2) {
   EXPECT_TRUE(net->mean.equal(torch::full({4}, rank() + 1.0))) << "a refused load has changed it";
 }
 
+namespace {
+
+/// The first momentum in an optimizer's file.
+double momentum_in(const fs::path& file) {
+  const auto states = checkpointing::load_object(file).toGenericDict().at("state").toGenericDict();
+  return states.begin()->value().toGenericDict().at("momentum_buffer").toTensor().flatten()[0].item<double>();
+}
+
+}  // namespace
+
+// Ranks keep states alike, so that each of them may write a file for all. Here they say who has.
+RANKS_TEST(CheckpointRanks, RanksThatSeeOneDiskShareOutWhatTheyHaveAlike, 1, 2, 3) {
+  for (const bool behind : {false, true}) {
+    SCOPED_TRACE(behind);
+    CheckpointTest::reset();
+    const fs::path folder = fs::path(support::scratch_dir()) / (behind ? "behind" : "at once");
+    Accelerator accelerator({.cpu = true});
+    torch::nn::Linear net(4, 2), other(4, 2);
+    const auto sgd = [](auto& of) {
+      return torch::optim::SGD(of->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    };
+    auto [model, second, opt, opt_of_second] = accelerator.prepare(net, other, sgd(net), sgd(other));
+    accelerator.backward(model(torch::ones({2, 4})).sum() + second(torch::ones({2, 4})).sum());
+    opt.step();
+    opt_of_second.step();
+    for (auto* one : {&opt, &opt_of_second})
+      for (auto& [parameter, state] : one->optimizer().state())
+        static_cast<torch::optim::SGDParamState&>(*state).momentum_buffer().fill_(rank());
+    {
+      const torch::NoGradGuard no_grad;
+      for (const auto& parameter : net->parameters()) parameter.fill_(rank());
+    }
+    accelerator.save_state(folder, {.behind_training = behind});
+    accelerator.wait_for_checkpoint();
+    accelerator.wait_for_everyone();
+    EXPECT_EQ(momentum_in(folder / "optimizer.bin"), static_cast<double>(1 % world_size()));
+    EXPECT_EQ(momentum_in(folder / "optimizer_1.bin"), static_cast<double>(2 % world_size()));
+    for (const auto& [name, tensor] : load_checkpoint_files(folder / "model.safetensors"))
+      EXPECT_TRUE(tensor.eq(0).all().item<bool>()) << name << " is not rank 0's";
+    accelerator.wait_for_everyone();
+  }
+}
+
 // Two machines without a common file system: each rank is one, and has folders of its own.
 RANKS_TEST(CheckpointRanks, EachMachineCanWriteItsOwnCopy, 2) {
   ::setenv("LOCAL_RANK", "0", 1);

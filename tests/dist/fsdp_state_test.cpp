@@ -216,10 +216,14 @@ RANKS_TEST(FsdpState, ReplicasResumeBitByBit, 2, 4) {
       const End resumed = run({.type = type, .load = folder, .from = 3, .precision = precision, .hybrid = true});
       expect_equal(whole, resumed, 3, 0, what);
       if (type != StateDictType::sharded_state_dict || support::rank() > 0) continue;
-      for (int64_t r = 0; r < support::world_size(); ++r)
-        EXPECT_EQ(fs::exists(folder / "pytorch_model_fsdp_0" / ("__" + std::to_string(r) + "_0.distcp")),
-                  r < support::world_size() / 2)
-            << r;
+      // Replicas share out what they have alike: each writes a good part, besides what is one rank's (counts of steps).
+      for (const char* of : {"pytorch_model_fsdp_0", "optimizer_0"}) {
+        std::vector<double> bytes(2);
+        for (int64_t r = 0; r < support::world_size(); ++r)
+          bytes[static_cast<size_t>(2 * r / support::world_size())] +=
+              static_cast<double>(fs::file_size(folder / of / ("__" + std::to_string(r) + "_0.distcp")));
+        EXPECT_GT(std::min(bytes[0], bytes[1]), 0.15 * (bytes[0] + bytes[1])) << of;
+      }
     }
 }
 

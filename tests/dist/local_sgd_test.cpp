@@ -314,6 +314,44 @@ RANKS_TEST(LocalSgd, AResumedRunIsTheUninterruptedOneBitByBit, 2) {
   }
 }
 
+// Ranks that train apart have states of their own: the file for all has rank 0's, whose weights are in it.
+RANKS_TEST(LocalSgd, TheOptimizersFileIsRank0sWhileRanksTrainApart, 2, 3) {
+  const std::filesystem::path folder = support::scratch_dir();
+  Accelerator accelerator({.cpu = true});
+  auto net = net_of();
+  auto [model, optimizer] = accelerator.prepare(net, sgd(net));
+  LocalSGD local_sgd(accelerator, model, 100);
+  accelerator.backward(loss_of(model(rows(0, rank()))));
+  optimizer.step();
+  accelerator.save_state(folder);
+  const auto states = checkpointing::load_object(folder / "optimizer.bin").toGenericDict().at("state").toGenericDict();
+  const auto saved = states.at(int64_t{0}).toGenericDict().at("momentum_buffer").toTensor();
+  const auto& state = *optimizer.optimizer().state().at(net->parameters()[0].unsafeGetTensorImpl());
+  const auto own = static_cast<const torch::optim::SGDParamState&>(state).momentum_buffer();
+  EXPECT_EQ(saved.equal(own), rank() == 0);
+  local_sgd.finish();
+}
+
+// Likewise of replicas, which share out what they have alike at other times.
+RANKS_TEST(LocalSgd, ReplicasThatTrainApartSaveTheFirstOnes, 4) {
+  const std::filesystem::path folder = support::scratch_dir();
+  Accelerator accelerator(
+      {.cpu = true,
+       .fsdp_plugin = FullyShardedDataParallelPlugin{.sharding_strategy = ShardingStrategy::hybrid_shard,
+                                                     .dp_shard_size = 2,
+                                                     .state_dict_type = StateDictType::sharded_state_dict}});
+  auto net = net_of();
+  auto [model, optimizer] = accelerator.prepare(net, sgd(net));
+  LocalSGD local_sgd(accelerator, model, 100);
+  accelerator.backward(loss_of(model(rows(0, rank()))));
+  optimizer.step();
+  accelerator.save_state(folder);
+  for (const char* of : {"pytorch_model_fsdp_0", "optimizer_0"})
+    for (int64_t r = 0; r < 4; ++r)
+      EXPECT_EQ(std::filesystem::exists(folder / of / ("__" + std::to_string(r) + "_0.distcp")), r < 2) << of << r;
+  local_sgd.finish();
+}
+
 // Files that are left of it in a folder that is used again would be refused there, as a run's that went on apart.
 RANKS_TEST(LocalSgd, ACheckpointAfterItHasNoneOfItsStates, 2) {
   const std::filesystem::path folder = support::scratch_dir();

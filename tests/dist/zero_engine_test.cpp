@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 
 #include "accelerate/accelerate.hpp"
+#include "accelerate/models/auto_model.hpp"
 #include "accelerate/models/generate.hpp"
 #include "accelerate/models/gpt2.hpp"
+#include "accelerate/models/llama.hpp"
 #include "accelerate/residency.hpp"
 #include "both_stores.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
+#include "scratch.hpp"
 #include "warnings_of.hpp"
 #include "zero_runs.hpp"
 
@@ -321,4 +324,87 @@ RANKS_TEST(ZeroEngine, UnitsComeOnceForAGeneratedText, 2, 3) {
         else EXPECT_EQ(many, 8 * few) << "nothing has room beside what is used";
       }
   });
+}
+
+namespace {
+
+DeepSpeedPlugin with_init(int64_t number, std::optional<bool> asked) {
+  auto plugin = stage(number);
+  plugin.zero3_init_flag = asked;
+  return plugin;
+}
+
+bool have_no_memory(const torch::nn::Module& model) {
+  const auto all = model.parameters();
+  for (const auto& parameter : all) EXPECT_EQ(is_deferred(parameter), is_deferred(all.front()));
+  for (const auto& buffer : model.buffers()) EXPECT_FALSE(is_deferred(buffer));
+  return is_deferred(all.front());
+}
+
+/// Losses of some steps of a model that `make` makes after the Accelerator.
+template <class Make> std::vector<double> losses_from(const DeepSpeedPlugin& plugin, bool empty, Make&& make) {
+  support::reset_states();
+  Accelerator accelerator({.cpu = true, .deepspeed_plugin = plugin});
+  torch::manual_seed(3);
+  auto model = make();
+  EXPECT_EQ(have_no_memory(*model.ptr()), empty);
+  auto [m, opt] = accelerator.prepare(model, torch::optim::SGD(model.ptr()->parameters(), 0.1));
+  std::vector<double> losses;
+  for (int64_t step = 0; step < 3; ++step) {
+    const auto tokens = (torch::arange(12).view({2, 6}) * (step + 2) + accelerator.process_index()) % 20;
+    const auto scope = accelerator.accumulate(m);
+    const auto loss = torch::cross_entropy_loss(m(tokens).flatten(0, 1), tokens.flatten());
+    accelerator.backward(loss);
+    opt.step();
+    opt.zero_grad();
+    losses.push_back(loss.template item<double>());
+  }
+  // The first rank's generator stands where it does otherwise; the others get its values, and draw nothing.
+  if (support::rank() == 0) losses.push_back(torch::rand({1}).item<double>());
+  return losses;
+}
+
+}  // namespace
+
+// zero3_init_flag acts on what makes models from files, as transformers' zero.Init: by default at stage 3.
+RANKS_TEST(ZeroInit, ModelsOfFilesAreSplitFromTheStart, 1, 2, 3) {
+  const auto folder = support::scratch("llama_" + std::to_string(support::rank()));
+  models::LlamaConfig config;
+  config.vocab_size = 20, config.hidden_size = 16, config.intermediate_size = 24;
+  config.num_hidden_layers = 2, config.num_attention_heads = 4;
+  torch::manual_seed(2);
+  models::LlamaForCausalLM saved(config);
+  saved->to(torch::kBFloat16);
+  saved->save_pretrained(folder);
+  const auto loaded = [&] { return models::AutoModelForCausalLM::from_pretrained(folder); };
+  const auto loaded_low = [&] {
+    return models::AutoModelForCausalLM::from_pretrained(folder, {.dtype = torch::kBFloat16});
+  };
+  const auto typed = [&] { return models::LlamaForCausalLM::from_pretrained(folder); };
+  const auto drawn = [&] { return models::AutoModelForCausalLM::from_config(folder); };
+  const auto same = [](auto&& make) {
+    const auto plain = losses_from(with_init(3, false), false, make);
+    EXPECT_EQ(losses_from(with_init(3, true), true, make), plain);
+    EXPECT_EQ(losses_from(with_init(3, {}), true, make), plain);
+    EXPECT_GT(plain[0], plain[2]);
+  };
+  same(loaded);
+  same(loaded_low);
+  same(typed);
+  same(drawn);
+  losses_from(with_init(2, {}), false, loaded);
+
+  // The active plugin's holds, while there is one.
+  support::reset_states();
+  {
+    Accelerator both(
+        {.cpu = true, .deepspeed_plugins = {{"student", with_init(3, {})}, {"teacher", with_init(2, {})}}});
+    EXPECT_TRUE(have_no_memory(*loaded().module()));
+    AcceleratorState().select_deepspeed_plugin("teacher");
+    EXPECT_FALSE(have_no_memory(*loaded().module()));
+    AcceleratorState().select_deepspeed_plugin("student");
+    EXPECT_TRUE(have_no_memory(*loaded().module()));
+  }
+  support::reset_states();
+  EXPECT_FALSE(have_no_memory(*loaded().module()));
 }

@@ -70,3 +70,6 @@ F("what is read into tensors is announced", "src/run_state/filling.cpp", "«snap
   b + "WeightsThatAStateDictReplacesAreKept")
 F("one save behind training at a time", "src/accelerator/checkpointing.cpp", "if («snapshot::current()») throw", "false",
   b + "WhatCantBeReadLaterIsRefused")
+F("who rewrites a chunk waits for who reads it", "src/snapshot/ledger.cpp",
+  "    «wait_until_read(chunk, lock);»\n    if (chunk.state != Chunk::State::live) continue;", "",
+  "snapshot_tests Snapshot.WhoComesToAChunkThatIsBeingReadWaits")

@@ -21,6 +21,20 @@ F("a run that goes on counts its steps on", file, "«impl_->run.steps_before += 
 F("a hook may write less than the models", "src/run_state/room.cpp", "+= «options.models_as_they_are» ? saved_bytes", "true",
   d + "WhatItTakesIsComparedBeforeAnythingIsWritten")
 
+# ---- who writes
+c = "checkpoint_tests CheckpointRanks.RanksThatSeeOneDiskShareOutWhatTheyHaveAlike"
+F("ranks share out files that they have alike", "src/run_state/state_files.hpp",
+  "return «several || sharers.empty()» ? here", "true", c)
+F("ranks that see another disk write none for all", "src/run_state/checkpoint_folders.cpp",
+  "if («seeing[rank]») beside_first_", "true", "checkpoint_tests CheckpointRanks.EachMachineCanWriteItsOwnCopy")
+F("states of ranks that train apart are rank 0's", "src/run_state/optimizers.cpp",
+  "if (model->engine && «!model->engine->apart()»)", "true",
+  "communication_hooks_tests LocalSgd.TheOptimizersFileIsRank0sWhileRanksTrainApart")
+F("replicas share out the parts that they have alike", "src/run_state/distributed_items.cpp",
+  "writer[name] = «least - bytes.begin()»;", "0", "fsdp_state_tests FsdpState.ReplicasResumeBitByBit")
+F("replicas that train apart write the first one's parts", "src/run_state/holdings.cpp",
+  ".replicas = «apart» ? 1", "false", "communication_hooks_tests LocalSgd.ReplicasThatTrainApartSaveTheFirstOnes")
+
 # ---- the list
 file = "src/run_state/manifest.cpp"
 F("the list is written", "src/run_state/checkpoint_folders.cpp", "«if (write_last) write_last();»", "",
@@ -158,7 +172,9 @@ F("what it has refused at the end is, too", "src/utils/atomic_file.cpp", "if («
   a + "AFullDiskLeavesTheOldFile")
 F("buffers follow each other in the file", "src/utils/atomic_file.cpp", "sent_ += static_cast<int64_t>(«std::exchange(filled_, 0)»);",
   "(std::exchange(filled_, 0), 0)", a + "HasWhatWasWritten")
-F("64 bytes move on by the right powers", "src/utils/file_checksums.hpp", "a = _mm_xor_si128(moved(a, «by_64»), load(0));", "by_16",
+F("64 bytes move on by the right powers", "src/utils/file_checksums.hpp", "last[i] = _mm_xor_si128(moved(last[i], «by_64»), load", "_mm_setzero_si128()",
+  "checkpoint_manifest_tests FileChecksums.ByTableAndByProductsAreTheSame")
+F("what 16 bytes are moved on by", "src/utils/file_checksums.hpp", "return {power(8 * bytes + 32), power(8 * bytes - «32»)};", "31",
   "checkpoint_manifest_tests FileChecksums.ByTableAndByProductsAreTheSame")
 F("enumerations that Python 3.11.2 wrote", "src/formats/dcp/metadata_reader.cpp", "«\"builtins.getattr\"», \"__builtin__", "\"builtins.nobody\"",
   "dcp_tests DcpWithPython.EveryCaseOfPythonIsReadBitForBit")

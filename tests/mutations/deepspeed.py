@@ -18,6 +18,10 @@ F("zero3_init_flag says where it can't act", "src/parallel/zero/plugin.cpp",
   z + "ModelsThatAreNotSplitFromTheStartAreTold")
 F("models that are split from the start are fine", "src/parallel/zero/choose.cpp",
   "{ return «is_deferred(item.second)»; }", "false", z + "ModelsThatAreNotSplitFromTheStartAreTold")
+F("zero3_init_flag acts on models of files", "src/models/weights.cpp", "if («!plugins || !plugins->makes_models_empty()» ||",
+  "true", "zero_engine_tests ZeroInit.ModelsOfFilesAreSplitFromTheStart")
+F("zero3_init_flag is that of the active plugin", "src/parallel/zero/plugins.cpp",
+  "return by_name_[«active_»].second.zero3_init_flag", "0", "zero_engine_tests ZeroInit.ModelsOfFilesAreSplitFromTheStart")
 F("gradients are asked for of the optimizer that steps", "src/parallel/sharding/sharding.cpp",
   "&& («stepped.contains(member.shard.unsafeGetTensorImpl()) || stepped.contains(member.tensor.unsafeGetTensorImpl())»)",
   "true", z + "UnusedParametersAreThoseOfTheOptimizerThatSteps")

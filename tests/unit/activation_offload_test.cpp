@@ -194,23 +194,6 @@ TEST(ActivationOffload, WithoutAnAcceleratorAndWithoutADirectoryItDoesNothing) {
   EXPECT_EQ(offload.stats().saved, 0);
 }
 
-TEST(ActivationOffload, ToHostMemoryFromAnAccelerator) {
-  if (!torch::cuda::is_available())
-    GTEST_SKIP() << "no CUDA device here: transfers on a stream of their own are not tested";
-  const auto x = torch::randn({1 << 20}, at::TensorOptions().device(at::kCUDA)).requires_grad_();
-  const auto forward = [&] {
-    auto h = x * 1;
-    for (int i = 0; i < 16; ++i) h = h.sin();
-    return h.sum();
-  };
-  const auto expected = torch::autograd::grad({forward()}, {x})[0];
-  ActivationOffload offload;
-  const auto loss = forward();
-  offload.close();
-  EXPECT_EQ(offload.stats().moved, 16);
-  EXPECT_TRUE(torch::equal(torch::autograd::grad({loss}, {x})[0], expected));
-}
-
 TEST_F(ActivationOffloadTest, InPlaceChangesAreErrors) {
   const auto x = torch::randn({64}, torch::requires_grad());
   ActivationOffload offload(all());

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstring>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "optim/kernels/step.hpp"
@@ -114,6 +117,32 @@ TEST_F(Snapshot, AWriteThroughAViewIsNamed) {
     (second ? after : before).zero_();
     EXPECT_THAT(ledger->finish(), HasSubstr(second ? "'after' was changed" : "'before' was changed"));
   }
+}
+
+// A chunk is given from where it lies, so who is about to rewrite it waits until all of it is taken.
+TEST_F(Snapshot, WhoComesToAChunkThatIsBeingReadWaits) {
+  const auto parameter = torch::rand({1 << 18});
+  const auto before = parameter.clone();
+  const auto ledger = ledger_of({{"weight", parameter}});
+  const auto held = ledger->hold(parameter, Ledger::Order::row_major);
+  std::string taken;
+  std::thread writes;
+  ledger->read(held.const_data_ptr(), static_cast<int64_t>(held.nbytes()), [&](std::string_view part) {
+    if (!writes.joinable()) {
+      writes = std::thread([&] {
+        snapshot::keep(parameter);
+        parameter.zero_();
+      });
+      while (!parameter.eq(0).any().item<bool>() && counts::read(SnapshotCount::waits) == 0) std::this_thread::yield();
+    }
+    taken.append(part);
+  });
+  writes.join();
+  ASSERT_EQ(taken.size(), before.nbytes());
+  EXPECT_EQ(std::memcmp(taken.data(), before.const_data_ptr(), taken.size()), 0);
+  EXPECT_TRUE(parameter.eq(0).all().item<bool>());
+  EXPECT_EQ(counts::read(SnapshotCount::kept_bytes), 0) << "it was read before it was rewritten";
+  EXPECT_EQ(counts::read(SnapshotCount::waits), 1);
 }
 
 // Parts of one memory count each other's writes.

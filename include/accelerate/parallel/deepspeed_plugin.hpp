@@ -98,9 +98,10 @@ struct ACCELERATE_API DeepSpeedPlugin {
   std::optional<std::string> offload_optimizer_device, offload_param_device;
   /// Folders for "nvme". ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH, _OFFLOAD_PARAM_NVME_PATH, else "none".
   std::optional<std::string> offload_optimizer_nvme_path, offload_param_nvme_path;
-  /// Models are to be split from the start; stage 3 only. The program makes them within init_empty_weights(): where
-  /// this is asked for and one was not, prepare() says so. ACCELERATE_DEEPSPEED_ZERO3_INIT, else whether the stage
-  /// is 3.
+  /// Models are split from the start; stage 3 only. from_pretrained() and from_config() of `accelerate::models` make
+  /// them without memory then, as within init_empty_weights(), while this plugin is the active one; a program makes its
+  /// own there. Where this is asked for and a model has its memory, prepare() says so. ACCELERATE_DEEPSPEED_ZERO3_INIT,
+  /// else whether the stage is 3.
   std::optional<bool> zero3_init_flag;
   /// Save whole weights in 16 bits; stage 3. ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL, else false.
   std::optional<bool> zero3_save_16bit_model;

@@ -37,8 +37,9 @@ struct ShardedTensor {
   std::vector<int64_t> sizes;  ///< of the whole tensor
   at::ScalarType dtype = at::kFloat;
   std::vector<Part> parts;
-  /// Of the ranks that hold copies of these very parts (hybrid sharding's replicas), this one saves them.
-  bool primary = true;
+  /// So many ranks hold copies of these very parts (hybrid sharding's replicas), of which this is number `replica`:
+  /// tensors are shared out among them when they are saved. `replicas` of 1: number 0 saves them.
+  int64_t replica = 0, replicas = 1;
   /// The engine of the model whose parameters the parts are: told when they are loaded. Null: nobody needs to be.
   std::shared_ptr<parallel::Engine> engine = nullptr;
 };

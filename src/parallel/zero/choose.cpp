@@ -272,7 +272,7 @@ class ChosenZero final : public ChosenLayer {
     return rules;
   }
 
-  /// In Python zero3_init_flag acts on models that Transformers makes. Here a program makes its own.
+  /// zero3_init_flag acts on models that from_pretrained() and from_config() make; a program has to make its own so.
   void look_for_deferred(const std::vector<ModelRef>& models) {
     if (!plugin().deepspeed_config().document().asked_for_init || !is_rank0()) return;
     for (const auto& model : models) {
@@ -283,7 +283,8 @@ class ChosenZero final : public ChosenLayer {
         logs::warn(
             "accelerate.parallel",
             "DeepSpeed configuration: zero3_init_flag is true, and a model was made with memory for all of it on each "
-            "rank: make it within accelerate::init_empty_weights(), so that a rank never has more than its pieces");
+            "rank: make it within accelerate::init_empty_weights(), or by from_pretrained() or from_config() after the "
+            "Accelerator, so that a rank never has more than its pieces");
     }
   }
 

@@ -74,6 +74,7 @@ const DeepSpeedPlugin& Plugins::get(const std::optional<std::string>& name) cons
 }
 void Plugins::select(const std::string& name) { active_ = index_of(name); }
 std::string Plugins::text() const { return python_text(by_name_[active_].second.deepspeed_config()); }
+bool Plugins::makes_models_empty() const { return by_name_[active_].second.zero3_init_flag.value_or(false); }
 
 namespace {
 

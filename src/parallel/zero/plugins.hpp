@@ -22,6 +22,7 @@ class Plugins final : public detail::DeepSpeedPlugins {
   const DeepSpeedPlugin& get(const std::optional<std::string>& name) const override;
   void select(const std::string& name) override;
   std::string text() const override;
+  bool makes_models_empty() const override;
 
   size_t active() const { return active_; }
   size_t size() const { return by_name_.size(); }

@@ -66,9 +66,9 @@ struct RecordedCall {
 [[noreturn]] void throw_not_initialised(const RecordedCall& recorded) {
   const at::Tensor& tensor = recorded.deferred.front();
   raise<ConfigError>(
-      "{}: found a {} {} {} that is not initialised yet (init_empty_weights), expected values; it was built without "
-      "memory and only initialisers can run on it. Call accelerate::materialize(module), Accelerator::prepare, or load "
-      "weights first",
+      "{}: found a {} {} {} that is not initialised yet (init_empty_weights, or DeepSpeed's zero3_init_flag), expected "
+      "values; it was built without memory and only initialisers can run on it. Call accelerate::materialize(module), "
+      "Accelerator::prepare, or load weights first",
       recorded.name(), tensor.requires_grad() ? "parameter" : "tensor", c10::str(tensor.sizes()),
       tensor.dtype().name());
 }
