@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 ALLOWED = {
     "the system's own files, of /proc and /sys": """
-        src/bigmodel/max_memory.cpp src/comm/shared_memory.cpp src/comm/waits.cpp src/utils/device_types.cpp
+        src/memory/available.cpp src/comm/shared_memory.cpp src/comm/waits.cpp src/utils/device_types.cpp
         src/launch/job/host.cpp src/launch/system/affinity.cpp
         src/accelerator/memory_snapshot.cpp src/memory/file_mappings.cpp src/observe/thread_stacks.cpp src/profiler/trace_file.cpp src/launch/system/ports.cpp src/launch/system/process.cpp src/network/peer_user.cpp cli/commands/env.cpp""",
     "files that it has made itself": "src/launch/supervise/rank_streams.cpp",

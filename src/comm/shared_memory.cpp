@@ -15,6 +15,7 @@
 #include "accelerate/utils/error.hpp"
 #include "comm/comms_log.hpp"
 #include "comm/group.hpp"
+#include "memory/available.hpp"
 #include "utils/environment.hpp"
 #include "utils/log.hpp"
 
@@ -39,18 +40,6 @@ std::string host_identity() {
   return boot.empty() ? std::string() : boot + " " + space + " " + std::to_string(::geteuid());
 }
 
-/// In bytes; 0 when the system does not say.
-size_t available_memory() {
-  std::ifstream in("/proc/meminfo");
-  for (std::string name, unit; in >> name;) {
-    size_t kib = 0;
-    if (!(in >> kib)) break;
-    if (name == "MemAvailable:") return kib * 1024;
-    std::getline(in, unit);
-  }
-  return 0;
-}
-
 std::string error_text(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
 
 /// Closes at the end of a scope.
@@ -63,9 +52,9 @@ struct File {
 
 /// @return a text when it failed.
 std::string make_file(File& file, size_t bytes, size_t likely) {
-  const size_t available = available_memory();
-  if (available > 0 && likely > available)
-    return std::to_string(likely) + " bytes are more than the " + std::to_string(available) + " that are free";
+  const auto available = available_memory();
+  if (available && likely > static_cast<size_t>(*available))
+    return std::to_string(likely) + " bytes are more than the " + std::to_string(*available) + " that are free";
   file.fd = ::memfd_create("accelerate", MFD_CLOEXEC);
   if (file.fd < 0) return error_text("memfd_create");
   if (::ftruncate(file.fd, static_cast<off_t>(bytes)) != 0) return error_text("ftruncate");

@@ -19,7 +19,7 @@ if(ACCELERATE_EXAMPLES)
   add_dependencies(docs_snippets training_loop dry_run)
 endif()
 add_test(NAME docs.snippets COMMAND Python3::Interpreter ${TEST_DIR}/snippets.py run --bin ${CMAKE_RUNTIME_OUTPUT_DIRECTORY} --program $<TARGET_FILE:docs_snippets>)
-set_tests_properties(docs.snippets PROPERTIES LABELS docs TIMEOUT 1800)
+set_tests_properties(docs.snippets PROPERTIES LABELS docs TIMEOUT 1800 COST 70)
 
 # Checks what two pages say of messages and names.
 add_test(NAME docs.claims COMMAND Python3::Interpreter ${TEST_DIR}/claims.py)

@@ -36,8 +36,12 @@ file = "src/residency/disk/disk_memory.cpp"
 F("room that is used again begins with zeros", file,
   "if («::fallocate(file_.descriptor(), FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, place->here.offset, place->bytes) != 0»)",
   "false", m + "TensorsEndAtAnyTime")
+F("where memory is not scarce malloc keeps what is freed", file, "if («on_disk_ >= memory_ / 2») std::call_once", "true",
+  "residency_tests MemoryOfDisks.GoesBackToTheSystemWhereItIsScarce")
+F("what has left the disk does not count", file, "«disk->count_on_disk(-bytes);»", "",
+  "residency_tests MemoryOfDisks.GoesBackToTheSystemWhereItIsScarce")
 F("memory of what has gone goes back to the system", file, "std::call_once(once, «let_memory_go»);", "[] {}",
-  m + "TensorsThatGoGiveTheirMemoryBackToTheSystem")
+  "residency_tests MemoryOfDisks.GoesBackToTheSystemWhereItIsScarce")
 F("what could not be written is not dropped", file, "«if (!place->is_copy) continue;»", "",
   m + "WhatCouldNotBeWrittenStaysInMemory")
 F("bytes go past the cache", file, "const int file = «direct_ >= 0 && direct_works_» ?", "false",

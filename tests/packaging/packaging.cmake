@@ -21,7 +21,7 @@ set(settings -DBUILD_DIR=${PROJECT_BINARY_DIR} -DSOURCE_DIR=${PROJECT_SOURCE_DIR
              -DBUILD_TYPE=${CMAKE_BUILD_TYPE} -DCXX=${CMAKE_CXX_COMPILER} -DCXX_FLAGS=${CMAKE_CXX_FLAGS} -DLAUNCHER=$<$<BOOL:${CCACHE}>:${CCACHE}>)
 foreach(way packages fetch_content)
   add_test(NAME packaging.${way} COMMAND ${CMAKE_COMMAND} ${settings} -DHERE=${TEST_DIR} -P ${TEST_DIR}/steps/${way}.cmake)
-  set_tests_properties(packaging.${way} PROPERTIES LABELS packaging TIMEOUT 600)
+  set_tests_properties(packaging.${way} PROPERTIES LABELS packaging TIMEOUT 600 COST 60)
 endforeach()
 
 # An empty entry in a run path is the current folder, where anybody may have put a library.

@@ -17,6 +17,7 @@
 #include <system_error>
 #include <utility>
 
+#include "memory/available.hpp"
 #include "memory/held_bytes.hpp"
 #include "memory/huge_pages.hpp"
 #include "utils/raise.hpp"
@@ -91,11 +92,13 @@ struct DiskMemory::Place {
   };
   Region region() const {
     const int64_t offset = disk->file_.reserve(bytes);
+    disk->count_on_disk(bytes);
     return {offset, static_cast<char*>(disk->file_.map(offset, bytes))};
   }
   void give_back(const Region& region) const {
     ::munmap(region.mapped, static_cast<size_t>(bytes));
     disk->file_.release(region.offset, bytes);
+    disk->count_on_disk(-bytes);
   }
 
   std::shared_ptr<DiskMemory> disk;
@@ -224,7 +227,8 @@ namespace {
 
 /// What comes from a disk and goes has its memory from malloc, as all tensors of LibTorch have. glibc's keeps what was
 /// freed in the holes of its heap, for good: of a model that is larger than memory, more than there is. From now on the
-/// system gets it back at once, unless the user has set either of these.
+/// system gets it back at once, unless the user has set either of these. That costs a page fault for each page of each
+/// larger tensor, so it is for who needs it.
 void let_memory_go() {
 #ifdef __GLIBC__
   constexpr int kOwnMapping = 256 << 10, kKept = 4 << 20;  // bytes
@@ -236,13 +240,17 @@ void let_memory_go() {
 }  // namespace
 
 DiskMemory::DiskMemory(const std::filesystem::path& folder, const DiskRequests& requests,
-                       const SpillFile::Wording& wording)
-    : file_(made(folder, wording), wording), io_(requests) {
-  static std::once_flag once;
-  std::call_once(once, let_memory_go);
+                       const SpillFile::Wording& wording, std::optional<int64_t> memory)
+    : file_(made(folder, wording), wording), io_(requests), memory_(memory ? *memory : available_memory().value_or(0)) {
   // The same file once more. Not every file system has such a thing (EINVAL).
   const std::string same = "/proc/self/fd/" + std::to_string(file_.descriptor());
   direct_ = ::open(same.c_str(), O_RDWR | O_CLOEXEC | O_DIRECT);
+}
+
+void DiskMemory::count_on_disk(int64_t bytes) {
+  static std::once_flag once;
+  on_disk_ += bytes;
+  if (on_disk_ >= memory_ / 2) std::call_once(once, let_memory_go);
 }
 
 DiskMemory::~DiskMemory() {

@@ -21,8 +21,11 @@ namespace accelerate::residency {
 /// parameters on NVMe).
 class DiskMemory : public std::enable_shared_from_this<DiskMemory> {
  public:
+  /// @param memory  bytes that there are for the process: once half as many lie on the disk, what malloc frees goes
+  /// back to the system (glibc's thresholds, for the whole process); unset: what is available now
   /// @throws as SpillFile
-  DiskMemory(const std::filesystem::path& folder, const DiskRequests& requests, const SpillFile::Wording& wording);
+  DiskMemory(const std::filesystem::path& folder, const DiskRequests& requests, const SpillFile::Wording& wording,
+             std::optional<int64_t> memory = std::nullopt);
   DiskMemory(const DiskMemory&) = delete;
   DiskMemory& operator=(const DiskMemory&) = delete;
   ~DiskMemory();
@@ -93,11 +96,14 @@ class DiskMemory : public std::enable_shared_from_this<DiskMemory> {
   /// With these values, which may be fewer bytes.
   std::unique_ptr<Buffer> buffer_with(int64_t bytes, const at::Tensor& values);
   void give_buffer(std::unique_ptr<Buffer> buffer);
+  /// So many bytes more have a place, or fewer.
+  void count_on_disk(int64_t bytes);
 
   SpillFile file_;
   int direct_ = -1;  ///< the same file, past the cache; -1 where the file system can't
   bool direct_works_ = true;
   DirectIo io_;
+  int64_t memory_, on_disk_ = 0;
   std::multimap<int64_t, std::unique_ptr<Buffer>> free_;  ///< by their bytes
   int64_t in_use_ = 0, most_in_use_ = 0;                  ///< bytes of buffers
 };
