@@ -64,7 +64,9 @@ namespace {
 /// Whether malloc takes most of what is large from its heap, which keeps it, once as much has been freed. Some may fit
 /// into holes in any case.
 bool malloc_keeps() {
-  std::free(std::malloc(24 << 20));
+  void* volatile large = std::malloc(24 << 20);  // or the compiler leaves both out
+  std::free(large);
+  ::malloc_trim(0);  // what is free at the heap's end
   const auto before = ::mallinfo2().hblks;
   std::vector<at::Tensor> some;
   for (int i = 0; i < 16; ++i) some.push_back(torch::ones({1 << 20}));

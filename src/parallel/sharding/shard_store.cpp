@@ -9,6 +9,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "accelerate/codes/float8.hpp"
@@ -22,6 +23,16 @@
 #include "residency/residency.hpp"
 
 namespace accelerate::parallel {
+
+Digest digest_of(const at::Tensor& piece) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor values = piece.is_complex() ? at::view_as_real(piece.detach()) : piece.detach();
+  if (values.numel() == 0) return {};
+  const auto bits = values.element_size() == 8 ? at::kLong : values.element_size() == 4 ? at::kInt : at::kShort;
+  return {values.view(bits).sum(at::kLong).item<int64_t>(),
+          std::bit_cast<int64_t>(at::linalg_vector_norm(values, 2, {}, false, at::kDouble).item<double>())};
+}
+
 namespace {
 
 ReducerOptions reducer_options(const ShardingSettings& settings, const ShardGroups& groups) {
@@ -146,25 +157,12 @@ class GatheredStore final : public ShardStore {
   }
 
  private:
-  /// Two numbers that no step leaves as they are.
-  using Digest = std::pair<int64_t, double>;
   std::vector<Digest> digests() const {
-    const at::NoGradGuard no_grad;
     std::vector<Digest> all;
     for (const auto& part : parts_) {
-      const at::Tensor values =
-          part.master.is_complex() ? at::view_as_real(part.master.detach()) : part.master.detach();
-      if (!part.trainable || values.numel() == 0) {
-        all.emplace_back();
-        continue;
-      }
-      if (slices_[part.index] && !disk().may_have_changed(part)) {  // since the version changed
-        all.emplace_back(part.master._version(), 0);
-        continue;
-      }
-      const auto bits = values.element_size() == 8 ? at::kLong : values.element_size() == 4 ? at::kInt : at::kShort;
-      all.emplace_back(values.view(bits).sum(at::kLong).item<int64_t>(),
-                       at::linalg_vector_norm(values, 2, {}, false, at::kDouble).item<double>());
+      if (!part.trainable) all.emplace_back();
+      else if (slices_[part.index] && !disk().may_have_changed(part)) all.emplace_back(part.master._version(), 0);
+      else all.push_back(digest_of(part.master));
     }
     return all;
   }

@@ -22,6 +22,11 @@ class Unit;
 
 namespace accelerate::parallel {
 
+/// Two numbers that no step leaves as they are, of a piece of parameters. The second one as its bits, so that NaN is
+/// itself.
+using Digest = std::pair<int64_t, int64_t>;
+Digest digest_of(const at::Tensor& piece);
+
 /// The store of a model's shards, which also brings them to the other ranks of the mesh's shard group. "Collective" is
 /// about this group here.
 class ShardStore {

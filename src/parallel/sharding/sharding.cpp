@@ -120,6 +120,8 @@ struct Sharding::Impl {
   bool ends_itself = false;  ///< nobody does: the backward that runs has been told to do what that does
   /// Outside of forward and backward: shards have some, and no prepared optimizer has stepped on them.
   bool gradients_are_open = false;
+  /// Units that were read while pieces had gradients, with what their pieces were then.
+  std::unordered_map<const residency::Unit*, std::vector<Digest>> read_beside_gradients;
   bool gradients_were_left = false;          ///< the same, from before a forward whose backward has not come yet
   std::set<OffloadStateTypeEnum> offloaded;  ///< the same on all ranks
   residency::PutAway away;                   ///< what of them has left the device
@@ -335,6 +337,7 @@ struct Sharding::Impl {
       expect_here({OffloadStateTypeEnum::lp_params}, "reading a parameter");
       const bool computes = in_forward || torch::autograd::get_current_graph_task_id() != -1;
       if (gradients_are_open || (!computes && gradients_were_left)) look_for_unseen_steps(&unit);
+      else if (!computes) look_for_steps_since_read(unit);
       if (units->writes_together()) return;
       if (computes) return store->use(unit);
       if (read.insert(&unit).second) store->meet("reading a parameter");
@@ -666,6 +669,25 @@ struct Sharding::Impl {
           (!changed || (*changed)[part.index]) && (together || store->may_have_changed(part)))
         part.master.unsafeGetTensorImpl()->bump_version();
   }
+  bool on_any_rank(bool here) const {
+    if (!group || group->dry()) return here;
+    at::Tensor flag = at::tensor({int64_t{here}}, at::TensorOptions().dtype(at::kLong).device(group->device()));
+    group->all_reduce_(flag, Reduction::max);
+    return flag.item<int64_t>() != 0;
+  }
+  /// Gradients stay behind a prepared step, too, and what was read since is not gathered anew. Collective, as reading
+  /// is.
+  void look_for_steps_since_read(const residency::Unit& unit) {
+    const auto known = read_beside_gradients.find(&unit);
+    if (known == read_beside_gradients.end() && !pieces_have_gradients()) return;
+    std::vector<Digest> now;
+    for (const auto& part : parts)
+      if (part.unit == &unit && part.may_step && !store->pieces_in_unit(part) && !store->disk().has(part.master))
+        now.push_back(digest_of(part.master));
+    // A step may leave some ranks' pieces as they are: those without elements, or whose gradients are zero.
+    if (known != read_beside_gradients.end() && on_any_rank(known->second != now)) look_for_unseen_steps(&unit);
+    read_beside_gradients.insert_or_assign(&unit, std::move(now));
+  }
   void release() {
     units->release();
     store->reshard(/*kept=*/true);
@@ -675,6 +697,7 @@ struct Sharding::Impl {
   }
   void publish() {
     gradients_are_open = gradients_were_left = false;
+    read_beside_gradients.clear();
     read.clear();
     release();
     store->publish(*units);
@@ -842,9 +865,11 @@ void Sharding::before_forward() {
   policy.keep_for_backward = self.groups.near && c10::GradMode::is_enabled();
   self.announced = self.ends_itself = false;
   self.gradients->release();
-  if (self.gradients_are_open || self.gradients_were_left || self.pieces_have_gradients())
+  if (self.gradients_are_open || self.gradients_were_left || self.pieces_have_gradients() ||
+      !self.read_beside_gradients.empty())
     self.look_for_unseen_steps(nullptr, self.store->changed_parts());
   self.gradients_are_open = self.gradients_were_left = false;
+  self.read_beside_gradients.clear();
   if (c10::GradMode::is_enabled()) self.see_what_is_trained();
   self.store->refresh(*self.units);
   self.read.clear();
