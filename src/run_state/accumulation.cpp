@@ -4,16 +4,19 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/promote_types.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "accelerate/comm.hpp"
 #include "formats/dcp/box.hpp"
 #include "residency/member.hpp"
+#include "run_state/own_pieces.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
@@ -29,6 +32,7 @@ fs::path gradients_file(const fs::path& folder, int64_t rank) { return folder / 
 /// communication, and the shards of sharded ones, where every micro-step communicates.
 struct Holders {
   std::map<std::string, at::Tensor> whole, pieces;
+  std::map<std::string, at::Tensor> slices;  ///< where the pieces lie: numbers_of()
 };
 
 Holders holders_of(const RunState& run) {
@@ -40,6 +44,7 @@ Holders holders_of(const RunState& run) {
       for (const auto& holding : engine->pieces()) {
         engine->gradient(holding.tensor);  // what was cleared or replaced in one of the two is in both from here on
         all.pieces.emplace(name_in(holding.names.front()), holding.value);
+        all.slices.emplace(name_in(holding.names.front()), at::tensor(numbers_of(holding.slice)));
       }
   }
   return all;
@@ -60,16 +65,15 @@ c10::IValue whole_gradients_of(const Holders& holders) {
   return checkpointing::to_dict(gradients);
 }
 
-/// Zeros, as zero_grad(set_to_none = false) leaves them, are a number without dimensions: they fit every layout.
 c10::IValue piece_gradients_of(const Holders& holders) {
   std::map<std::string, at::Tensor> gradients;
   for (const auto& [name, piece] : holders.pieces)
-    if (const at::Tensor& gradient = piece.grad(); gradient.defined())
-      gradients.emplace(name, gradient.any().item<bool>() ? gradient.detach().cpu()
-                                                          : at::zeros({}, gradient.options().device(at::kCPU)));
+    if (const at::Tensor& gradient = piece.grad(); gradient.defined()) gradients.emplace(name, gradient.detach().cpu());
   return checkpointing::to_dict(gradients);
 }
-bool is_zeros(const at::Tensor& saved) { return saved.dim() == 0 && !saved.any().item<bool>(); }
+
+/// As zero_grad(set_to_none = false) leaves them: where all ranks have them they fit every layout.
+bool is_zeros(const at::Tensor& saved) { return !saved.any().item<bool>(); }
 
 /// One rank's file.
 struct SavedGroup {
@@ -78,6 +82,7 @@ struct SavedGroup {
   double scale = 1;                    ///< of the loss
   std::optional<bool> by_tokens = {};  ///< GradientAverage::tokens; unset: written before it was noted
   std::map<std::string, at::Tensor> whole, pieces;
+  std::map<std::string, at::Tensor> slices = {};  ///< of `pieces`; none: written before they were noted
 };
 
 SavedGroup read_group(const fs::path& file) {
@@ -119,7 +124,8 @@ SavedGroup read_group(const fs::path& file) {
           .scale = scale.toDouble(),
           .by_tokens = by_tokens,
           .whole = tensors("gradients"),
-          .pieces = tensors("piece_gradients")};
+          .pieces = tensors("piece_gradients"),
+          .slices = dict.contains("piece_slices") ? tensors("piece_slices") : std::map<std::string, at::Tensor>()};
 }
 
 /// Micro-steps of this run's group that are done.
@@ -152,13 +158,14 @@ void save_accumulation(const RunState& run, const fs::path& folder, const SaveOp
   state.insert("num_items", run.num_items);
   state.insert("gradients", whole_gradients_of(holders));
   state.insert("piece_gradients", piece_gradients_of(holders));
+  state.insert("piece_slices", checkpointing::to_dict(holders.slices));
   checkpointing::save_object(state, gradients_file(folder, comm::rank()));
 }
 
 StagedAccumulation::StagedAccumulation(const RunState& run, const fs::path& folder, const RunLoadOptions& options) {
   const int64_t rank = comm::rank(), ranks = comm::world_size();
   const auto holders = holders_of(run);
-  std::map<std::string, at::Tensor> whole, pieces;
+  std::map<std::string, at::Tensor> whole, pieces, slices;
   double scale = 1;
   const auto fail_with_pieces = [&] {
     raise<CheckpointError>(
@@ -183,16 +190,14 @@ StagedAccumulation::StagedAccumulation(const RunState& run, const fs::path& fold
     if (position_.num_processes == ranks) {
       if (!fs::exists(own)) saved = read_group(own);  // says what is missing
       num_items_ = saved.num_items;
-      whole = std::move(saved.whole), pieces = std::move(saved.pieces);
+      whole = std::move(saved.whole), pieces = std::move(saved.pieces), slices = std::move(saved.slices);
     } else {
       // Each rank takes its part of sums over items, and the average of averages over ranks.
       const auto parts =
           static_cast<double>(options.average == GradientAverage::tokens ? ranks : position_.num_processes);
       for (int64_t r = 0; r < position_.num_processes; ++r) {
         saved = read_group(gradients_file(folder, r));
-        if (!std::all_of(saved.pieces.begin(), saved.pieces.end(), [](auto& one) { return is_zeros(one.second); }))
-          fail_with_pieces();
-        pieces = saved.pieces;
+        pieces.insert(saved.pieces.begin(), saved.pieces.end());
         if (rank == 0) num_items_ += saved.num_items;
         for (const auto& [name, gradient] : saved.whole) {
           const at::Tensor part = gradient.to(at::promote_types(gradient.scalar_type(), at::kFloat)) / parts;
@@ -201,19 +206,28 @@ StagedAccumulation::StagedAccumulation(const RunState& run, const fs::path& fold
       }
     }
   }
-  // Whole parameters have zeros, too, where those lay in shards.
-  for (auto piece = pieces.begin(); piece != pieces.end();) {
-    const auto holder = holders.whole.find(piece->first);
-    const bool moves = !holders.pieces.contains(piece->first) && holder != holders.whole.end();
-    if (moves && !is_zeros(piece->second)) fail_with_pieces();
-    if (moves) whole.try_emplace(piece->first, at::zeros(holder->second.sizes(), piece->second.options()));
-    piece = moves ? pieces.erase(piece) : std::next(piece);
+  // Pieces stay where they lie, or are zeros on all ranks: a piece without elements says nothing of the others'.
+  std::set<std::string> zeros;
+  for (const auto& [name, gradient] : pieces) {
+    const auto here = holders.slices.find(name);
+    const auto there = slices.find(name);
+    if (here != holders.slices.end() && there != slices.end() && here->second.equal(there->second)) continue;
+    if (!is_zeros(gradient)) fail_with_pieces();
+    zeros.insert(name);
   }
-  for (auto& [name, gradient] : pieces)
-    if (const auto holder = holders.pieces.find(name); holder != holders.pieces.end()) {
-      if (is_zeros(gradient)) gradient = at::zeros(holder->second.sizes(), gradient.options());
-      else if (gradient.sizes() != holder->second.sizes()) fail_with_pieces();
+  for (int64_t r = 0; r < position_.num_processes && !zeros.empty(); ++r)
+    for (const auto& [name, gradient] : read_group(gradients_file(folder, r)).pieces)
+      if (zeros.contains(name) && !is_zeros(gradient)) fail_with_pieces();
+  for (const auto& name : zeros) {
+    const auto piece = holders.pieces.find(name), holder = holders.whole.find(name);
+    at::Tensor& gradient = pieces.at(name);
+    if (piece != holders.pieces.end()) {
+      gradient = at::zeros(piece->second.sizes(), gradient.options());
+    } else if (holder != holders.whole.end()) {
+      whole.try_emplace(name, at::zeros(holder->second.sizes(), gradient.options()));
+      pieces.erase(name);
     }
+  }
   const auto stage = [&](const std::map<std::string, at::Tensor>& holders, std::map<std::string, at::Tensor>& found) {
     for (const auto& [name, holder] : holders) {
       at::Tensor gradient;

@@ -11,19 +11,19 @@
 namespace accelerate::run_state {
 namespace {
 
-std::vector<int64_t> numbers_of(const parallel::Slice& slice) {
-  std::vector<int64_t> numbers{slice.begin, slice.numel};
-  numbers.insert(numbers.end(), slice.corner.begin(), slice.corner.end());
-  numbers.insert(numbers.end(), slice.sizes.begin(), slice.sizes.end());
-  return numbers;
-}
-
 bool are(at::ArrayRef<c10::IValue> found, const std::vector<int64_t>& numbers) {
   return std::equal(found.begin(), found.end(), numbers.begin(), numbers.end(),
                     [](const c10::IValue& one, int64_t number) { return one.isInt() && one.toInt() == number; });
 }
 
 }  // namespace
+
+std::vector<int64_t> numbers_of(const parallel::Slice& slice) {
+  std::vector<int64_t> numbers{slice.begin, slice.numel};
+  numbers.insert(numbers.end(), slice.corner.begin(), slice.corner.end());
+  numbers.insert(numbers.end(), slice.sizes.begin(), slice.sizes.end());
+  return numbers;
+}
 
 c10::IValue own_pieces(const std::vector<parallel::Held>& holdings, const c10::IValue& state) {
   c10::impl::GenericList slices(c10::AnyType::get());

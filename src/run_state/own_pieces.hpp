@@ -12,6 +12,9 @@
 /// same way.
 namespace accelerate::run_state {
 
+/// A slice as files have it.
+std::vector<int64_t> numbers_of(const parallel::Slice& slice);
+
 c10::IValue own_pieces(const std::vector<parallel::Held>& holdings, const c10::IValue& state);
 
 /// A file of them, opened.

@@ -207,9 +207,8 @@ SentLeaf as_sent(const Leaf& leaf) {
     sent.replicas = sharded->replicas;
     if (sharded->replicas < 1 || sharded->replicas > comm::world_size() || sharded->replica < 0)
       raise<ConfigError>(
-          "saving a distributed checkpoint: '{}' says that it is replica {} of {}, expected at most as many as there "
-          "are "
-          "processes, {}, and a number from 0 on",
+          "saving a distributed checkpoint: '{}' says that it is replica {} of {}, expected a number from 0 on, and at "
+          "most as many as there are processes, {}",
           leaf.name, sharded->replica, sharded->replicas, comm::world_size());
   }
   return sent;

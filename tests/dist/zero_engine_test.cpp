@@ -382,6 +382,17 @@ RANKS_TEST(ZeroInit, ModelsOfFilesAreSplitFromTheStart, 1, 2, 3) {
   };
   const auto typed = [&] { return models::LlamaForCausalLM::from_pretrained(folder); };
   const auto drawn = [&] { return models::AutoModelForCausalLM::from_config(folder); };
+  const auto tied_folder = support::scratch("gpt2_" + std::to_string(support::rank()));
+  const models::GPT2Config small{.vocab_size = 20,
+                                 .n_positions = 8,
+                                 .n_embd = 16,
+                                 .n_layer = 1,
+                                 .n_head = 4,
+                                 .resid_pdrop = 0,
+                                 .embd_pdrop = 0,
+                                 .attn_pdrop = 0};
+  models::GPT2LMHeadModel(small)->save_pretrained(tied_folder);
+  const auto typed_and_tied = [&] { return models::GPT2LMHeadModel::from_pretrained(tied_folder); };
   const auto same = [](auto&& make) {
     const auto plain = losses_from(with_init(3, false), false, make);
     EXPECT_EQ(losses_from(with_init(3, true), true, make), plain);
@@ -391,6 +402,7 @@ RANKS_TEST(ZeroInit, ModelsOfFilesAreSplitFromTheStart, 1, 2, 3) {
   same(loaded);
   same(loaded_low);
   same(typed);
+  same(typed_and_tied);
   same(drawn);
   losses_from(with_init(2, {}), false, loaded);
 

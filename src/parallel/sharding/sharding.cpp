@@ -120,9 +120,9 @@ struct Sharding::Impl {
   bool ends_itself = false;  ///< nobody does: the backward that runs has been told to do what that does
   /// Outside of forward and backward: shards have some, and no prepared optimizer has stepped on them.
   bool gradients_are_open = false;
+  bool gradients_were_left = false;  ///< the same, from before a forward whose backward has not come yet
   /// Units that were read while pieces had gradients, with what their pieces were then.
   std::unordered_map<const residency::Unit*, std::vector<Digest>> read_beside_gradients;
-  bool gradients_were_left = false;          ///< the same, from before a forward whose backward has not come yet
   std::set<OffloadStateTypeEnum> offloaded;  ///< the same on all ranks
   residency::PutAway away;                   ///< what of them has left the device
 
