@@ -33,6 +33,7 @@ Programs find it where it was when they were built (${TORCH_INSTALL_PREFIX}), el
   set(CPACK_STRIP_FILES ON)
   # Archives of objects can't be stripped of what a linker needs, so only programs are.
   set(CPACK_DEBIAN_FILE_NAME ${CPACK_PACKAGE_FILE_NAME}.deb)
+  set(CPACK_DEBIAN_COMPRESSION_TYPE zstd)  # a seventh of gzip's time; Debian 12's dpkg and Ubuntu's read it
   set(CPACK_DEBIAN_PACKAGE_SECTION science)
   # Libraries of programs, and what a program that links the library needs. Named by hand: dpkg-shlibdeps would look for a package of LibTorch.
   set(CPACK_DEBIAN_PACKAGE_DEPENDS "libyaml-cpp-dev, libicu-dev, libpcre2-dev, liburing-dev, libssl3, libcurl4, zlib1g")

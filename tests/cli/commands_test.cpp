@@ -38,7 +38,7 @@ class Commands : public testing::Test {
   }
   Result run(std::vector<std::string> arguments, const std::string& input = "",
              std::vector<std::string> env = {}) const {
-    arguments.insert(arguments.begin(), accelerate());
+    arguments.insert(arguments.begin(), accelerate_path());
     env.push_back("HF_HOME=" + folder.string());
     return Program(arguments, {.env = std::move(env), .input = input, .folder = folder}).wait();
   }
@@ -372,7 +372,7 @@ TEST_F(Commands, QuestionsEndWithTheInput) {
 }
 
 TEST_F(Commands, QuestionsOnATerminal) {
-  Program program({accelerate(), "config", "--config_file", folder / "asked.yaml"},
+  Program program({accelerate_path(), "config", "--config_file", folder / "asked.yaml"},
                   {.env = {"HF_HOME=" + folder.string()}, .terminal = true});
   const std::string up = "\x1b[A", down = "\x1b[B", left = "\x1b[D";
   ASSERT_TRUE(program.wait_for("On Amazon SageMaker"));
@@ -413,7 +413,7 @@ TEST_F(Commands, MenusTakeNumbersAndWords) {
     fs::remove(folder / "lines.yaml");
     fs::remove(folder / "menus.yaml");
     EXPECT_EQ(run({"config", "--config_file", folder / "lines.yaml"}, answers, {"CUDA_VISIBLE_DEVICES="}).exit_code, 0);
-    Program program({accelerate(), "config", "--config_file", folder / "menus.yaml"},
+    Program program({accelerate_path(), "config", "--config_file", folder / "menus.yaml"},
                     {.env = {"HF_HOME=" + folder.string(), "CUDA_VISIBLE_DEVICES="}, .terminal = true});
     ASSERT_TRUE(program.wait_for("On Amazon SageMaker"));
     std::istringstream lines(answers);
@@ -427,7 +427,7 @@ TEST_F(Commands, MenusTakeNumbersAndWords) {
 }
 
 TEST_F(Commands, CtrlCInAMenuWritesNothing) {
-  Program program({accelerate(), "config", "--config_file", folder / "asked.yaml"}, {.terminal = true});
+  Program program({accelerate_path(), "config", "--config_file", folder / "asked.yaml"}, {.terminal = true});
   ASSERT_TRUE(program.wait_for("On Amazon SageMaker"));
   program.type("\x03");
   const auto result = program.wait();
@@ -503,10 +503,10 @@ TEST_F(Commands, ManualPage) {
 }
 
 TEST_F(Commands, NamesWithADash) {
-  const auto alias = accelerate() + "-launch";
+  const auto alias = accelerate_path() + "-launch";
   EXPECT_EQ(Program({alias, "-q", "/bin/sh", "-c", "exit 3"}).wait().exit_code, 3);
   for (const std::string name : {"config", "env", "estimate-memory", "test", "tpu-config"}) {
-    const auto help = Program({accelerate() + "-" + name, "--help"}).wait();
+    const auto help = Program({accelerate_path() + "-" + name, "--help"}).wait();
     EXPECT_EQ(help.exit_code, 0) << name << help.err;
     EXPECT_THAT(help.out, HasSubstr("accelerate " + name)) << name;
   }

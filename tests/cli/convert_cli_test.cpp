@@ -39,7 +39,7 @@ fs::path make_input(int64_t tensors, int64_t elements) {
 }
 
 Result run(std::vector<std::string> words) {
-  words.insert(words.begin(), accelerate());
+  words.insert(words.begin(), accelerate_path());
   return Program(words).wait();
 }
 
@@ -69,8 +69,8 @@ TEST(ConvertCli, OptionsAct) {
 TEST(ConvertCli, CtrlCKeepsWhatIsWhole) {
   const auto in = make_input(48, 1 << 20);
   const auto out = scratch("out"), work = scratch(".out.unfinished");
-  const std::vector<std::string> command = {accelerate(), "convert",          in.string(),
-                                            out.string(), "--max_shard_size", "4.2MB"};
+  const std::vector<std::string> command = {accelerate_path(), "convert",          in.string(),
+                                            out.string(),      "--max_shard_size", "4.2MB"};
   Program program(command);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (!fs::exists(work / "model-00002-of-00048.safetensors") && std::chrono::steady_clock::now() < deadline)

@@ -16,7 +16,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 Result estimate(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), {accelerate(), "estimate-memory"});
+  arguments.insert(arguments.begin(), {accelerate_path(), "estimate-memory"});
   return Program(arguments).wait();
 }
 
@@ -100,7 +100,7 @@ TEST(EstimateMemory, FindsModelsOfTheHuggingFaceCache) {
   std::ofstream(model / "snapshots/0123abc/config.json")
       << R"({"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "vocab_size": 1000, "n_positions": 100})";
   const auto run = [](const std::vector<std::string>& words, std::vector<std::string> env) {
-    std::vector<std::string> all{cli_test::accelerate(), "estimate-memory"};
+    std::vector<std::string> all{cli_test::accelerate_path(), "estimate-memory"};
     all.insert(all.end(), words.begin(), words.end());
     return cli_test::Program(all, {.env = std::move(env)}).wait();
   };

@@ -83,7 +83,7 @@ witness(memory ARGS "--width 256 --layers 4" OUTCOME "process 0, after prepare: 
 witness(monitoring NEAR 1 ARGS "--epochs 1 --width 32" OUTCOME "encoder\\.layers\\.0 .*tied, and counted once: 1.*epoch 1 loss ([0-9.]+)")
 witness(ema NEAR 0.3 ARGS "--epochs 4" OUTCOME "held-out loss with the weights: (0\\.[0-9]+) to (0\\.[0-9]+).*their average: (0\\.[0-9]+) to (0\\.[0-9]+)")
 witness(tracking NEAR 40 ARGS "--epochs 3 --project_dir $scratch" OUTCOME "configuration: lr = 0\\.02.*best loss (0\\.[0-9]+) at step ([0-9]+).*logged (?:24|48) steps to ")
-witness(fsdp_with_peak_mem_tracking DATA TOLERANCE 0.001 NEAR 0.5 SHARDED "--fsdp_version 2" ARGS "--gpt --pairs $data/pairs.tsv --train_size 8 --batch_size 4"
+witness(fsdp_with_peak_mem_tracking DATA TOLERANCE 0.001 NEAR 0.5 SHARDED "--fsdp_version 2" ARGS "--gpt --pairs $data/pairs.tsv --train_size 4 --batch_size 2"
         OUTCOME "first backward: whole parameters at most [0-9]+ MiB.*loss (5\\.[0-9]+) -> ([345]\\.[0-9]+) in (2) steps on [12] process.*sharded: FSDP")
 witness(big_init NEAR 0.5 SHARDED "--fsdp_version 2" ARGS "--config ${PROJECT_SOURCE_DIR}/examples/configs/llama-3-8b --steps 3"
         OUTCOME "built (8030261248) parameters, eagerly 30633 MiB, in [0-9]?[0-9] MiB of memory.*loss ([0-9.]+) -> ([0-9.]+) in 3 steps on [12] process")

@@ -27,7 +27,7 @@ constexpr milliseconds kDeadline(120000);
 std::string model() { return (*support::data_dir() / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf").string(); }
 
 Result generate(std::vector<std::string> arguments, const Program::Options& options = {}) {
-  arguments.insert(arguments.begin(), {accelerate(), "generate"});
+  arguments.insert(arguments.begin(), {accelerate_path(), "generate"});
   return Program(arguments, options).wait(kDeadline);
 }
 
@@ -78,7 +78,7 @@ TEST(Generate, ALimitHoldsForEachEncoding) {
   SKIP_WITHOUT_DATA();
   const auto folder = [](const std::string& encoding) {
     const std::string made = (fs::path(support::scratch_dir()) / ("limited_" + encoding)).string();
-    const auto result = Program({accelerate(), "quantize", model(), made, "--to", encoding}).wait(kDeadline);
+    const auto result = Program({accelerate_path(), "quantize", model(), made, "--to", encoding}).wait(kDeadline);
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return made;
   };
@@ -139,7 +139,8 @@ TEST(Generate, FindsModelsInTheHubsCacheByName) {
   const auto said = generate({"acme/tiny", "--raw", "--prompt", "abc", "--max_new_tokens", "5", "--json"}, options);
   EXPECT_EQ(said.exit_code, 0) << said.err;
   const std::string made = (fs::path(support::scratch_dir()) / "tiny_nf4").string();
-  const auto quantized = Program({accelerate(), "quantize", "acme/tiny", made, "--to", "nf4"}, options).wait(kDeadline);
+  const auto quantized =
+      Program({accelerate_path(), "quantize", "acme/tiny", made, "--to", "nf4"}, options).wait(kDeadline);
   EXPECT_EQ(quantized.exit_code, 0) << quantized.err;
   EXPECT_TRUE(fs::exists(fs::path(made) / "model.safetensors"));
   EXPECT_THAT(generate({"acme/other", "--prompt", "x"}, options).err,
@@ -165,7 +166,7 @@ TEST(Generate, KeepsLittleBesideTheWeightsAfterALongPrompt) {
   std::string text;
   for (int day = 0; day < 35; ++day)
     text += "Day " + std::to_string(day) + " was long, and nobody knew what came next. ";
-  Program program({accelerate(), "generate", model(), "--raw", "--prompt", text, "--max_new_tokens", "1000"});
+  Program program({accelerate_path(), "generate", model(), "--raw", "--prompt", text, "--max_new_tokens", "1000"});
   ASSERT_TRUE(program.wait_for("ay", kDeadline)) << "the first tokens";
   EXPECT_LT(memory_of(program.pid(), "RssFile"), 60'000'000);
   EXPECT_LT(memory_of(program.pid(), "RssAnon"), 225'000'000);
@@ -177,7 +178,7 @@ TEST(Generate, KeepsLittleBesideTheWeightsAfterALongPrompt) {
 
 TEST(Generate, StreamsWhatItSays) {
   SKIP_WITHOUT_DATA();
-  Program program(with({accelerate(), "generate", model(), "--stats"},
+  Program program(with({accelerate_path(), "generate", model(), "--stats"},
                        {"--prompt", "Tell me a long story about a river.", "--max_new_tokens", "40"}));
   EXPECT_TRUE(program.wait_for("river", kDeadline)) << "before the end";
   EXPECT_FALSE(gone(program.pid(), milliseconds(1)));
@@ -192,7 +193,7 @@ TEST(Generate, ALongPromptShowsHowFarItIsRead) {
   std::string prompt;
   for (int i = 0; i < 135; ++i) prompt += "yes no ";
   const auto seen =
-      Program({accelerate(), "generate", model(), "--raw", "--prompt", prompt, "--stats", "--max_new_tokens", "2"},
+      Program({accelerate_path(), "generate", model(), "--raw", "--prompt", prompt, "--stats", "--max_new_tokens", "2"},
               {.terminal = true, .rows = 20, .columns = 100})
           .wait(kDeadline);
   EXPECT_EQ(seen.exit_code, 0) << seen.out;
@@ -206,8 +207,8 @@ TEST(Generate, ALongPromptShowsHowFarItIsRead) {
 
 TEST(Generate, InterruptingEndsTheAnswer) {
   SKIP_WITHOUT_DATA();
-  Program program(with({accelerate(), "generate", model()}, {"--raw", "--prompt", "0 1 0 1 0 1 0 1 0 1 0 1 0 1",
-                                                             "--max_new_tokens", "4000"}));  // no end by itself
+  Program program(with({accelerate_path(), "generate", model()}, {"--raw", "--prompt", "0 1 0 1 0 1 0 1 0 1 0 1 0 1",
+                                                                  "--max_new_tokens", "4000"}));  // no end by itself
   ASSERT_TRUE(program.wait_for(" ", kDeadline));
   program.signal(SIGINT);
   const auto result = program.wait(kDeadline);

@@ -18,7 +18,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 Result inspect(std::vector<std::string> words) {
-  words.insert(words.begin(), {cli_test::accelerate(), "inspect"});
+  words.insert(words.begin(), {cli_test::accelerate_path(), "inspect"});
   return Program(words).wait();
 }
 

@@ -35,7 +35,7 @@ std::vector<std::string> shells(int n, const std::string& script, std::vector<st
 }
 
 std::vector<std::string> with_launch(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), {accelerate(), "launch"});
+  arguments.insert(arguments.begin(), {accelerate_path(), "launch"});
   return arguments;
 }
 
@@ -84,7 +84,7 @@ class Launch : public testing::Test {
 
 TEST(Cli, HelpVersionAndUnknownCommands) {
   auto run = [](std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), accelerate());
+    arguments.insert(arguments.begin(), accelerate_path());
     return Program(arguments).wait();
   };
   EXPECT_EQ(run({"--version"}).out, std::string("accelerate ") + ACCELERATE_VERSION + "\n");
@@ -178,8 +178,8 @@ TEST_F(Launch, PythonOfTheEnvironmentInWhichTheLauncherLies) {
   for (const bool linked : {true, false}) {
     const fs::path own = folder / "venv/bin/accelerate";
     fs::remove(own);
-    if (linked) fs::create_symlink(accelerate(), own);
-    else fs::copy_file(accelerate(), own);
+    if (linked) fs::create_symlink(accelerate_path(), own);
+    else fs::copy_file(accelerate_path(), own);
     const auto out = Program({own, "launch", "-q", write("s.py", "print('another')\n")}).wait().out;
     EXPECT_EQ(out, "that of the environment\n") << linked;
   }
@@ -312,7 +312,7 @@ TEST_F(Launch, LinesOfFourRanksStayWhole) {
 
 TEST_F(Launch, StreamsThatShareATargetDoNotMixEither) {
   const auto result = Program({"/bin/sh", "-c",
-                               accelerate() + " launch -q --num_processes 2 /bin/sh -c '" +
+                               accelerate_path() + " launch -q --num_processes 2 /bin/sh -c '" +
                                    "x=$(printf %03000d 0); i=0; while [ $i -lt 300 ]; do printf \"<o$x\"; printf "
                                    "\"<e$x\" >&2; printf \"o>\\n\"; printf \"e>\\n\" >&2; i=$((i+1)); done' 2>&1"})
                           .wait();
@@ -367,7 +367,7 @@ TEST_F(Launch, InsideMpirunALauncherIsOneRank) {
         write("c.yaml", "distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 2\nnum_machines: 1\n");
     const auto result =
         Program({"/usr/bin/env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
-                 "OMPI_MCA_rmaps_base_oversubscribe=1", mpirun, "-n", "2", accelerate(), "launch", "--config_file",
+                 "OMPI_MCA_rmaps_base_oversubscribe=1", mpirun, "-n", "2", accelerate_path(), "launch", "--config_file",
                  file, "/bin/sh", "-c", "echo $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE at $MASTER_PORT"})
             .wait();
     EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -675,7 +675,7 @@ TEST_F(Launch, SignalsReachProgramsOfTestsThatIgnoreThem) {  // as where ctest r
 
 TEST_F(Launch, IgnoredSignalsStayIgnored) {  // nohup
   Program program({"/bin/sh", "-c",
-                   "trap '' HUP; exec " + accelerate() +
+                   "trap '' HUP; exec " + accelerate_path() +
                        " launch -q --num_processes 2 /bin/sh -c 'echo ready; sleep 1; echo done'"});
   ASSERT_TRUE(program.wait_for("ready\nready"));
   program.signal(SIGHUP);

@@ -19,7 +19,7 @@ using testing::HasSubstr;
 using testing::Not;
 
 std::vector<std::string> launching(std::vector<std::string> options, const std::string& what) {
-  options.insert(options.begin(), {accelerate(), "launch", "--cpu"});
+  options.insert(options.begin(), {accelerate_path(), "launch", "--cpu"});
   options.insert(options.end(), {std::string(ACCELERATE_BIN_DIR) + "/log_rank", what});
   return options;
 }
@@ -113,7 +113,7 @@ TEST(HangReportLaunched, ASingleRankOnTheTerminalAnswersToo) {
 
 // A shell that starts a rank, and ranks that are no programs of this library, would die of the signal.
 TEST(HangReportLaunched, WhatHasNoHandlerIsSpared) {
-  Program program({accelerate(), "launch", "--cpu", "--num_processes", "2", "--no_python", "sh", "-c",
+  Program program({accelerate_path(), "launch", "--cpu", "--num_processes", "2", "--no_python", "sh", "-c",
                    "echo ready; sleep 1; echo alive"});
   ASSERT_TRUE(program.wait_for("ready\nready"));
   program.signal(SIGUSR2);
@@ -143,8 +143,8 @@ TEST(HangReportLaunched, AKeyOfTheMonitorAsks) {
 
 TEST(HangReportLaunched, TheTerminalIsGivenBack) {
   for (const int signal : {SIGINT, SIGKILL}) {
-    Program program({accelerate(), "launch", "--cpu", "--num_processes", "2", "--monitor", "--monitor_seconds", "0.1",
-                     "--no_python", "sleep", "60"},
+    Program program({accelerate_path(), "launch", "--cpu", "--num_processes", "2", "--monitor", "--monitor_seconds",
+                     "0.1", "--no_python", "sleep", "60"},
                     {.env = {"TERM=xterm"}, .terminal = true, .rows = 50, .columns = 200});
     ASSERT_TRUE(program.wait_for("starting"));
     for (int i = 0; i < 3000 && program.shows_what_is_typed(); ++i) program.read_for(milliseconds(20));

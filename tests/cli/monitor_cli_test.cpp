@@ -34,7 +34,7 @@ using Clock = std::chrono::steady_clock;
 std::string bin(const std::string& name) { return std::string(ACCELERATE_BIN_DIR) + "/" + name; }
 
 std::vector<std::string> launching(std::vector<std::string> options, const std::vector<std::string>& program) {
-  options.insert(options.begin(), {accelerate(), "launch", "--cpu"});
+  options.insert(options.begin(), {accelerate_path(), "launch", "--cpu"});
   options.insert(options.end(), program.begin(), program.end());
   return options;
 }
@@ -237,8 +237,8 @@ TEST(MonitorPage, HostfilesShowMachinesByName) {
 TEST(MonitorPage, ShowsTheGpuOfEachRank) {
   const std::string folder = "LD_LIBRARY_PATH=" + bin("fake_nvml");
   const auto gpus = [&](const std::string& visible, std::vector<std::string> options) {
-    options.insert(options.begin(),
-                   {accelerate(), "launch", "--num_processes", "2", "--monitor_port", "0", "--monitor_seconds", "0.1"});
+    options.insert(options.begin(), {accelerate_path(), "launch", "--num_processes", "2", "--monitor_port", "0",
+                                     "--monitor_seconds", "0.1"});
     options.insert(options.end(), {"/bin/sleep", "60"});
     Program program(options, {.env = {folder, "CUDA_VISIBLE_DEVICES=" + visible}});
     const auto state = state_when(url_of(program), [](const json& s) {

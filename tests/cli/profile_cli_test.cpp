@@ -55,7 +55,7 @@ class ProfileCommand : public testing::Test {
     return file;
   }
   Result run(std::vector<std::string> arguments, std::vector<std::string> env = {}) const {
-    arguments.insert(arguments.begin(), {accelerate(), "profile"});
+    arguments.insert(arguments.begin(), {accelerate_path(), "profile"});
     return Program(arguments, {.env = std::move(env), .folder = folder}).wait();
   }
   std::vector<std::string> files_in(const std::string& name) const {
@@ -146,7 +146,8 @@ const char* const kListens =
     "sys.exit(9)\"";
 
 TEST_F(ProfileCommand, CtrlCIsToldOnce) {
-  Program program({accelerate(), "profile", rank_program(kListens)}, {.terminal = true, .folder = folder.string()});
+  Program program({accelerate_path(), "profile", rank_program(kListens)},
+                  {.terminal = true, .folder = folder.string()});
   ASSERT_TRUE(program.wait_for("ready"));
   // Two signals of one number may become one before they are heard: so it is tried some times, and those of ours would
   // be among them.
@@ -161,7 +162,7 @@ TEST_F(ProfileCommand, CtrlCIsToldOnce) {
 }
 
 TEST_F(ProfileCommand, SignalsToItAloneReachTheProgram) {
-  Program program({accelerate(), "profile", rank_program(kListens)}, {.folder = folder.string()});
+  Program program({accelerate_path(), "profile", rank_program(kListens)}, {.folder = folder.string()});
   ASSERT_TRUE(program.wait_for("ready"));
   program.signal(SIGINT);
   ASSERT_TRUE(program.wait_for("heard"));
@@ -177,7 +178,8 @@ TEST_F(ProfileCommand, SignalsToItAloneReachTheProgram) {
 }
 
 TEST_F(ProfileCommand, ItsSuddenDeathStopsTheProgram) {
-  Program program({accelerate(), "profile", rank_program("echo $$ > pid; exec sleep 60")}, {.folder = folder.string()});
+  Program program({accelerate_path(), "profile", rank_program("echo $$ > pid; exec sleep 60")},
+                  {.folder = folder.string()});
   const auto pids = pids_in(folder / "pid", 1);
   ASSERT_EQ(pids.size(), 1);
   ::kill(program.pid(), SIGKILL);
@@ -213,14 +215,14 @@ TEST_F(ProfileCommand, SeveralProcessesAboveTheLauncherAndBelowIt) {
   fs::create_directories(folder / "below");
   timeline_test::write(folder / "below" / "profile_7.json", "{}");  // each rank minds its own
   const auto below =
-      launch({"--num_processes", "2", "--cpu", accelerate(), "profile", "--out", "below", rank_program()},
+      launch({"--num_processes", "2", "--cpu", accelerate_path(), "profile", "--out", "below", rank_program()},
              {.folder = folder.string()});
   EXPECT_EQ(below.exit_code, 0) << below.err;
   EXPECT_THAT(files_in("below"), ElementsAre("profile_0.json", "profile_1.json", "profile_7.json"));
   EXPECT_THAT(below.err, HasSubstr("accelerate profile merge " + (folder / "below").string()));
   fs::remove(folder / "below" / "profile_0.json");
   const auto again =
-      launch({"--num_processes", "2", "--cpu", accelerate(), "profile", "--out", "below", rank_program()},
+      launch({"--num_processes", "2", "--cpu", accelerate_path(), "profile", "--out", "below", rank_program()},
              {.folder = folder.string()});
   EXPECT_EQ(again.exit_code, 64);
   EXPECT_THAT(again.err, HasSubstr("found 1 file(s) of an earlier profile there (profile_1.json)"));

@@ -26,7 +26,7 @@ std::string smollm2() { return (*support::data_dir() / "smollm2" / "SmolLM2-135M
 std::string scratch(const std::string& name) { return (fs::path(support::scratch_dir()) / name).string(); }
 
 Result run(std::vector<std::string> words, const Program::Options& options = {}) {
-  words.insert(words.begin(), accelerate());
+  words.insert(words.begin(), accelerate_path());
   return Program(words, options).wait(kDeadline);
 }
 nlohmann::json json_of(const Result& result) {
@@ -110,7 +110,7 @@ TEST(Quantize, InterruptingLeavesNothing) {
   SKIP_WITHOUT_DATA();
   const std::string folder = scratch("interrupted");
   fs::create_directories(folder);
-  Program program({accelerate(), "quantize", smollm2(), folder + "/nf4", "--to", "nf4", "--num_threads", "1"},
+  Program program({accelerate_path(), "quantize", smollm2(), folder + "/nf4", "--to", "nf4", "--num_threads", "1"},
                   {.terminal = true, .rows = 20, .columns = 100});
   ASSERT_TRUE(program.wait_for("quantizing", kDeadline));
   EXPECT_EQ(files_in(folder), 1u) << "a temporary one";
@@ -126,7 +126,7 @@ TEST(Quantize, AClosedTerminalAndAnEndLeaveNothingEither) {
   for (const int signal : {SIGHUP, SIGTERM}) {
     const std::string folder = scratch("ended" + std::to_string(signal));
     fs::create_directories(folder);
-    Program program({accelerate(), "quantize", smollm2(), folder + "/nf4", "--to", "nf4", "--num_threads", "1"},
+    Program program({accelerate_path(), "quantize", smollm2(), folder + "/nf4", "--to", "nf4", "--num_threads", "1"},
                     {.terminal = true, .rows = 20, .columns = 100});
     ASSERT_TRUE(program.wait_for("quantizing", kDeadline));
     program.signal(signal);
@@ -139,7 +139,7 @@ TEST(Quantize, InterruptingTheSecondPerplexityKeepsTheResult) {
   const std::string in = scratch("in"), out = scratch("out"), text = scratch("long.txt");
   write_tiny_model(in);
   std::ofstream(text) << std::string(400'000, 'a');
-  Program program({accelerate(), "quantize", in, out, "--to", "nf4", "--report", "--text", text, "--max_tokens",
+  Program program({accelerate_path(), "quantize", in, out, "--to", "nf4", "--report", "--text", text, "--max_tokens",
                    "400000", "--num_threads", "1"},
                   {.terminal = true, .rows = 20, .columns = 100});
   ASSERT_TRUE(program.wait_for("after", kDeadline));
@@ -162,8 +162,8 @@ TEST(Quantize, ResultsSayHowManyTensorsAreInWhat) {
   EXPECT_EQ(json["notes"].size(), 2u) << json["notes"];
   // A report that nobody gets is an error.
   const auto lost =
-      Program(
-          {"/bin/sh", "-c", accelerate() + " quantize " + in + " " + out + " --to q8_0 --overwrite --json > /dev/full"})
+      Program({"/bin/sh", "-c",
+               accelerate_path() + " quantize " + in + " " + out + " --to q8_0 --overwrite --json > /dev/full"})
           .wait(kDeadline);
   EXPECT_EQ(lost.exit_code, 73);
   EXPECT_THAT(lost.err, HasSubstr("standard output can't be written"));

@@ -107,7 +107,7 @@ class SageMaker : public testing::Test {
   }
 
   Result run(std::vector<std::string> arguments, const std::vector<std::string>& env = {}) const {
-    arguments.insert(arguments.begin(), {accelerate(), "launch", "--config_file", "sm.json"});
+    arguments.insert(arguments.begin(), {accelerate_path(), "launch", "--config_file", "sm.json"});
     return Program(arguments, options(env)).wait(kDeadline);
   }
 
@@ -370,7 +370,7 @@ TEST_F(SageMaker, AStoppedJobIsNoSuccess) {
 TEST_F(SageMaker, CtrlCEndsTheFollowingAndNotTheJob) {
   NEEDS_MOTO();
   start_aws({"--status", "InProgress"});
-  Program program({accelerate(), "launch", "--config_file", "sm.json", "proj/train.py"}, options());
+  Program program({accelerate_path(), "launch", "--config_file", "sm.json", "proj/train.py"}, options());
   ASSERT_TRUE(program.wait_for("Training - Training image download completed"));
   ::kill(-program.pid(), SIGINT);  // as a terminal does: to the launcher and what it started
   const auto result = program.wait();
@@ -384,7 +384,7 @@ TEST_F(SageMaker, CtrlCEndsTheFollowingAndNotTheJob) {
 TEST_F(SageMaker, AKilledLauncherTakesTheFollowerAlong) {
   NEEDS_MOTO();
   start_aws({"--status", "InProgress"});
-  Program program({accelerate(), "launch", "--config_file", "sm.json", "proj/train.py"}, options());
+  Program program({accelerate_path(), "launch", "--config_file", "sm.json", "proj/train.py"}, options());
   ASSERT_TRUE(program.wait_for("Training - "));
   std::ifstream children("/proc/" + std::to_string(program.pid()) + "/task/" + std::to_string(program.pid()) +
                          "/children");

@@ -29,8 +29,8 @@ class SavingLaunch : public testing::Test {
   }
   /// `accelerate launch OPTIONS save_on_signal_training FOLDER …`, two ranks. @param save  milliseconds that it takes
   std::vector<std::string> words(std::vector<std::string> options, int save) const {
-    options.insert(options.begin(), {accelerate(), "launch", "--cpu", "--grace_seconds", "4"});
-    const auto program = fs::path(accelerate()).parent_path() / "save_on_signal_training";
+    options.insert(options.begin(), {accelerate_path(), "launch", "--cpu", "--grace_seconds", "4"});
+    const auto program = fs::path(accelerate_path()).parent_path() / "save_on_signal_training";
     options.insert(options.end(), {program.string(), folder, std::to_string(save), "3"});
     return options;
   }

@@ -159,7 +159,7 @@ TEST_F(Tpu, APodWithoutGcloudIsAnError) {
 
 TEST_F(Tpu, CtrlCEndsGcloud) {
   write("pod.yaml", "distributed_type: XLA\nnum_processes: 8\ntpu_name: wait\ntpu_use_cluster: true\n");
-  Program program({accelerate(), "launch", "--config_file", "pod.yaml", "train.py"}, options());
+  Program program({accelerate_path(), "launch", "--config_file", "pod.yaml", "train.py"}, options());
   for (int i = 0; i < 1200 && log().empty(); ++i) program.wait_for("never", milliseconds(50));
   program.signal(SIGINT);
   const auto result = program.wait();
@@ -171,7 +171,7 @@ TEST_F(Tpu, TpuConfigRunsGcloud) {
   write("tpu.yaml",
         "distributed_type: XLA\nnum_processes: 8\ntpu_name: pod\ntpu_zone: zone\ncommands:\n- ls -l\n- pwd\n");
   const auto config = [&](std::vector<std::string> arguments, const std::vector<std::string>& env = {}) {
-    arguments.insert(arguments.begin(), {accelerate(), "tpu-config", "--config_file", "tpu.yaml"});
+    arguments.insert(arguments.begin(), {accelerate_path(), "tpu-config", "--config_file", "tpu.yaml"});
     return Program(arguments, options(env)).wait();
   };
   EXPECT_EQ(config({}).exit_code, 0);

@@ -19,6 +19,7 @@
 
 #include "both_stores.hpp"
 #include "formats/checkpoint_manifest.hpp"
+#include "fsdp_saving.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "scratch.hpp"
@@ -68,12 +69,10 @@ class Gate {
 AcceleratorOptions options_of(const std::string& layout, const ProjectConfiguration& project) {
   AcceleratorState::reset();
   GradientState::reset();
-  AcceleratorOptions options{.gradient_accumulation_steps = 2, .cpu = true, .project_config = project};
-  const std::map<std::string, StateDictType> types{{"full", StateDictType::full_state_dict},
-                                                   {"sharded", StateDictType::sharded_state_dict},
-                                                   {"local", StateDictType::local_state_dict}};
-  if (const auto type = types.find(layout); type != types.end())
-    options.fsdp_plugin = FullyShardedDataParallelPlugin{.state_dict_type = type->second};
+  AcceleratorOptions options{.gradient_accumulation_steps = 2,
+                             .cpu = true,
+                             .project_config = project,
+                             .fsdp_plugin = support::fsdp_saving(layout)};
   if (layout == "ahead")
     options.fsdp_plugin =
         FullyShardedDataParallelPlugin{.state_dict_type = StateDictType::sharded_state_dict, .step_in_backward = true};

@@ -7,7 +7,6 @@
 #include <torch/torch.h>
 
 #include <filesystem>
-#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,6 +14,7 @@
 
 #include "both_stores.hpp"
 #include "counting_allocator.hpp"
+#include "fsdp_saving.hpp"
 #include "ranks.hpp"
 #include "run_state/counts.hpp"
 #include "run_state/filling.hpp"
@@ -30,13 +30,7 @@ namespace {
 
 AcceleratorOptions options_of(const std::string& layout) {
   reset_states();
-  AcceleratorOptions options{.cpu = true, .project_config = {.verify_checkpoints = false}};
-  const std::map<std::string, StateDictType> types{{"full", StateDictType::full_state_dict},
-                                                   {"sharded", StateDictType::sharded_state_dict},
-                                                   {"local", StateDictType::local_state_dict}};
-  if (const auto type = types.find(layout); type != types.end())
-    options.fsdp_plugin = FullyShardedDataParallelPlugin{.state_dict_type = type->second};
-  return options;
+  return {.cpu = true, .project_config = {.verify_checkpoints = false}, .fsdp_plugin = support::fsdp_saving(layout)};
 }
 
 constexpr int64_t kLayers = 4;

@@ -14,6 +14,7 @@
 #include <set>
 
 #include "formats/checkpoint_manifest.hpp"
+#include "fsdp_saving.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "scratch.hpp"
@@ -36,13 +37,10 @@ namespace {
 AcceleratorOptions options_of(const std::string& layout, const ProjectConfiguration& project) {
   AcceleratorState::reset();
   GradientState::reset();
-  AcceleratorOptions options{.gradient_accumulation_steps = 2, .cpu = true, .project_config = project};
-  const std::map<std::string, StateDictType> types{{"full", StateDictType::full_state_dict},
-                                                   {"sharded", StateDictType::sharded_state_dict},
-                                                   {"local", StateDictType::local_state_dict}};
-  if (const auto type = types.find(layout); type != types.end())
-    options.fsdp_plugin = FullyShardedDataParallelPlugin{.state_dict_type = type->second};
-  return options;
+  return {.gradient_accumulation_steps = 2,
+          .cpu = true,
+          .project_config = project,
+          .fsdp_plugin = support::fsdp_saving(layout)};
 }
 
 /// A run with all kinds of files.

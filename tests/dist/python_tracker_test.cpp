@@ -151,9 +151,14 @@ TEST(PythonTracker, ReplayStaysInItsFolder) {
         << json{{"kind", "start"}, {"run", run}, {"time", 1.0}, {"format", "accelerate.tracking"}, {"version", 1}}
         << "\n"
         << json{{"kind", "log"}, {"run", run}, {"time", 1.0}, {"step", 1}, {"values", {{"loss", 0.5}}}} << "\n";
-    std::vector<std::string> words{
-        cli_test::accelerate(),    "track", "replay", (folder / "in.jsonl").string(), "--to", "jsonl", "--logging_dir",
-        (folder / "logs").string()};
+    std::vector<std::string> words{cli_test::accelerate_path(),
+                                   "track",
+                                   "replay",
+                                   (folder / "in.jsonl").string(),
+                                   "--to",
+                                   "jsonl",
+                                   "--logging_dir",
+                                   (folder / "logs").string()};
     const auto refused = cli_test::Program(words).wait();
     EXPECT_NE(refused.exit_code, 0);
     EXPECT_THAT(refused.err, AllOf(HasSubstr(run), HasSubstr("--project_name")));
@@ -263,7 +268,7 @@ TEST_P(PythonTrackerTraining, GoesOnAndNothingIsLost) {
   }
   ASSERT_EQ(unsent.size(), 1u);
   const FakeSdk sound;
-  cli_test::Program replay({cli_test::accelerate(), "track", "replay", unsent[0].string(), "--to", "wandb"});
+  cli_test::Program replay({cli_test::accelerate_path(), "track", "replay", unsent[0].string(), "--to", "wandb"});
   const auto result = replay.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("records went to wandb"));

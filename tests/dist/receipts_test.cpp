@@ -987,15 +987,21 @@ TEST(ReceiptsLaunch, OfSeveralMachinesTheFirstPrintsThem) {
   const auto job = [](const std::vector<std::string>& program) {
     const auto port = std::to_string(support::free_port());
     const auto machine = [&](const std::string& rank) {
-      std::vector<std::string> words{
-          cli_test::accelerate(), "launch",
-          "--num_machines",       "2",
-          "--num_processes",      "2",
-          "--machine_rank",       rank,
-          "--main_process_ip",    "127.0.0.1",
-          "--main_process_port",  port,
-          "--rdzv_conf",          "join_timeout=60,close_timeout=8,local_addr=127.0.0." + rank + "1",
-          "--receipts=strict"};
+      std::vector<std::string> words{cli_test::accelerate_path(),
+                                     "launch",
+                                     "--num_machines",
+                                     "2",
+                                     "--num_processes",
+                                     "2",
+                                     "--machine_rank",
+                                     rank,
+                                     "--main_process_ip",
+                                     "127.0.0.1",
+                                     "--main_process_port",
+                                     port,
+                                     "--rdzv_conf",
+                                     "join_timeout=60,close_timeout=8,local_addr=127.0.0." + rank + "1",
+                                     "--receipts=strict"};
       words.insert(words.end(), program.begin(), program.end());
       return std::make_unique<cli_test::Program>(
           words, cli_test::Program::Options{.env = {"RECEIPTS_TEST_JOB=idle", "OMP_NUM_THREADS=1"}});

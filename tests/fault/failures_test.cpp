@@ -277,8 +277,8 @@ TEST(FailureTable, UnderTheLauncher) {
       const auto folder = fs::path(support::scratch_dir()) / std::to_string(i);
       fs::create_directory(folder);
       folders.push_back(folder.string());
-      std::vector<std::string> arguments{cli_test::accelerate(), "launch", "--cpu",
-                                         "--num_processes",      "2",      fs::read_symlink("/proc/self/exe")};
+      std::vector<std::string> arguments{cli_test::accelerate_path(), "launch", "--cpu",
+                                         "--num_processes",           "2",      fs::read_symlink("/proc/self/exe")};
       arguments.insert(arguments.end(), kProgram.begin(), kProgram.end());
       cli_test::Program::Options options;
       const Case one{

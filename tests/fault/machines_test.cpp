@@ -67,7 +67,7 @@ class Machines : public testing::Test {
                                    const std::string& conf = "") const {
     const bool c10d = std::find(more.begin(), more.end(), "c10d") != more.end();
     std::vector<std::string> words{
-        accelerate(),
+        accelerate_path(),
         "launch",
         "--main_process_ip",
         "127.0.0.1",
@@ -505,7 +505,7 @@ TEST_F(Machines, StrangersNeitherEndNorDelayAJobWithAToken) {
   // The other machine comes through a place where all that it says is written down.
   Tap tap(port);
   auto guest = std::make_unique<Program>(std::vector<std::string>{
-      accelerate(), "launch", "--main_process_ip", "127.0.0.1", "--main_process_port", tap.port, "--rdzv_conf",
+      accelerate_path(), "launch", "--main_process_ip", "127.0.0.1", "--main_process_port", tap.port, "--rdzv_conf",
       "local_addr=127.0.0.2,keep_alive_interval=0.5,keep_alive_max_attempt=8,join_timeout=60,close_timeout=8,token=the "
       "right words",
       "--machine_rank", "1", "--num_machines", "2", "--num_processes", "4", "/bin/sh", "-c", script});
@@ -657,7 +657,7 @@ class Hostfile : public Machines {
   void write(const std::string& name, const std::string& text) const { std::ofstream(file(name)) << text; }
   std::unique_ptr<Program> start(const std::string& script, const std::vector<std::string>& more = {},
                                  const std::string& flag = "--hostfile") const {
-    std::vector<std::string> words{accelerate(), "launch", flag, file("hosts"), "--main_process_port", port};
+    std::vector<std::string> words{accelerate_path(), "launch", flag, file("hosts"), "--main_process_port", port};
     words.insert(words.end(), more.begin(), more.end());
     words.insert(words.end(), {"/bin/sh", "-c", script});
     const char* path = std::getenv("PATH");

@@ -21,7 +21,7 @@ using testing::Not;
 class GpuPrograms : public GpuTest {};
 
 TEST_F(GpuPrograms, EnvNamesTheGpu) {
-  const auto result = Program({cli_test::accelerate(), "env"}).wait();
+  const auto result = Program({cli_test::accelerate_path(), "env"}).wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("GPU"));
   if (!rehearsal()) {
@@ -30,7 +30,7 @@ TEST_F(GpuPrograms, EnvNamesTheGpu) {
 }
 
 TEST_F(GpuPrograms, TestPasses) {
-  const auto result = Program({cli_test::accelerate(), "test"}).wait(milliseconds(180000));
+  const auto result = Program({cli_test::accelerate_path(), "test"}).wait(milliseconds(180000));
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   EXPECT_THAT(result.out, HasSubstr("training: as one process"));
   EXPECT_THAT(result.out, Not(HasSubstr("FAILED")));
@@ -39,7 +39,7 @@ TEST_F(GpuPrograms, TestPasses) {
 /// Cases of this program, started as users' programs are: they find the device by themselves.
 TEST_F(GpuPrograms, LaunchedProgramsTrainOnTheGpu) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
-  std::vector<std::string> arguments{cli_test::accelerate(), "launch", "--num_processes", "1"};
+  std::vector<std::string> arguments{cli_test::accelerate_path(), "launch", "--num_processes", "1"};
   Program::Options options;
   if (!on_cuda()) {
     arguments.emplace_back("--cpu");
@@ -54,8 +54,8 @@ TEST_F(GpuPrograms, LaunchedProgramsTrainOnTheGpu) {
 }
 
 TEST_F(GpuPrograms, TheMonitorShowsTheGpuOfARank) {
-  std::vector<std::string> arguments{cli_test::accelerate(), "launch", "--num_processes", "1", "--monitor",
-                                     "--monitor_seconds",    "0.5"};
+  std::vector<std::string> arguments{cli_test::accelerate_path(), "launch", "--num_processes", "1", "--monitor",
+                                     "--monitor_seconds",         "0.5"};
   if (!on_cuda()) arguments.emplace_back("--cpu");
   arguments.insert(arguments.end(), {"/bin/sleep", "4"});
   const auto result = Program(arguments).wait();

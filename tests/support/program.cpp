@@ -36,7 +36,7 @@ bool is_launchers(const std::string& entry) {
 
 }  // namespace
 
-std::string accelerate() { return std::string(ACCELERATE_BIN_DIR) + "/accelerate"; }
+std::string accelerate_path() { return std::string(ACCELERATE_BIN_DIR) + "/accelerate"; }
 
 Program::Program(const std::vector<std::string>& arguments, const Options& options) {
   std::vector<std::string> env;
@@ -183,7 +183,7 @@ Result Program::wait(milliseconds deadline) {
 }
 
 Result launch(const std::vector<std::string>& arguments, const Program::Options& options) {
-  std::vector<std::string> all{accelerate(), "launch"};
+  std::vector<std::string> all{accelerate_path(), "launch"};
   all.insert(all.end(), arguments.begin(), arguments.end());
   return Program(all, options).wait();
 }

@@ -61,7 +61,7 @@ class Program {
 };
 
 /// Path of the `accelerate` program of this build.
-std::string accelerate();
+std::string accelerate_path();
 
 /// Runs `accelerate launch <arguments>` to its end.
 Result launch(const std::vector<std::string>& arguments, const Program::Options& options = {});

@@ -57,7 +57,7 @@ TEST(HostfileText, ManyMachinesTakeNoLonger) {
               HasSubstr("line 300001 names h7 again"));
 }
 
-TEST(NearestName, LongNamesAreNotCompared) {
+TEST(LongNames, AreNotCompared) {
   const std::string megabyte(1 << 20, 'x');
   const support::Deadline deadline;  // to compare two of them takes an hour
   EXPECT_EQ(accelerate::nearest_name(megabyte, {"bert", megabyte}), std::nullopt);

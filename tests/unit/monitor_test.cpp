@@ -30,9 +30,10 @@
 #include "launch/monitor/web_page.hpp"
 #include "ranks.hpp"
 
-namespace accelerate::launcher {
 namespace {
 
+using namespace accelerate;
+using namespace accelerate::launcher;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
@@ -598,4 +599,3 @@ TEST(Http, AnyBytesAreAnswered) {
 }
 
 }  // namespace
-}  // namespace accelerate::launcher

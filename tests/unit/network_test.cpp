@@ -25,8 +25,9 @@
 #include "network/relay.hpp"
 #include "network/wait_for_server.hpp"
 
-namespace accelerate {
 namespace {
+
+using namespace accelerate;
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
@@ -417,4 +418,3 @@ TEST(GuardedPort, ABusyPortIsSaidWithTheReason) {
 }
 
 }  // namespace
-}  // namespace accelerate

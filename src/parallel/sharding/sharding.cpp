@@ -93,8 +93,8 @@ struct Sharding::Impl {
   Placed placed;  ///< members of `parts` that are no parameters of the model
   std::unique_ptr<ShardStore> store;
   std::unique_ptr<GradientReducer> reducer;
-  std::function<void(const std::vector<at::Tensor>&)> step_ahead;    ///< null: steps are plain ones
-  std::function<void(const std::vector<at::Tensor>&)> step_at_once;  ///< null: steps are taken by step()
+  std::function<void(const std::vector<at::Tensor>&)> step_ahead;  ///< null: steps are plain ones
+  std::function<void(const std::vector<at::Tensor>&)> step_now;    ///< null: steps are taken by step()
   std::vector<char> stepped;   ///< by part: at once, in the backward that runs or ran last
   bool step_is_taken = false;  ///< in a backward that has ended, and step() has not been called; the same on all ranks
   bool ends_a_step = false;    ///< step() does, which has been taken
@@ -583,14 +583,14 @@ struct Sharding::Impl {
     expect_here({OffloadStateTypeEnum::hp_params, OffloadStateTypeEnum::lp_params, OffloadStateTypeEnum::optim_states},
                 "backward, which steps at once");
     units->share_again(*part.unit);
-    step_at_once(shards_of({part.index}));
+    step_now(shards_of({part.index}));
     if (gradients_of_part() == coming) return;  // they accumulate, or nobody trains it
     stepped[part.index] = 1;
     store->publish_part(part);
   }
   /// Of a part, all that this backward has for them.
   void gradients_are_there(const ShardedPart& part) {
-    if (step_at_once && settings.step_at_once) return step_on_part(parts[part.index]);
+    if (step_now && settings.step_at_once) return step_on_part(parts[part.index]);
     ShardsOnDisk& disk = store->disk();
     if (!disk.steps_in_groups()) {
       if (step_ahead) step_ahead(shards_of({part.index}));
@@ -1006,9 +1006,7 @@ void Sharding::after_part(size_t group, const std::vector<at::Tensor>& states) {
 }
 
 bool Sharding::steps_at_once() const { return impl_->settings.step_at_once; }
-void Sharding::set_step(std::function<void(const std::vector<at::Tensor>&)> step) {
-  impl_->step_at_once = std::move(step);
-}
+void Sharding::set_step(std::function<void(const std::vector<at::Tensor>&)> step) { impl_->step_now = std::move(step); }
 bool Sharding::steps_ahead() const { return impl_->settings.step_in_backward && !impl_->settings.step_at_once; }
 void Sharding::set_step_ahead(std::function<void(const std::vector<at::Tensor>&)> step) {
   impl_->step_ahead = std::move(step);
