@@ -230,7 +230,7 @@ struct ReadState {
           "or to parameters in another order",
           name, saved.sizes(), parameter.sizes());
     tensor = place(name);
-    fill(tensor, saved);
+    fill(parameter, tensor, saved);
   }
 };
 
@@ -431,8 +431,9 @@ std::shared_ptr<StateBefore> take_state_dict(Optimizer& optimizer, const c10::IV
 
 void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {
   if (auto* own = dynamic_cast<OwnStateDict*>(&optimizer)) return own->load_state_dict(saved);
-  take_state_dict(optimizer, saved, /*in_place=*/false,
-                  [](const at::Tensor& to, const at::Tensor& values) { at::Tensor(to).copy_(values); });
+  take_state_dict(
+      optimizer, saved, /*in_place=*/false,
+      [](const at::Tensor&, const at::Tensor& to, const at::Tensor& values) { at::Tensor(to).copy_(values); });
 }
 
 std::function<void()> take_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved, bool in_place,

@@ -14,8 +14,9 @@ namespace accelerate::optim {
 c10::IValue optimizer_state_dict(torch::optim::Optimizer& optimizer);
 /// Takes it over. @throws CheckpointError, having changed nothing.
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const c10::IValue& state);
-/// Gives a tensor of the state its values. @param to  as a step makes it  @param saved  the dict's, of the same sizes
-using FillState = std::function<void(const at::Tensor& to, const at::Tensor& saved)>;
+/// Gives a tensor of a parameter's state its values. @param to  as a step makes it  @param saved  the dict's, of the
+/// same sizes
+using FillState = std::function<void(const at::Tensor& parameter, const at::Tensor& to, const at::Tensor& saved)>;
 /// The same without a copy: `fill` is told what each tensor shall become, and it is for the caller to write that, at
 /// once or later. Not for an OwnStateDict.
 /// @param in_place  tensors that are there and are as a step would make them stay; else all are made anew

@@ -105,6 +105,9 @@ std::vector<std::vector<at::Tensor>> Engine::step_parts() const {
   const Layer* const layer = stepping();
   return layer ? layer->step_parts() : std::vector<std::vector<at::Tensor>>{};
 }
+void Engine::place_state(const at::Tensor& parameter, const at::Tensor& state) {
+  for (const auto& layer : layers_) layer->place_state(parameter, state);
+}
 void Engine::before_part(size_t part, const std::vector<at::Tensor>& states) { stepping()->before_part(part, states); }
 void Engine::after_part(size_t part, const std::vector<at::Tensor>& states) { stepping()->after_part(part, states); }
 bool Engine::steps_at_once() const {

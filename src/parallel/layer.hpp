@@ -83,6 +83,11 @@ class ACCELERATE_API Layer {
   virtual void after_part(size_t part, const std::vector<at::Tensor>& states) {
     static_cast<void>(part), static_cast<void>(states);
   }
+  /// A state that an optimizer of `parameter` has without a step, and whose values are still to come: it lies where
+  /// after_part() would leave it. Not collective. @throws ResourceError where there is no room for it
+  virtual void place_state(const at::Tensor& parameter, const at::Tensor& state) {
+    static_cast<void>(parameter), static_cast<void>(state);
+  }
   /// Whether this layer has optimizers step within backward, on a part as soon as its gradients are averaged. Then
   /// their step() finds no gradients of it.
   virtual bool steps_at_once() const { return false; }

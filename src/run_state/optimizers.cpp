@@ -290,7 +290,7 @@ c10::IValue in_our_order(const AcceleratedOptimizer& optimizer, const PreparedMo
 
 StagedOptimizer::StagedOptimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models,
                                  const StoredOptimizer& stored, std::string name)
-    : optimizer_(optimizer), filling_(std::move(name)) {
+    : optimizer_(optimizer), models_(models), filling_(std::move(name)) {
   const bool takes_values = optim::has_own_state_dict(optimizer.optimizer());
   state_ = in_our_order(optimizer, models, stored,
                         [&](const std::string& what, const auto& field, const parallel::Held& holding) {
@@ -303,7 +303,7 @@ StagedOptimizer::StagedOptimizer(const AcceleratedOptimizer& optimizer, const Pr
 
 StagedOptimizer::StagedOptimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models,
                                  const StateFile& file)
-    : optimizer_(optimizer), filling_(file.path.filename().string()) {
+    : optimizer_(optimizer), models_(models), filling_(file.path.filename().string()) {
   if (optim::has_own_state_dict(optimizer.optimizer())) {
     if (file.form != StateForm::safetensors && file.form != StateForm::archive) refuse_pieces(optimizer, "load_state");
     state_ = checkpointing::load_object(file.path);
@@ -352,7 +352,9 @@ std::function<void()> StagedOptimizer::take(bool in_place) {
     return undo;
   }
   return optim::take_optimizer_state_dict(
-      optimizer, state_, in_place, [this](const at::Tensor& to, const at::Tensor& saved) {
+      optimizer, state_, in_place, [this](const at::Tensor& parameter, const at::Tensor& to, const at::Tensor& saved) {
+        for (const auto& model : models_)
+          if (model->engine) model->engine->place_state(parameter, to);
         if (const auto found = sources_.find(saved.unsafeGetTensorImpl()); found != sources_.end())
           filling_.add(found->second.what, found->second.stored, found->second.holding, to);
         else  // of a parameter of one element, which came as a number

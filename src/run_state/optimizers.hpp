@@ -74,6 +74,7 @@ class StagedOptimizer {
   void note(const OwnShards& own, const c10::IValue& value, const std::string& where);
 
   AcceleratedOptimizer optimizer_;
+  PreparedModels models_;
   c10::IValue state_;
   std::unordered_map<const at::TensorImpl*, Source> sources_;  ///< of the tensors in `state_`, which have no values
   Filling filling_;

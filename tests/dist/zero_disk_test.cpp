@@ -93,6 +93,18 @@ void expect_same_bits(const Trained& found, const Trained& expected) {
     EXPECT_TRUE(found.weights[i].equal(expected.weights[i])) << "parameter " << i;
 }
 
+/// Whether all do, or none. @return how many there are
+int64_t moments_on_disk(torch::optim::Optimizer& optimizer, bool expected) {
+  int64_t looked = 0;
+  for (const auto& [parameter, state] : optimizer.state()) {
+    const auto& moment = static_cast<const torch::optim::AdamWParamState&>(*state).exp_avg();
+    if (moment.numel() == 0) continue;
+    EXPECT_EQ(residency::DiskMemory::of(moment) != nullptr, expected);
+    ++looked;
+  }
+  return looked;
+}
+
 }  // namespace
 
 RANKS_TEST(ZeroDisk, StatesOnADiskTrainAsInMemory, 1, 2, 3) {
@@ -255,7 +267,10 @@ RANKS_TEST(ZeroDisk, CheckpointsGoOnInMemoryAndBack, 2) {
             ThreeLayers model;
             auto [m, opt] = accelerator.prepare(model, adamw(model->parameters()));
             const auto folder = support::scratch("state");
-            if (goes_on) accelerator.load_state(folder);
+            if (goes_on) {
+              accelerator.load_state(folder);
+              EXPECT_GT(moments_on_disk(opt.optimizer(), second != On::nothing), 0);
+            }
             const auto dtype = m->first->weight.scalar_type();
             for (int64_t step = goes_on ? kSteps / 2 : 0; step < (goes_on ? kSteps : kSteps / 2); ++step)
               for (int64_t micro = 0; micro < kMicroSteps; ++micro) {

@@ -52,6 +52,8 @@ F("images are made of masters that have changed", file, "«*made_of == masters._
 file = "src/parallel/sharding/shards_on_disk.cpp"
 F("what a step leaves goes to the disk", file, "«take(moments, /*whole=*/true);»", "",
   z + "StatesOnADiskTrainAsInMemory")
+F("states that are loaded lie on the disk at once", file, "«states_->place(state);»", "",
+  z + "CheckpointsGoOnInMemoryAndBack")
 F("a full disk is told after the step", file, "«if (!failed_) failed_ = std::current_exception();»", "",
   z + "AFullDiskIsNamedOnAllRanksAndLosesNothing")
 F("gradients go to the disk of the states", "src/parallel/sharding/sharding.cpp",

@@ -91,6 +91,7 @@ class ACCELERATE_API Engine final {
   // Optimizers that step part by part, see Layer.
 
   std::vector<std::vector<at::Tensor>> step_parts() const;
+  void place_state(const at::Tensor& parameter, const at::Tensor& state);
   void before_part(size_t part, const std::vector<at::Tensor>& states);
   void after_part(size_t part, const std::vector<at::Tensor>& states);
   /// Whether optimizers step within backward (step_at_once).

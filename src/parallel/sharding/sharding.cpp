@@ -995,6 +995,9 @@ std::vector<std::vector<at::Tensor>> Sharding::step_parts() const {
   for (const auto& indices : impl_->store->disk().groups()) groups.push_back(impl_->shards_of(indices));
   return groups;
 }
+void Sharding::place_state(const at::Tensor& parameter, const at::Tensor& state) {
+  impl_->store->disk().place(parameter, state);
+}
 void Sharding::before_part(size_t group, const std::vector<at::Tensor>& states) {
   impl_->or_tell_peers([&] { impl_->store->disk().before_group(group, states); });
 }

@@ -45,6 +45,7 @@ class ACCELERATE_API Sharding final : public Layer {
   void expect_gradients(const std::function<std::vector<at::Tensor>()>& stepped_on) override;
   void after_step() override;
   std::vector<std::vector<at::Tensor>> step_parts() const override;
+  void place_state(const at::Tensor& parameter, const at::Tensor& state) override;
   void before_part(size_t group, const std::vector<at::Tensor>& states) override;
   void after_part(size_t group, const std::vector<at::Tensor>& states) override;
   bool before_ahead(size_t group, const std::vector<at::Tensor>& states) override;

@@ -192,6 +192,10 @@ std::vector<at::Tensor> ShardsOnDisk::gradients_of(const std::vector<size_t>& pa
   return gradients;
 }
 
+void ShardsOnDisk::place(const at::Tensor& parameter, const at::Tensor& state) {
+  if (states_ && has(parameter) && state.dim() > 0) states_->place(state);
+}
+
 void ShardsOnDisk::take(const std::vector<at::Tensor>& tensors, bool whole) {
   postpone([&] {
     for (const auto& tensor : tensors) states_->take(tensor, whole);

@@ -344,16 +344,28 @@ at::Tensor DiskMemory::zeros(at::IntArrayRef sizes, at::ScalarType dtype) {
   return tensor.set_(c10::Storage(std::move(storage)), 0, sizes);
 }
 
-void DiskMemory::take(const at::Tensor& tensor, bool whole) {
-  if (!tensor.defined() || !tensor.is_cpu() || !tensor.has_storage() || tensor.nbytes() == 0) return;
+std::shared_ptr<DiskMemory::Place> DiskMemory::new_place(const at::Tensor& tensor, bool whole) {
+  if (!tensor.defined() || !tensor.is_cpu() || !tensor.has_storage() || tensor.nbytes() == 0) return nullptr;
   const c10::Storage& storage = tensor.storage();
-  if ((whole && storage.nbytes() != tensor.nbytes()) || storage.data_ptr().get_deleter() == &Place::let_go) return;
-  const auto place = std::make_shared<Place>(shared_from_this(), static_cast<int64_t>(storage.nbytes()));
+  if ((whole && storage.nbytes() != tensor.nbytes()) || storage.data_ptr().get_deleter() == &Place::let_go)
+    return nullptr;
+  auto place = std::make_shared<Place>(shared_from_this(), static_cast<int64_t>(storage.nbytes()));
+  place->storage = storage.unsafeGetStorageImpl();
+  return place;
+}
+
+void DiskMemory::take(const at::Tensor& tensor, bool whole) {
+  const auto place = new_place(tensor, whole);
+  if (!place) return;
+  const c10::Storage& storage = tensor.storage();
   place->buffer = take_buffer(place->bytes);
   std::memcpy(place->buffer->data, storage.data(), storage.nbytes());
   std::memset(place->buffer->data + storage.nbytes(), 0, static_cast<size_t>(place->bytes) - storage.nbytes());
-  place->storage = storage.unsafeGetStorageImpl();
   Place::point(place, place->buffer->data);
+}
+
+void DiskMemory::place(const at::Tensor& tensor) {
+  if (const auto place = new_place(tensor, /*whole=*/true)) Place::point(place, place->here.mapped);
 }
 
 bool DiskMemory::has(const at::Tensor& tensor) const { return place_of(tensor) != nullptr; }

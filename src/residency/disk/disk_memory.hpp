@@ -36,6 +36,8 @@ class DiskMemory : public std::enable_shared_from_this<DiskMemory> {
   /// of this disk or another, and for one that is not the whole of its storage. @throws ResourceError as above
   /// @param whole  false: a part of its storage stands for all of it
   void take(const at::Tensor& tensor, bool whole = true);
+  /// The same of a tensor whose values are still to come: it lies in the file, with whatever is there.
+  void place(const at::Tensor& tensor);
   /// Whether this disk is where the tensor's bytes have their place.
   bool has(const at::Tensor& tensor) const;
   /// Which one is; null: none.
@@ -84,6 +86,8 @@ class DiskMemory : public std::enable_shared_from_this<DiskMemory> {
   class Moving;
   class Reading;
   class Beside;
+  /// One for a tensor that take() and place() have something to do with; null: they have not.
+  std::shared_ptr<Place> new_place(const at::Tensor& tensor, bool whole);
   static Place* any_place_of(const at::Tensor& tensor);
   static std::shared_ptr<Place> shared_place_of(const at::Tensor& tensor);  ///< which has one
   Place* place_of(const at::Tensor& tensor) const;                          ///< if it is here
