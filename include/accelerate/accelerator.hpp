@@ -393,7 +393,7 @@ class ACCELERATE_API Accelerator {
   void save(const std::map<std::string, at::Tensor>& tensors, const std::filesystem::path& file,
             bool safe_serialization = false) const;
   /// The weights in the Hugging Face layout: model.safetensors, or shards of at most `max_shard_size` ("10GB", "500MB",
-  /// …) with an index. Of a sharded model it is collective, and rank 0 holds the tensors of one file at a time.
+  /// …) with an index. Of a sharded model it is collective, and rank 0 holds one of its units at a time.
   /// @throws CheckpointError, ResourceError; of a sharded model on all ranks.
   void save_model(const ModelRef& model, const std::filesystem::path& folder,
                   const std::string& max_shard_size = "10GB", bool safe_serialization = true) const;

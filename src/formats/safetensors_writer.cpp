@@ -55,8 +55,9 @@ const formats::SafetensorsDtype* dtype_of(const formats::TensorSource& source, c
   return dtype;
 }
 
-/// Tensors whose bytes overlap would be written twice and come back untied.
-void check_not_shared(const std::map<std::string, at::Tensor>& tensors, const std::string& file) {
+}  // namespace
+
+void formats::expect_none_shared(const std::map<std::string, at::Tensor>& tensors, const std::string& file) {
   struct Area {
     const void* storage;
     uintptr_t begin, end;
@@ -88,15 +89,17 @@ void check_not_shared(const std::map<std::string, at::Tensor>& tensors, const st
         file, fmt::join(shared, ", "));
 }
 
-}  // namespace
-
-void formats::write_safetensors(const std::filesystem::path& path, std::vector<TensorSource> tensors,
-                                const std::map<std::string, std::string>& metadata) {
-  for (const auto& source : tensors) dtype_of(source, path.string());
+void formats::sort_for_safetensors(std::vector<TensorSource>& tensors) {
   std::sort(tensors.begin(), tensors.end(), [](const TensorSource& a, const TensorSource& b) {
     const auto *left = find_dtype(a.dtype), *right = find_dtype(b.dtype);
     return left != right ? left > right : a.name < b.name;
   });
+}
+
+void formats::write_safetensors(const std::filesystem::path& path, std::vector<TensorSource> tensors,
+                                const std::map<std::string, std::string>& metadata) {
+  for (const auto& source : tensors) dtype_of(source, path.string());
+  sort_for_safetensors(tensors);
 
   std::vector<std::pair<std::string, SafetensorsInfo>> infos;
   infos.reserve(tensors.size());
@@ -129,7 +132,7 @@ void save_safetensors(const std::filesystem::path& path, const std::map<std::str
   std::vector<formats::TensorSource> sources;
   sources.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors) sources.push_back(source_of(name, tensor, path.string()));
-  check_not_shared(tensors, path.string());
+  formats::expect_none_shared(tensors, path.string());
   if (auto* const later = snapshot::PutOff::here()) {
     for (auto& source : sources) {
       dtype_of(source, path.string());  // refuses now

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <set>
 #include <unordered_map>
 
@@ -17,6 +18,7 @@
 #include "checkpoint/zero_checkpoint.hpp"
 #include "comm/agreement.hpp"
 #include "formats/expected_files.hpp"
+#include "formats/tensor_source.hpp"
 #include "formats/torch_archive.hpp"
 #include "observe/trace.hpp"
 #include "parallel/deepspeed_files.hpp"
@@ -120,6 +122,20 @@ void save_plain_model(const ModelRef& model, const std::vector<parallel::Held>& 
     std::erase_if(tensors, [](const auto& item) { return !item.second.defined(); });
     write_tensors(file.path, tensors, file.form == StateForm::safetensors);
   });
+}
+
+/// Tensor by tensor, in the order of `sources`.
+void write_sources(const std::filesystem::path& file, std::vector<formats::TensorSource> sources,
+                   bool safe_serialization) {
+  if (safe_serialization) return formats::write_safetensors(file, std::move(sources), {{"format", "pt"}});
+  formats::TorchPickle pickle;
+  pickle.empty_dict(), pickle.mark();
+  for (auto& source : sources) {
+    pickle.text(source.name);
+    pickle.tensor(source.dtype, source.sizes, /*requires_grad=*/false, std::move(source.read));
+  }
+  pickle.set_items_to_mark();
+  write_archive(file, std::move(pickle));
 }
 
 checkpointing::StoredTensors zero_weights(const detail::PreparedModel& model, const std::filesystem::path& folder,
@@ -345,26 +361,40 @@ void save_weights(const detail::PreparedModel& model, const std::filesystem::pat
     tensors.emplace(name, tensor);
     weights.push_back({name, tensor.numel() * static_cast<int64_t>(bytes)});
   }
-  // A stage is a file.
-  std::vector<WholeStream::Stage> stages;
+  // Parts become whole one after the other, in the order in which the files have their tensors.
+  std::optional<WholeStream> stream;
+  std::vector<WholeStream::Wanted> wanted;
+  std::vector<std::vector<formats::TensorSource>> files;
   for (const auto& names : checkpointing::split_weights(weights, max_shard_bytes)) {
-    auto& stage = stages.emplace_back();
-    for (const auto& name : names)
-      if (const auto piece = pieces.find(tensors.at(name).unsafeGetTensorImpl()); piece != pieces.end())
-        stage.push_back(wanted_weight(*piece->second));
+    auto& sources = files.emplace_back();
+    for (const auto& name : names) {
+      const auto& tensor = tensors.at(name);
+      const auto piece = pieces.find(tensor.unsafeGetTensorImpl());
+      if (piece == pieces.end())
+        sources.push_back({name, tensor.scalar_type(), tensor.sizes().vec(), [tensor] { return tensor.detach(); }});
+      else
+        sources.push_back({name, piece->second->value.scalar_type(), piece->second->whole.sizes().vec(),
+                           [&stream, tensor] { return stream->get(tensor); }});
+    }
+    if (safe_serialization) formats::sort_for_safetensors(sources);
+    else std::sort(sources.begin(), sources.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+    for (const auto& source : sources)
+      if (const auto piece = pieces.find(tensors.at(source.name).unsafeGetTensorImpl()); piece != pieces.end())
+        wanted.push_back(wanted_weight(*piece->second));
   }
-  WholeStream stream(std::move(stages), {.copies = true});
-  write_in_step(stream, comm::rank() == 0, [&] {
-    checkpointing::write_weight_files(
-        folder, weights, max_shard_bytes, safe_serialization,
-        [&](const std::filesystem::path& file, const std::vector<std::string>& names) {
-          std::map<std::string, at::Tensor> part;
-          for (const auto& name : names) {
-            const auto& tensor = tensors.at(name);
-            part.emplace(name, pieces.contains(tensor.unsafeGetTensorImpl()) ? stream.get(tensor) : tensor.detach());
-          }
-          write_tensors(file, part, safe_serialization);
-        });
+  stream.emplace(part_by_part(std::move(wanted)));
+  write_in_step(*stream, comm::rank() == 0, [&] {
+    auto sources = files.begin();
+    checkpointing::write_weight_files(folder, weights, max_shard_bytes, safe_serialization,
+                                      [&](const std::filesystem::path& file, const std::vector<std::string>& names) {
+                                        std::map<std::string, at::Tensor> whole;
+                                        for (const auto& name : names)
+                                          if (const auto& tensor = tensors.at(name);
+                                              !pieces.contains(tensor.unsafeGetTensorImpl()))
+                                            whole.emplace(name, tensor);
+                                        formats::expect_none_shared(whole, file.string());
+                                        write_sources(file, std::move(*sources++), safe_serialization);
+                                      });
   });
 }
 

@@ -122,6 +122,34 @@ RANKS_TEST(InPlace, TakesNoMemoryOfItsOwn, 1, 2) {
   });
 }
 
+// Units become whole one after the other within a file, too.
+RANKS_TEST(InPlace, SavingAModelHoldsAUnitAtATime, 1, 2, 3) {
+  constexpr int64_t kUnits = 6, kWidth = 256, kUnit = kWidth * kWidth * 4;
+  auto& memory = support::CountingAllocator::install();
+  on_both_stores([&](const std::string& store) {
+    for (const bool safe : {true, false}) {
+      SCOPED_TRACE(store + (safe ? ", safetensors" : ", archive"));
+      reset_states();
+      auto plugin = *support::fsdp_saving("sharded");
+      plugin.auto_wrap_policy = AutoWrapPolicy::size_based_wrap, plugin.min_num_params = kWidth * kWidth;
+      Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin});
+      nn::Sequential net;
+      for (int64_t i = 0; i < kUnits; ++i) net->push_back(nn::Linear(nn::LinearOptions(kWidth, kWidth).bias(false)));
+      const auto model = accelerator.prepare(net);
+      const auto folder = support::scratch("weights" + store.back() + std::to_string(safe));
+      const int64_t before = memory.live();
+      memory.reset_peak();
+      accelerator.save_model(model, folder, "10GB", safe);
+      EXPECT_LE(memory.peak() - before, 2 * kUnit + (64 << 10)) << "a rank's piece of a unit, and the unit";
+      const auto expected = accelerator.get_state_dict(model);
+      if (support::rank() != 0) continue;
+      const auto saved = load_checkpoint_files(folder);
+      EXPECT_EQ(saved.size(), static_cast<size_t>(kUnits));
+      for (const auto& [name, tensor] : saved) EXPECT_TRUE(tensor.equal(expected.at(name))) << name;
+    }
+  });
+}
+
 RANKS_TEST(InPlace, EachRankReadsWhatItHolds, 1, 2, 3) {
   const std::vector<std::pair<std::string, std::string>> saved_and_loaded{
       {"safetensors", "safetensors"}, {"archive", "archive"},     {"full", "full"},
