@@ -4,9 +4,9 @@
 usage: in_a_cgroup.py --bin build/release/bin --folder FOLDER [--limit_mb 512] [--layers 160] [--steps 3]
 
 Needs root and control groups (either version). FOLDER is on the disk, with room for some 40 bytes a parameter. Prints the limit, the model's size, what the group used at most, and the losses of
-an uninterrupted run beside those of one that was killed (SIGKILL, right after its first checkpoint) and resumed: they must be the same.
+an uninterrupted run beside those of one that was killed (SIGKILL, right after its first checkpoint) and resumed: they must be the same, and so must the weights that both save.
 """
-import argparse, json, os, pathlib, re, shutil, signal, subprocess, sys, time
+import argparse, filecmp, json, os, pathlib, re, shutil, signal, subprocess, sys, time
 
 CGROUPS = pathlib.Path("/sys/fs/cgroup")
 
@@ -24,6 +24,14 @@ class Group:
 
     def start(self, command, **more):
         return subprocess.Popen(["sh", "-c", f'echo $$ > {self.path}/cgroup.procs && exec "$@"', "sh", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
+
+    def run(self, command):
+        """@return what it said"""
+        process = self.start(command)
+        said = process.communicate()[0]
+        if process.returncode != 0:
+            sys.exit(f"ended with {process.returncode}:\n{said}")
+        return said
 
     def most(self):
         return int((self.path / ("memory.max_usage_in_bytes" if self.v1 else "memory.peak")).read_text())
@@ -74,11 +82,9 @@ def main():
 
     group = Group(args.limit_mb << 20)
     begin = time.time()
-    whole = group.start(command("whole")).communicate()[0]
+    whole = group.run(command("whole"))
     print(f"limit {args.limit_mb} MiB; model {parameters * 4 / 2**20:.0f} MiB in fp32, {parameters * 16 / 2**20:.0f} MiB with gradients and states; the group had at most {group.most() / 2**20:.0f} MiB; {time.time() - begin:.0f} s", flush=True)
     print("uninterrupted", losses(whole), flush=True)
-    if len(losses(whole)) < args.steps:
-        sys.exit(whole)
     killed = group.start(command("killed", "--save_every", "1"), process_group=0)
     text = ""
     for line in killed.stdout:
@@ -88,10 +94,13 @@ def main():
             break
     killed.wait()
     time.sleep(2)
-    resumed = group.start(command("killed", "--save_every", "1000", "--resume")).communicate()[0]
+    resumed = group.run(command("killed", "--save_every", "1000", "--resume"))
     print("killed", losses(text), "resumed", losses(resumed))
     if losses(text) | losses(resumed) != losses(whole):
         sys.exit("the losses differ:\n" + text + resumed)
+    if not filecmp.cmp(args.folder / "whole/model.safetensors", args.folder / "killed/model.safetensors", shallow=False):
+        sys.exit("the weights differ")
+    print("the weights that both have saved are equal to the bit")
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ void write_sources(const std::filesystem::path& file, std::vector<formats::Tenso
     pickle.tensor(source.dtype, source.sizes, /*requires_grad=*/false, std::move(source.read));
   }
   pickle.set_items_to_mark();
-  write_archive(file, std::move(pickle));
+  write_archive(file, std::move(pickle), "save_model");
 }
 
 checkpointing::StoredTensors zero_weights(const detail::PreparedModel& model, const std::filesystem::path& folder,

@@ -91,15 +91,15 @@ void write_in_step(WholeStream& stream, bool writes, const std::function<void()>
   });
 }
 
-void write_archive(const std::filesystem::path& file, formats::TorchPickle&& pickle) {
+void write_archive(const std::filesystem::path& file, formats::TorchPickle&& pickle, const char* user) {
   if (auto* const later = snapshot::PutOff::here()) {
     if (auto* const ledger = later->ledger()) pickle.hold(*ledger);
     const auto held = std::make_shared<formats::TorchPickle>(std::move(pickle));
-    return later->files().writes.push_back([file, held] { write_archive(file, std::move(*held)); });
+    return later->files().writes.push_back([file, held, user] { write_archive(file, std::move(*held), user); });
   }
   trace::Span span(trace::SpanKind::checkpoint_write, file.filename().string());
   int64_t written = 0;
-  AtomicFile out("save_state", file);
+  AtomicFile out(user, file);
   formats::write_torch_archive(std::move(pickle), [&](std::string_view bytes) {
     out.write(bytes);
     written += static_cast<int64_t>(bytes.size());

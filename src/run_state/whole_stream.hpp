@@ -66,7 +66,7 @@ std::vector<WholeStream::Stage> part_by_part(std::vector<WholeStream::Wanted> wa
 /// are thrown on all ranks. Collective.
 void write_in_step(WholeStream& stream, bool writes, const std::function<void()>& write);
 
-/// The file appears when it is complete.
-void write_archive(const std::filesystem::path& file, formats::TorchPickle&& pickle);
+/// The file appears when it is complete. @param user  what writes it, for messages
+void write_archive(const std::filesystem::path& file, formats::TorchPickle&& pickle, const char* user = "save_state");
 
 }  // namespace accelerate::run_state

@@ -193,7 +193,14 @@ std::vector<at::Tensor> ShardsOnDisk::gradients_of(const std::vector<size_t>& pa
 }
 
 void ShardsOnDisk::place(const at::Tensor& parameter, const at::Tensor& state) {
-  if (states_ && has(parameter) && state.dim() > 0) states_->place(state);
+  if (!states_ || state.dim() == 0) return;
+  const auto is_parameter = [&](const ShardedMember& member) {
+    return member.shard.is_same(parameter) || member.tensor.is_same(parameter);
+  };
+  if (std::any_of(parts_.begin(), parts_.end(), [&](const ShardedPart& part) {
+        return std::any_of(part.members.begin(), part.members.end(), is_parameter);
+      }))
+    states_->place(state);
 }
 
 void ShardsOnDisk::take(const std::vector<at::Tensor>& tensors, bool whole) {

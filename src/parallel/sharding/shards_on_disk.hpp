@@ -43,7 +43,8 @@ class ShardsOnDisk {
   /// Around a step on a group, with what the optimizer keeps of it. Blocks.
   void before_group(size_t group, const std::vector<at::Tensor>& states);
   void after_group(size_t group, const std::vector<at::Tensor>& states);
-  /// A state of a parameter whose master lies on a disk lies there, too, where states do. Its values are still to come.
+  /// A state of a parameter among the parts lies on the disk from now on, where states do. Its values are still to
+  /// come.
   void place(const at::Tensor& parameter, const at::Tensor& state);
   // Shards' gradients lie on the disk of the states from backward to step.
   /// A part's are about to be added to: they are in memory.
