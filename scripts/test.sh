@@ -3,8 +3,8 @@
 #
 #   scripts/test.sh [PRESET] [arguments of ctest ...]        PRESET: release (default), dev, asan, tsan
 #
-# Ends with ctest's summary and its exit code. CTEST_PARALLEL_LEVEL says how many tests run at a time (default: five for two
-# cores, because a test waits for more than half of its time). scripts/common.sh lists the other environment variables.
+# Ends with ctest's summary and its exit code. CTEST_PARALLEL_LEVEL says how many tests run at a time (default 3: many of them start
+# several processes, and many wait). scripts/common.sh lists the other environment variables.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -45,7 +45,7 @@ ACCELERATE_TEST_DATA=$(cd "$deps/data" && pwd)
 export ACCELERATE_TEST_DATA
 # The peers must not look for anything on the network.
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
-run=(ctest --preset "$preset" -j "${CTEST_PARALLEL_LEVEL:-$(($(num_jobs) * 5 / 2))}" "$@")
+run=(ctest --preset "$preset" -j "${CTEST_PARALLEL_LEVEL:-3}" "$@")
 # ThreadSanitizer can't start where the kernel places programs at very random addresses; without that it can.
 if [ "$preset" = tsan ] && setarch "$(uname -m)" -R true 2>/dev/null; then run=(setarch "$(uname -m)" -R "${run[@]}"); fi
 exec "${run[@]}" </dev/null

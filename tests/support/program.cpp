@@ -200,7 +200,7 @@ bool gone(pid_t pid, milliseconds deadline) {
 
 std::vector<pid_t> pids_in(const std::string& file, size_t count) {
   std::vector<pid_t> pids;
-  for (const auto end = Clock::now() + milliseconds(20000); Clock::now() < end;
+  for (const auto end = Clock::now() + milliseconds(120000); Clock::now() < end;
        std::this_thread::sleep_for(milliseconds(10))) {
     pids.clear();
     std::ifstream in(file);
