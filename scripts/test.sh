@@ -3,7 +3,7 @@
 #
 #   scripts/test.sh [PRESET] [arguments of ctest ...]        PRESET: release (default), dev, asan, tsan
 #
-# Ends with ctest's summary and its exit code. CTEST_PARALLEL_LEVEL says how many tests run at a time (default 3: many of them start
+# Ends with ctest's summary and its exit code. CTEST_PARALLEL_LEVEL says how many tests run at a time (default 4: many of them start
 # several processes, and many wait). scripts/common.sh lists the other environment variables.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -45,7 +45,17 @@ ACCELERATE_TEST_DATA=$(cd "$deps/data" && pwd)
 export ACCELERATE_TEST_DATA
 # The peers must not look for anything on the network.
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
-run=(ctest --preset "$preset" -j "${CTEST_PARALLEL_LEVEL:-3}" "$@")
+# Several tests share the cores: a thread that waits for its team must not turn meanwhile.
+export OMP_WAIT_POLICY=passive
+# Tests with a peer in Python share one process that has imported what the peers need. It ends, and its socket goes, with this process.
+ACCELERATE_TEST_PYTHON_SERVER=$(mktemp -d)/python
+export ACCELERATE_TEST_PYTHON_SERVER
+"$ACCELERATE_TEST_PYTHON" "$root/tests/support/python_server.py" "$ACCELERATE_TEST_PYTHON_SERVER" >"$root/build/$preset/python_server.log" 2>&1 </dev/null &
+until [ -S "$ACCELERATE_TEST_PYTHON_SERVER" ]; do
+  kill -0 $! 2>/dev/null || fail "tests/support/python_server.py has ended; what it said is in build/$preset/python_server.log"
+  sleep 0.1
+done
+run=(ctest --preset "$preset" -j "${CTEST_PARALLEL_LEVEL:-4}" "$@")
 # ThreadSanitizer can't start where the kernel places programs at very random addresses; without that it can.
 if [ "$preset" = tsan ] && setarch "$(uname -m)" -R true 2>/dev/null; then run=(setarch "$(uname -m)" -R "${run[@]}"); fi
 exec "${run[@]}" </dev/null

@@ -52,22 +52,43 @@ std::vector<std::string> gather_texts(Group& group, const std::string& bytes, co
   return result;
 }
 
+using Note = std::array<int64_t, 3>;
+
+struct Agreed {
+  std::vector<int64_t> numbers;
+  std::vector<std::string> carried;  ///< by rank: its text, and zeros behind it
+  int64_t most;                      ///< longer texts were not carried
+};
+
 /// Every operation begins with this: ranks tell each other what they are about to do, in messages of one size, since
 /// messages of different sizes would end the process on a thread of the transport. Only a short sum of `what` travels;
 /// the texts do where sums differ, so that all ranks can say the same.
-/// @param what  the same on ranks that are in step  @return each rank's `number`
-std::vector<int64_t> agree(Group& group, const char* operation, const std::string& what, int64_t number = 0) {
-  using Note = std::array<int64_t, 3>;
+/// @param what    the same on ranks that are in step
+/// @param number  each rank's own
+/// @param text    each rank's own; it travels along where the message has room
+Agreed agree(Group& group, const char* operation, const std::string& what, int64_t number = 0,
+             std::string_view text = {}) {
   const Note note{static_cast<int64_t>(std::hash<std::string_view>()(what)), static_cast<int64_t>(what.size()), number};
   std::vector<Note> notes(static_cast<size_t>(group.world_size()));
-  if (SharedMemory* const board = group.board()) {
-    const auto all = board->exchange(operation, {reinterpret_cast<const char*>(note.data()), sizeof note});
-    for (size_t rank = 0; rank < notes.size(); ++rank)
-      std::memcpy(notes[rank].data(), all[rank].data(), std::min(sizeof note, all[rank].size()));
+  SharedMemory* const board = group.board();  // asked once: it may be there the next time
+  constexpr size_t kMessage = 128;
+  const auto size = static_cast<int64_t>(board ? SharedMemory::most_to_exchange() : kMessage);
+  Agreed agreed{.numbers = {}, .carried = {}, .most = size - static_cast<int64_t>(sizeof note)};
+  std::string message(reinterpret_cast<const char*>(note.data()), sizeof note);
+  if (static_cast<int64_t>(text.size()) <= agreed.most) message += text;
+  if (board) {
+    agreed.carried = board->exchange(operation, message);
   } else {
-    const at::Tensor mine = at::tensor(at::ArrayRef<int64_t>(note), at::kLong);
+    const at::Tensor mine = at::zeros({size}, at::kByte);  // the transport may keep it longer than a failed wait
+    std::copy(message.begin(), message.end(), mine.data_ptr<uint8_t>());
     const at::Tensor all = group.all_gather(mine.to(group.device()), operation).cpu();
-    std::memcpy(notes.data(), all.const_data_ptr(), all.nbytes());
+    for (int64_t rank = 0; rank < group.world_size(); ++rank)
+      agreed.carried.emplace_back(reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>()) + rank * size, size);
+  }
+  for (size_t rank = 0; rank < notes.size(); ++rank) {
+    auto& theirs = agreed.carried[rank];
+    std::memcpy(notes[rank].data(), theirs.data(), std::min(sizeof note, theirs.size()));
+    theirs.erase(0, sizeof note);
   }
   const auto column = [&](size_t which) {
     std::vector<int64_t> one;
@@ -76,7 +97,10 @@ std::vector<int64_t> agree(Group& group, const char* operation, const std::strin
   };
   constexpr size_t kSum = 0, kLength = 1, kNumber = 2;
   const auto sums = column(kSum);
-  if (std::all_of(sums.begin(), sums.end(), [&](int64_t sum) { return sum == sums.front(); })) return column(kNumber);
+  if (std::all_of(sums.begin(), sums.end(), [&](int64_t sum) { return sum == sums.front(); })) {
+    agreed.numbers = column(kNumber);
+    return agreed;
+  }
   std::string lines;
   const auto texts = gather_texts(group, what, column(kLength), operation);
   for (size_t rank = 0; rank < texts.size(); ++rank)
@@ -208,15 +232,20 @@ std::vector<at::Tensor> pad_to_largest(const std::vector<at::Tensor>& tensors, c
 
 std::vector<std::string> all_gather_bytes(Group& group, const std::string& bytes) {
   constexpr const char* kName = "gather_object";
-  return gather_texts(group, bytes, agree(group, kName, kName, static_cast<int64_t>(bytes.size())), kName);
+  auto [lengths, texts, most] = agree(group, kName, kName, static_cast<int64_t>(bytes.size()), bytes);
+  if (*std::max_element(lengths.begin(), lengths.end()) > most) return gather_texts(group, bytes, lengths, kName);
+  for (size_t rank = 0; rank < texts.size(); ++rank) texts[rank].resize(static_cast<size_t>(lengths[rank]));
+  return texts;
 }
 
 std::string broadcast_bytes(Group& group, const std::string& bytes, int64_t from) {
   if (group.dry()) return bytes;  // peers that don't exist say what we say
   const bool mine = group.rank() == from;
   const auto what = fmt::format("broadcast of objects from rank {}", from);
-  const int64_t length =
-      agree(group, "broadcast_object_list", what, static_cast<int64_t>(bytes.size()))[static_cast<size_t>(from)];
+  const auto [lengths, texts, most] = agree(group, "broadcast_object_list", what, static_cast<int64_t>(bytes.size()),
+                                            mine ? std::string_view(bytes) : std::string_view());
+  const int64_t length = lengths[static_cast<size_t>(from)];
+  if (length <= most) return texts[static_cast<size_t>(from)].substr(0, static_cast<size_t>(length));
   at::Tensor buffer = at::empty({length}, at::kByte);
   if (mine) std::copy(bytes.begin(), bytes.end(), buffer.data_ptr<uint8_t>());
   buffer = group.broadcast(buffer.to(group.device()), from).cpu();

@@ -1,6 +1,7 @@
 #include "run_state/behind_training.hpp"
 
 #include <pthread.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -130,6 +131,7 @@ struct BehindTraining::Shared {
   Mutex mutex;
   std::condition_variable changed;
   std::string failure ACCELERATE_GUARDED_BY(mutex);
+  bool begins ACCELERATE_GUARDED_BY(mutex) = false;  ///< the mark is set, training goes on
 
   /// A rank's part, as rank 0 and the first ranks on other disks get it.
   struct Report {
@@ -210,9 +212,25 @@ struct BehindTraining::Shared {
     return verdict;
   }
 
-  void run_to_the_end() {
+  /// Training comes first. Where all cores are busy, a thread that begins to write at once, or is woken to, puts the
+  /// one that trains off its core for milliseconds; of class SCHED_BATCH it waits for its turn.
+  void wait_for_begin() {
     ::pthread_setname_np(::pthread_self(), "checkpoint");
-    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 5);  // training comes first
+    const sched_param none{};
+    ::sched_setscheduler(0, SCHED_BATCH, &none);
+    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 5);
+    MutexLock lock(mutex);
+    while (!begins) lock.wait(changed);
+  }
+
+  void begin() {
+    const MutexLock lock(mutex);
+    begins = true;
+    changed.notify_all();
+  }
+
+  void run_to_the_end() {
+    wait_for_begin();
     std::string wrong;
     try {
       wrong = run();
@@ -261,6 +279,7 @@ BehindTraining::BehindTraining(const RunState& run, const SaveOptions& options, 
   counts::add(SnapshotCount::copied_bytes, shared.ledger->copied_bytes());
   std::thread([shared = shared_] { shared->run_to_the_end(); }).detach();
   snapshot::set_current(shared.ledger);
+  shared.begin();
 }
 
 void BehindTraining::wait() {

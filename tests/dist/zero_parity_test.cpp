@@ -1,6 +1,6 @@
 /// The same training with DeepSpeed, whose losses, gradient norms, learning rates and loss scales were written down
-/// (deepspeed_losses*.json: its CPU accelerator with gloo), and with ours: each of its configurations, in shared memory
-/// and by sockets.
+/// (deepspeed_losses*.json: its CPU accelerator with gloo), and with ours: each of its configurations, on 2 ranks in
+/// shared memory and by sockets, on others in turns.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -166,8 +166,11 @@ bool is_among(const std::string& name, const std::vector<std::string>& names) {
 
 void compare(int64_t ranks) {
   size_t compared = 0;
-  for (const auto& row : recorded(ranks))
+  size_t number = 0;
+  for (const auto& row : recorded(ranks)) {
+    const auto turn = "shared memory " + std::to_string(++number % 2);
     support::on_both_stores([&](const std::string& store) {
+      if (ranks != 2 && store != turn) return;
       SCOPED_TRACE(row.name + ", " + store);
       if (row.losses.is_null()) return;  // theirs refuses it on that machine
       ++compared;
@@ -195,6 +198,7 @@ void compare(int64_t ranks) {
         EXPECT_EQ(ours.scales[i], row.scales[i].get<double>()) << "step " << i;
       }
     });
+  }
   EXPECT_GT(compared, 0);
 }
 

@@ -45,13 +45,13 @@ std::vector<Words> commands_of(Reader reader, const fs::path& path) {
 
 bool needs_libtorch(Reader reader) { return reader == Reader::dcp || reader == Reader::model; }
 
-int run_program(const std::vector<std::string>& words) {
+hostile::Outcome run_program(uint64_t bytes, const std::vector<std::string>& words) {
   const std::string program = ACCELERATE_BIN_DIR "/accelerate";
   std::vector<char*> arguments{const_cast<char*>(program.c_str())};
   for (const auto& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
-  ::execv(program.c_str(), arguments.data());
-  return 126;
+  const auto execute = [&] { return ::execv(program.c_str(), arguments.data()) == 0 ? 0 : 126; };
+  return hostile::run_limited(bytes, execute, /*execs=*/true);
 }
 
 TEST(HostileFiles, EndProgramsWithAMessage) {
@@ -77,7 +77,7 @@ TEST(HostileFiles, EndProgramsWithAMessage) {
         (libtorch ? kProgramWithLibTorch : kProgram) + hostile::allowed_bytes(hostile::bytes_of(hostile_case));
     for (const auto& command : commands) {
       SCOPED_TRACE(hostile_case.name + ": " + command[0]);
-      const auto outcome = hostile::run_limited(bytes, [&] { return run_program(command); });
+      const auto outcome = run_program(bytes, command);
       EXPECT_FALSE(outcome.late) << "it waits";
       EXPECT_EQ(outcome.signal, 0);
       EXPECT_TRUE(expected.contains(outcome.exit_code)) << outcome.exit_code << ": " << outcome.output;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -28,23 +29,41 @@ inline uint64_t address_space() {
   return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
+/// @return its process, which calls `begin` and does not come back from it
+template <class Begin> pid_t start_child(const Begin& begin, bool execs) {
+  if (!execs) {
+    const pid_t child = ::fork();
+    if (child == 0) begin();
+    return child;
+  }
+  alignas(64) static char stack[1 << 18];
+  return ::clone(
+      [](void* given) {
+        (*static_cast<const Begin*>(given))();
+        return 0;
+      },
+      stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, const_cast<Begin*>(&begin));
+}
+
 /// Forks: the caller has no thread but this one, or none that holds a lock.
 /// @param bytes  of address space
 /// @param work   what the child does, and its exit status
-template <class Work> Outcome run_limited(uint64_t bytes, Work&& work) {
+/// @param execs  it does nothing but replace the process by a program, without allocating: a child that shares this
+/// process's pages until then starts at once, however much this process holds
+template <class Work> Outcome run_limited(uint64_t bytes, Work&& work, bool execs = false) {
   constexpr rlim_t kProcessorSeconds = 20;
   constexpr std::chrono::seconds kDeadline{60};
   int pipe[2];
   if (::pipe(pipe) != 0) return {};
-  const pid_t child = ::fork();
-  if (child == 0) {
+  const auto begin = [&] {
     ::setpgid(0, 0);
     ::dup2(pipe[1], 1), ::dup2(pipe[1], 2);
     ::close(pipe[0]), ::close(pipe[1]);
     const rlimit memory{bytes, bytes}, time{kProcessorSeconds, kProcessorSeconds}, core{0, 0};
     ::setrlimit(RLIMIT_AS, &memory), ::setrlimit(RLIMIT_CPU, &time), ::setrlimit(RLIMIT_CORE, &core);
     ::_exit(work());
-  }
+  };
+  const pid_t child = start_child(begin, execs);
   ::setpgid(child, child);
   ::close(pipe[1]);
   Outcome outcome;

@@ -64,7 +64,7 @@ Program::Program(const std::vector<std::string>& arguments, const Options& optio
     ::fcntl(terminal_, F_SETFD, FD_CLOEXEC);
   } else {
     if (::pipe2(in, O_CLOEXEC) || ::pipe2(out, O_CLOEXEC) || ::pipe2(err, O_CLOEXEC)) std::abort();
-    pid_ = ::fork();
+    pid_ = ::vfork();  // copying the pages' table of a test program takes longer than the launcher needs to start
   }
   if (pid_ == 0) {
     // A shell without job control and nohup start what runs in the background with these ignored; that is inherited.

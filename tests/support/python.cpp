@@ -2,10 +2,12 @@
 
 #include <fcntl.h>
 #include <spawn.h>
-#include <sys/wait.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 
@@ -16,41 +18,59 @@ extern char** environ;
 namespace support {
 namespace {
 
-/// python_server.py, started for the first script.
+/// python_server.py: the one of ACCELERATE_TEST_PYTHON_SERVER, a socket, or one of this program's own.
 class PythonServer {
  public:
   PythonServer() {
-    int in[2], out[2];
-    if (::pipe2(in, O_CLOEXEC) != 0 || ::pipe2(out, O_CLOEXEC) != 0) std::abort();
-    std::string program = python().value(),
-                script = std::string(ACCELERATE_SOURCE_DIR) + "/tests/support/python_server.py";
-    char* argv[] = {program.data(), script.data(), nullptr};
-    posix_spawn_file_actions_t actions;
-    ::posix_spawn_file_actions_init(&actions);
-    ::posix_spawn_file_actions_adddup2(&actions, in[0], 0);
-    ::posix_spawn_file_actions_adddup2(&actions, out[1], 1);
-    pid_t pid = 0;
-    if (::posix_spawn(&pid, program.c_str(), &actions, nullptr, argv, environ) != 0) std::perror(program.c_str());
-    ::posix_spawn_file_actions_destroy(&actions);
-    ::close(in[0]);
-    ::close(out[1]);
-    requests_ = ::fdopen(in[1], "w");
-    answers_ = ::fdopen(out[0], "r");
+    const char* shared = std::getenv("ACCELERATE_TEST_PYTHON_SERVER");
+    socket_ = shared && *shared ? connect_to(shared) : start();
+    answers_ = ::fdopen(socket_, "r");  // open for as long as the program runs
   }
 
-  PythonResult run(const std::vector<std::string>& lines) {
-    std::fprintf(requests_, "%zu\n", lines.size());
-    for (const auto& line : lines) std::fprintf(requests_, "%s\n", line.c_str());
-    std::fflush(requests_);
+  PythonResult run(const std::vector<std::string>& words) {
+    std::string text;
+    for (const auto& word : words) text += (text.empty() ? "" : std::string(1, '\0')) + word;
+    for (char** entry = environ; *entry; ++entry) text += '\0' + std::string(*entry);
+    text.insert(0, std::to_string(text.size()) + "\n");
+    for (size_t sent = 0; sent < text.size();) {
+      const auto count = ::send(socket_, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
+      if (count <= 0) break;
+      sent += static_cast<size_t>(count);
+    }
     PythonResult result;
     if (std::fscanf(answers_, "%d", &result.exit_code) != 1) return {.output = "python_server.py has ended"};
-    std::ifstream output(lines.front());
+    std::ifstream output(words.front());
     result.output.assign(std::istreambuf_iterator<char>(output), {});
     return result;
   }
 
  private:
-  FILE *requests_ = nullptr, *answers_ = nullptr;  // open for as long as the program runs; then the server ends, too
+  static int connect_to(const char* path) {
+    sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+    std::strncpy(address.sun_path, path, sizeof address.sun_path - 1);
+    const int ours = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (::connect(ours, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) std::perror(path);
+    return ours;
+  }
+
+  static int start() {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) std::abort();
+    std::string program = python().value(),
+                script = std::string(ACCELERATE_SOURCE_DIR) + "/tests/support/python_server.py";
+    char* argv[] = {program.data(), script.data(), nullptr};
+    posix_spawn_file_actions_t actions;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawn_file_actions_adddup2(&actions, ends[1], 0);
+    pid_t pid = 0;
+    if (::posix_spawn(&pid, program.c_str(), &actions, nullptr, argv, environ) != 0) std::perror(program.c_str());
+    ::posix_spawn_file_actions_destroy(&actions);
+    ::close(ends[1]);
+    return ends[0];
+  }
+
+  int socket_ = -1;
+  FILE* answers_ = nullptr;
 };
 
 }  // namespace
@@ -58,7 +78,8 @@ class PythonServer {
 PythonResult run_python(const std::string& script, const std::vector<std::string>& arguments) {
   static PythonServer server;
   std::vector<std::string> lines{scratch_dir() + "/python_output." + std::to_string(::getpid()),
-                                 std::string(ACCELERATE_SOURCE_DIR) + "/" + script};
+                                 std::filesystem::current_path().string(),
+                                 std::string(ACCELERATE_SOURCE_DIR) + "/" + script, std::to_string(arguments.size())};
   lines.insert(lines.end(), arguments.begin(), arguments.end());
   return server.run(lines);
 }
