@@ -40,6 +40,8 @@ done
 build "$preset" "${targets[@]}"
 
 step 5/5 "tests"
+# What was built goes to the disk first: a flush of a test's own file would wait for all of it.
+sync -f "$root/build/$preset"
 export ACCELERATE_TEST_PYTHON=$venv/bin/python ACCELERATE_TEST_TRACKERS_PYTHON=$deps/trackers/bin/python
 ACCELERATE_TEST_DATA=$(cd "$deps/data" && pwd)
 export ACCELERATE_TEST_DATA

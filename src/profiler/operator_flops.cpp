@@ -90,7 +90,7 @@ Rule recurrent(int64_t of_gates) {
       if (!state.defined() && !weights.empty()) state = weights.get(0);
     }
     OperatorCost cost;
-    for (const at::Tensor weight : weights) {
+    for (const at::Tensor& weight : weights) {
       const bool matrix = weight.dim() == 2;
       cost.flops += rows * (matrix ? 2 * weight.numel() - weight.size(0) : weight.numel());
       if (matrix) cost.macs += rows * weight.numel();

@@ -71,7 +71,7 @@ def serve(selector):
                     elif not selector.get_map():
                         os._exit(0)
                     continue
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(Exception):
                     load_imports(words[2])
                 client.child = os.fork()
                 if client.child == 0:
