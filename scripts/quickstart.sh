@@ -22,7 +22,7 @@ step 1/5 "system packages"
 install_system_packages
 step 2/5 "LibTorch (a download of 200 MB the first time)"
 find_torch
-step 3/5 "building the library, the launcher and the example (about 6 minutes the first time on 2 cores; $(num_jobs) compilers at a time)"
+step 3/5 "building the library, the launcher and the example (6 to 9 minutes the first time on 2 cores; $(num_jobs) compilers at a time)"
 build release accelerate_cli nlp_example
 step 4/5 "weights and sentence pairs (100 MB the first time)"
 fetch_data minilm pairs

@@ -50,7 +50,7 @@ export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # Several tests share the cores: a thread that waits for its team must not turn meanwhile.
 export OMP_WAIT_POLICY=passive
 # Tests with a peer in Python share one process that has imported what the peers need. It ends, and its socket goes, with this process.
-ACCELERATE_TEST_PYTHON_SERVER=$(mktemp -d)/python
+ACCELERATE_TEST_PYTHON_SERVER=$(mktemp -d /tmp/accelerate-tests.XXXXXX)/python  # a socket's path may have 107 characters
 export ACCELERATE_TEST_PYTHON_SERVER
 "$ACCELERATE_TEST_PYTHON" "$root/tests/support/python_server.py" "$ACCELERATE_TEST_PYTHON_SERVER" >"$root/build/$preset/python_server.log" 2>&1 </dev/null &
 until [ -S "$ACCELERATE_TEST_PYTHON_SERVER" ]; do

@@ -21,7 +21,7 @@ import sys
 import tempfile
 
 TRANSPORTS = {"shared memory": "1", "sockets": "0"}
-# Runs in shared memory end as they do for users; others don't take LibTorch apart, a third of what a small one takes (cmake/AccelerateTogether.cmake).
+# First runs in shared memory, and the one alone, end as they do for users; others don't take LibTorch apart, a third of what a small one takes (cmake/AccelerateTogether.cmake).
 LEAVES = {"ACCELERATE_TEST_LEAVES_LIBTORCH": "1"}
 
 

@@ -26,6 +26,8 @@
 #include <set>
 #include <thread>
 
+#include "accelerate/comm/comms_log.hpp"
+#include "comm/comms_log.hpp"
 #include "comm/group.hpp"
 #include "comm/shared_memory.hpp"
 #include "comm/watchdog.hpp"
@@ -289,6 +291,21 @@ TEST(Comm, TextsOfAnyLength) {
       for (int64_t from = 0; from < world_size(); ++from)
         EXPECT_EQ(comm::broadcast_bytes(of_rank(rank()), from), of_rank(from));
     }
+  if (world_size() == 1) return;
+  // One message for a short text, two for a long one.
+  const auto messages_of = [](const std::function<void()>& f) {
+    comm::start_comms_log({});
+    f();
+    comm::stop_comms_log();
+    int64_t count = 0;
+    for (const auto& record : comm::comms_records()) count += record.count;
+    return count;
+  };
+  for (const bool is_long : {false, true}) {
+    const std::string text(is_long ? 100'000 : 100, 'a');
+    EXPECT_EQ(messages_of([&] { comm::all_gather_bytes(text); }), is_long ? 2 : 1);
+    EXPECT_EQ(messages_of([&] { comm::broadcast_bytes(text, 0); }), is_long ? 2 : 1);
+  }
 }
 
 RANKS_TEST(Comm, PadAcrossProcesses, 2, 3) {

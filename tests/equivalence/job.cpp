@@ -81,8 +81,8 @@ const char* class_of(const accelerate::Error& error) {
 }
 
 /// A case may take so long, on a machine that has other things to do, and so may the end of a process. An error of ours
-/// comes 40 seconds after what it is about.
-constexpr unsigned kSeconds = 90;
+/// comes 15 seconds after what it is about.
+constexpr unsigned kSeconds = 50;
 
 std::string text_of_end(const support::RankResult& result) {
   if (result.signal == SIGALRM) return "killed: it did not go on for " + std::to_string(kSeconds) + " s";

@@ -20,12 +20,11 @@ using accelerate::AcceleratorOptions;
 AcceleratorOptions options_of(const Case& what, const Layout& layout) {
   AcceleratorOptions options{.gradient_accumulation_steps = what.integer("accumulation"), .cpu = true};
   if (what["precision"] != "no") options.mixed_precision = what["precision"];
-  // A rank that leaves others waiting shall be told of it soon; a slow machine must not look like that, nor a disk on
-  // which a flush takes long because others write.
+  // A rank that leaves others waiting shall be told of it soon; a slow machine must not look like that.
   const bool waits = std::any_of(what.program.begin(), what.program.end(),
                                  [](const Operation& operation) { return operation.verb == "leave_out"; });
   options.kwargs_handlers.emplace_back(
-      accelerate::InitProcessGroupKwargs{.timeout = std::chrono::seconds(waits ? 6 : 40)});
+      accelerate::InitProcessGroupKwargs{.timeout = std::chrono::seconds(waits ? 6 : 15)});
   if (what["precision"] == "fp16" && !layout.whole_in_16_bits)
     options.kwargs_handlers.emplace_back(accelerate::GradScalerKwargs{.init_scale = 1024, .growth_interval = 2});
   layout.choose(options);

@@ -102,6 +102,8 @@ texts = "comm_tests Comm.TextsOfAnyLength"
 F("texts that are too long for a note do not travel with it", file, "if («static_cast<int64_t>(text.size()) <= agreed.most») message", "true", texts)
 F("texts that did not travel with notes are gathered", file, "if («*std::max_element(lengths.begin(), lengths.end()) > most») return gather_texts",
   "false", texts)
+F("short texts travel with notes", file, "const auto size = static_cast<int64_t>(board ? SharedMemory::most_to_exchange() : «kMessage»);",
+  "sizeof note", texts)
 F("a long text is broadcast", file, "if («length <= most») return texts", "true", texts)
 F("reduce scale", file, "return «scale == 1.0» ? result : result * scale;", "true", everything)
 F("reduce reduction", file, "world->all_reduce_(result, «reduction»);", "Reduction::sum", everything)
