@@ -118,7 +118,8 @@ pip_install() {
   for spec in "$@"; do grep -qxF -- "$spec" "$done_list" 2>/dev/null || new+=("$spec"); done
   [ ${#new[@]} -gt 0 ] || return 0
   echo "pip: ${new[*]}"
-  "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-input "${new[@]}" </dev/null || return 1
+  # Few of the modules are ever imported: Python compiles these when they are.
+  "$venv/bin/python" -m pip install -qq --no-compile --disable-pip-version-check --no-input "${new[@]}" </dev/null || return 1
   printf '%s\n' "${new[@]}" >>"$done_list"
 }
 

@@ -78,6 +78,10 @@ class Group : public std::enable_shared_from_this<Group> {
 
   /// @param operation  for messages
   at::Tensor all_gather(const at::Tensor& tensor, const char* operation = "gather");
+  /// The same for rank 0 alone, other ranks get a tensor that is not defined. Each part goes straight to its place, by
+  /// the transfers below: rank 0 needs no memory but the result's, the others none. Collective, but only rank 0 waits
+  /// for all.
+  at::Tensor gather(const at::Tensor& tensor);
   at::Tensor broadcast(const at::Tensor& tensor, int64_t from);
   void all_reduce_(at::Tensor& tensor, Reduction reduction);
   void barrier();

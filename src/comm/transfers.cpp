@@ -1,3 +1,4 @@
+#include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
@@ -79,5 +80,25 @@ void Group::receive_(at::Tensor& contiguous, int64_t from) {
 }
 
 void Group::wait(Transfer& transfer) { transfer.wait(*impl_); }
+
+at::Tensor Group::gather(const at::Tensor& tensor) {
+  if (dry()) return all_gather(tensor);  // nobody is there to send it to
+  const at::Tensor input = (tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor).contiguous();
+  if (rank() != 0) {
+    if (input.numel() > 0) wait(*send(input, 0));
+    return {};
+  }
+  auto sizes = input.sizes().vec();
+  sizes[0] *= world_size();
+  const at::Tensor output = at::empty(sizes, input.options());
+  if (input.numel() == 0) return output;
+  const auto parts = output.chunk(world_size());
+  parts[0].copy_(input);
+  for (int64_t from = 1; from < world_size(); ++from) {
+    at::Tensor part = parts[static_cast<size_t>(from)];
+    receive_(part, from);
+  }
+  return output;
+}
 
 }  // namespace accelerate::comm

@@ -90,6 +90,8 @@ F("a damaged state of an optimizer is named", "src/run_state/optimizers.cpp",
 p = "in_place_tests InPlace."
 F("weights become whole unit by unit", "src/run_state/models.cpp", "stream.emplace(«part_by_part(std::move(wanted))»);",
   "std::vector<WholeStream::Stage>{std::move(wanted)}", p + "SavingAModelHoldsAUnitAtATime")
+F("only rank 0 holds a whole unit", "src/parallel/sharding/sharding.cpp",
+  "«everywhere» ? self.groups.shard->all_gather(range)", "true", p + "SavingAModelHoldsAUnitAtATime")
 file = "src/formats/input_file.cpp"
 F("a part that was read for some bytes serves the next", file, "to && «!take_from_last_part(offset, to, now)»)", "true",
   u + "ExpectedFiles.AFileThatIsReadInTurnIsReadOnce")

@@ -127,8 +127,8 @@ F("what accumulated without a backward is left out", file,
 F("units that are recomputed see the next step's values", file,
   "    release();\n                             «store->publish(*units);»", "")
 F("state dicts of the first rank's piece", file,
-  "flat = «self.groups.shard->all_gather(range.to(part.members.front().tensor.device()))»;",
-  "self.groups.shard->all_gather(range.to(part.members.front().tensor.device())).mul(1.001)")
+  "flat = everywhere ? self.groups.shard->all_gather(range) : «self.groups.shard->gather(range)»;",
+  "self.groups.shard->gather(range).mul(1.001)")
 F("steps of optimizers from before prepare, at a forward", file, "«self.look_for_unseen_steps(nullptr, self.store->changed_parts());»", "")
 F("steps of optimizers from before prepare, at a read", file,
   "if («gradients_are_open» || (!computes", "false")

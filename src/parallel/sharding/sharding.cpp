@@ -1057,8 +1057,10 @@ void Sharding::gather_each(const Engine::ShardOf& piece_of, const std::function<
     }
     at::Tensor flat = range;
     // Offloaded shards travel on the device that computes.
-    if (self.groups.shard && range.defined())
-      flat = self.groups.shard->all_gather(range.to(part.members.front().tensor.device()));
+    if (self.groups.shard && range.defined()) {
+      range = range.to(part.members.front().tensor.device());
+      flat = everywhere ? self.groups.shard->all_gather(range) : self.groups.shard->gather(range);
+    }
     if (!everywhere && self.groups.rank() != 0) continue;
     for (const auto& member : part.members)
       take({.name = member.name,
