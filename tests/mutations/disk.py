@@ -44,6 +44,8 @@ F("memory of what has gone goes back to the system", file, "std::call_once(once,
   "residency_tests MemoryOfDisks.GoesBackToTheSystemWhereItIsScarce")
 F("what could not be written is not dropped", file, "«if (!place->is_copy) continue;»", "",
   m + "WhatCouldNotBeWrittenStaysInMemory")
+F("what was written in memory is not dropped", file, "«place->is_copy = false;» return;", "",
+  m + "WhatCouldNotBeWrittenStaysInMemory")
 F("bytes go past the cache", file, "const int file = «direct_ >= 0 && direct_works_» ?", "false",
   m + "BytesGoToTheDiskAndComeBack")
 file = "src/residency/homes/kept_slice.cpp"
@@ -54,6 +56,8 @@ F("what a step leaves goes to the disk", file, "«take(moments, /*whole=*/true);
   z + "StatesOnADiskTrainAsInMemory")
 F("states that are loaded lie on the disk at once", file, "«states_->place(state);»", "",
   z + "CheckpointsGoOnInMemoryAndBack")
+F("groups that a step passes over do not come", file,
+  "are nobody's to send. if («coming_ && coming_->group != group») coming_", "false", "equivalence fuzzer")
 F("a full disk is told after the step", file, "«if (!failed_) failed_ = std::current_exception();»", "",
   z + "AFullDiskIsNamedOnAllRanksAndLosesNothing")
 F("gradients go to the disk of the states", "src/parallel/sharding/sharding.cpp",

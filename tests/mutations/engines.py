@@ -129,6 +129,8 @@ F("units that are recomputed see the next step's values", file,
 F("state dicts of the first rank's piece", file,
   "flat = everywhere ? self.groups.shard->all_gather(range) : «self.groups.shard->gather(range)»;",
   "self.groups.shard->gather(range).mul(1.001)")
+F("state dicts of all ranks' pieces", file, "flat = everywhere ? «self.groups.shard->all_gather(range)» :",
+  "self.groups.shard->all_gather(range).mul(1.001)")
 F("steps of optimizers from before prepare, at a forward", file, "«self.look_for_unseen_steps(nullptr, self.store->changed_parts());»", "")
 F("steps of optimizers from before prepare, at a read", file,
   "if («gradients_are_open» || (!computes", "false")

@@ -258,6 +258,10 @@ TEST_P(OnADisk, WhatCouldNotBeWrittenStaysInMemory) {
   EXPECT_TRUE(second.equal(torch::full({100'000}, 2.0)));
   disk->send({second})->wait();
   EXPECT_TRUE(second.equal(torch::full({100'000}, 2.0)));
+  disk->bring({second})->wait();
+  disk->write(second, torch::full({100'000}, 3.0));
+  disk->drop({second});
+  EXPECT_TRUE(second.equal(torch::full({100'000}, 3.0)));
 }
 
 TEST_P(OnADisk, OtherValuesLieBesideThem) {

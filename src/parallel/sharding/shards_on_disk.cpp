@@ -137,9 +137,12 @@ bool ShardsOnDisk::postpone(const std::function<void()>& f) {
 void ShardsOnDisk::before_group(size_t group, const std::vector<at::Tensor>& states) {
   counts::add(ShardingCount::groups_from_disk);
   if (is_dry_) return before_dry_group(group, states, 1 + (how_.reads_ahead ? 1 : 0) + (how_.writes_behind ? 1 : 0));
+  // Another group, which this step passes over, does not come: it would stay in memory, where writes of the program
+  // are nobody's to send.
+  if (coming_ && coming_->group != group) coming_.reset();
   if (auto coming = std::exchange(coming_, std::nullopt)) {
     coming->wait();
-    if (coming->group == group) counts::add(ShardingCount::groups_read_ahead);
+    counts::add(ShardingCount::groups_read_ahead);
   }
   // With one group, tensors that are still on their way to the disk may be wanted again.
   settle(going_, group);

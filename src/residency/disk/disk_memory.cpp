@@ -404,7 +404,11 @@ void DiskMemory::write(const at::Tensor& tensor, const at::Tensor& values) {
   Place* const place = place_of(tensor);
   if (!place || values.nbytes() != tensor.nbytes() || !values.is_contiguous())
     throw InternalError("disk memory: writing what has no place on the disk, or values of another size");
-  if (place->buffer) return void(std::memcpy(place->buffer->data, values.const_data_ptr(), values.nbytes()));
+  if (place->buffer) {
+    std::memcpy(place->buffer->data, values.const_data_ptr(), values.nbytes());
+    place->is_copy = false;
+    return;
+  }
   auto buffer = buffer_with(place->bytes, values);
   std::unique_ptr<Transfer> under_way;
   const auto start = [&] { under_way = begin(/*writes=*/true, {place->range(buffer->data)}); };
