@@ -15,12 +15,20 @@ function(accelerate_includes_of source out)
   set(${out} ${includes} PARENT_SCOPE)
 endfunction()
 
-# accelerate_together(target UNITS n PROGRAMS name source [name source …]): several programs as one with as many names: bin/ema is a link to bin/examples, and the name
+# accelerate_together(target UNITS n [SERVED] PROGRAMS name source [name source …]): several programs as one with as many names: bin/ema is a link to bin/examples, and the name
 # under which that is started says which of them runs. 6 of the 9 s that one of them takes to compile are templates that LibTorch's headers ask for whatever the
 # source does; so they are compiled as that many sources, each program in a namespace of its own, after all that they include. For tests they end sooner where
 # ACCELERATE_TEST_LEAVES_LIBTORCH is in the environment (src/utils/leave_libtorch.hpp), and their sockets wait without turning (src/utils/gloo_gives_way.hpp).
+# SERVED: for tests each can be a server of itself (tests/support/program_server.hpp).
 function(accelerate_together target)
-  cmake_parse_arguments(PARSE_ARGV 1 ARG "" "UNITS" "PROGRAMS")
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "SERVED" "UNITS" "PROGRAMS")
+  set(support ${PROJECT_SOURCE_DIR}/tests/support)
+  set(served "")
+  set(runs "return run(count, words);")
+  if(ARG_SERVED)
+    set(served "#include \"${support}/program_server.hpp\"")
+    set(runs "return support::main_or_program_server(count, words, run);")
+  endif()
   set(names "")
   while(ARG_PROGRAMS)
     list(POP_FRONT ARG_PROGRAMS name source)
@@ -40,8 +48,9 @@ function(accelerate_together target)
 #include \"@PROJECT_SOURCE_DIR@/src/utils/gloo_gives_way.hpp\"
 #define ACCELERATE_LEAVES_LIBTORCH_IF \"ACCELERATE_TEST_LEAVES_LIBTORCH\"
 #include \"@PROJECT_SOURCE_DIR@/src/utils/leave_libtorch.hpp\"
+@served@
 @declarations@
-int main(int count, char** words) {
+static int run(int count, char** words) {
   const std::map<std::string, int (*)(int, char**)> programs{
 @table@  };
   const std::string path = words[0];
@@ -50,8 +59,13 @@ int main(int count, char** words) {
   std::fputs(\"@target@: this program runs under the name of one of those that it holds\\n\", stderr);
   return 64;
 }
+int main(int count, char** words) { @runs@ }
 ")
   add_executable(${target} ${CMAKE_CURRENT_BINARY_DIR}/${target}_main.cpp)
+  if(ARG_SERVED)
+    target_sources(${target} PRIVATE ${support}/program_server.cpp ${support}/process_server.cpp)
+    set_source_files_properties(${support}/program_server.cpp ${support}/process_server.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+  endif()
   math(EXPR last "${ARG_UNITS} - 1")
   foreach(unit RANGE ${last})
     list(REMOVE_DUPLICATES includes_${unit})

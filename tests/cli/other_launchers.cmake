@@ -22,23 +22,24 @@ MASTER_ADDR=127.0.0.1 MASTER_PORT=29591 ACCELERATE_USE_CPU=true mpirun --allow-r
 set_tests_properties(self_test.launch_mpirun self_test.ours self_test.torchrun self_test.mpirun PROPERTIES LABELS cli TIMEOUT 240
                      PASS_REGULAR_EXPRESSION "2 processes.*training: with gradient accumulation.*All is well" FAIL_REGULAR_EXPRESSION "FAILED" SKIP_REGULAR_EXPRESSION "skipped: ")
 
-# Our examples by others: the small loop, and nlp_example on a few pairs where there are weights.
+# Our examples by others: the small loop, and nlp_example on a few pairs where there are weights (by mpirun those of the manual, else small ones).
 if(ACCELERATE_EXAMPLES)
   set(mpirun "mpirun --allow-run-as-root --oversubscribe -x ACCELERATE_USE_CPU -x OMP_NUM_THREADS -x MASTER_ADDR -x MASTER_PORT -n 2")
   set(data "data=$ACCELERATE_TEST_DATA && { test -n \"$data\" || { echo 'skipped: ACCELERATE_TEST_DATA is not set (scripts/test.sh sets it)'; exit; }; } && ")
-  # started_by(name needs prefix): `prefix` goes before the program; `needs` skips the test where something is missing.
-  function(started_by launcher needs prefix)
+  # started_by(name needs prefix bert): `prefix` goes before the program; `needs` skips the test where something is missing; `bert` makes $bert.
+  function(started_by launcher needs prefix bert)
     set(environment "export ACCELERATE_USE_CPU=true OMP_NUM_THREADS=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 9000)) && ")
     add_test(NAME example.training_loop.${launcher} COMMAND sh -c "${needs}${environment}${prefix} ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/training_loop && echo ended well")
-    add_test(NAME example.nlp_example.${launcher} COMMAND sh -c "${data}${needs}${environment}scratch=$(mktemp -d) && trap 'rm -rf \"$scratch\"' EXIT && ${prefix} ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/nlp_example --model $data/minilm --pairs $data/pairs.tsv --train_size 32 --eval_size 18 --output_dir $scratch && echo ended well")
+    add_test(NAME example.nlp_example.${launcher} COMMAND sh -c "${data}${needs}${environment}scratch=$(mktemp -d) && trap 'rm -rf \"$scratch\"' EXIT && ${bert} && ${prefix} ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/nlp_example --model $bert --pairs $data/pairs.tsv --train_size 32 --eval_size 18 --output_dir $scratch && echo ended well")
     set_tests_properties(example.training_loop.${launcher} PROPERTIES PASS_REGULAR_EXPRESSION "accuracy (1|0\\.9[0-9]*) on 512 samples.*ended well")
     set_tests_properties(example.nlp_example.${launcher} PROPERTIES PASS_REGULAR_EXPRESSION "f1 [01].* on 18 held-out pairs.*ended well")
     set_tests_properties(example.training_loop.${launcher} example.nlp_example.${launcher} PROPERTIES LABELS "cli;examples" TIMEOUT 240 SKIP_REGULAR_EXPRESSION "skipped: ")
   endfunction()
-  started_by(torchrun "${python}" "$python -m torch.distributed.run --nproc_per_node 2 --master_port $MASTER_PORT --no_python")
+  set(small "bert=$scratch/bert && mkdir $bert && ${Python3_EXECUTABLE} ${TEST_DIR}/witness.py --make_small_bert \"$data/minilm\" $bert")
+  started_by(torchrun "${python}" "$python -m torch.distributed.run --nproc_per_node 2 --master_port $MASTER_PORT --no_python" "${small}")
   # Python's launcher starts several processes only for several GPUs; our variable keeps the program on the CPU.
-  started_by(python_launch "${python}" "$python -m accelerate.commands.launch --multi_gpu --num_machines 1 --num_processes 2 --main_process_port $MASTER_PORT --no_python")
-  started_by(mpirun "command -v mpirun > /dev/null || { echo 'FAILED: there is no mpirun (Debian: openmpi-bin), which scripts/test.sh installs'; exit 1; }; " "${mpirun}")
+  started_by(python_launch "${python}" "$python -m accelerate.commands.launch --multi_gpu --num_machines 1 --num_processes 2 --main_process_port $MASTER_PORT --no_python" "${small}")
+  started_by(mpirun "command -v mpirun > /dev/null || { echo 'FAILED: there is no mpirun (Debian: openmpi-bin), which scripts/test.sh installs'; exit 1; }; " "${mpirun}" "bert=$data/minilm")
 endif()
 
 # Two machines, which are two launchers here: our self-test, and a Python program that meets again after a rank was killed.

@@ -5,7 +5,8 @@ What it prints has to match OUTCOME, a regular expression, and the numbers in it
   the same to the letter   in both runs of a kind,
   the same to --tolerance  in all kinds (relative: the engines add in different orders),
   the same to --near       as those of one process (absolute; the global batch is another one there, unless --alone says so).
-An example that can't be sharded ends with a named error then: --refused is its text, which every rank must have said."""
+An example that can't be sharded ends with a named error then: --refused is its text, which every rank must have said.
+`witness.py --make_small_bert SOURCE FOLDER` makes the model that stands for $bert."""
 import argparse
 import array
 import itertools
@@ -19,10 +20,37 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 
 TRANSPORTS = {"shared memory": "1", "sockets": "0"}
-# First runs in shared memory, and the one alone, end as they do for users; others don't take LibTorch apart, a third of what a small one takes (cmake/AccelerateTogether.cmake).
+# The run alone, and one of two (whole or sharded, which the name's length says), begin and end as they do for users. In the others LibTorch is neither loaded,
+# where the example can serve (tests/support/program_server.hpp), nor taken apart (cmake/AccelerateTogether.cmake): most of what a small one takes.
 LEAVES = {"ACCELERATE_TEST_LEAVES_LIBTORCH": "1"}
+SERVER = "ACCELERATE_TEST_PROGRAM_SERVER"
+
+
+class Server:
+    """The example as a server of itself, while it is entered."""
+
+    def __init__(self, program):
+        self.program = program
+
+    def __enter__(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="witness-")
+        self.environment = LEAVES | {SERVER: f"{self.folder.name}/socket"}
+        self.process = subprocess.Popen([self.program], stdin=subprocess.DEVNULL, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | self.environment)
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self.folder.cleanup()
+
+    def wait(self):
+        while not os.path.exists(self.environment[SERVER]):
+            if self.process.poll() is not None:
+                sys.exit(f"{self.program} as a server has ended with {self.process.returncode}, expected it to wait for programs to start")
+            time.sleep(0.01)
 
 
 def make_small_bert(source, folder):
@@ -61,6 +89,7 @@ class Witness:
     def __init__(self, options):
         self.options, self.problems, self.runs = options, [], 0
         self.bert = None
+        self.server = None
 
     def run(self, label, processes, flags, environment, words):
         """@return the numbers of OUTCOME's groups, or None"""
@@ -68,9 +97,12 @@ class Witness:
         try:
             words = [word.replace("$scratch", scratch).replace("$data", self.options.data or "") for word in words]
             words = [self.some_digits(scratch) if word == "$digits" else self.bert if word == "$bert" else word for word in words]
+            program = "from_program_server" if SERVER in environment else self.options.example
             command = [f"{self.options.bin}/accelerate", "launch", *(flags or ["--cpu"]), "--num_processes", str(processes),
-                       "--main_process_port", "0", f"{self.options.bin}/{self.options.example}", *words]
+                       "--main_process_port", "0", f"{self.options.bin}/{program}", *words]
             self.runs += 1
+            if SERVER in environment:
+                self.server.wait()
             result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
                                     env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment, cwd=self.options.source)
         finally:
@@ -104,6 +136,12 @@ class Witness:
         return abs(float(a) - float(b)) <= self.options.near
 
     def testify(self):
+        if not self.options.served:
+            return self.testify_with_files()
+        with Server(f"{self.options.bin}/{self.options.example}") as self.server:
+            return self.testify_with_files()
+
+    def testify_with_files(self):
         words = self.options.words
         if "$bert" in words:
             with tempfile.TemporaryDirectory(prefix="witness-") as self.bert:
@@ -112,6 +150,8 @@ class Witness:
         return self.testify_on(words)
 
     def testify_on(self, words):
+        as_for_users = ("sharded" if len(self.options.example) // 2 % 2 else "whole", "1")
+        later = self.server.environment if self.server else LEAVES
         alone = self.run("one process", 1, [], {}, self.options.alone.split() if self.options.alone else words)
         first = None
         layouts = {"whole": []} | {"sharded" + more: ["--use_fsdp", *more.split()] for more in ["", *self.options.sharded]}
@@ -119,12 +159,12 @@ class Witness:
             for transport, shared in TRANSPORTS.items():
                 label = f"{layout}, {transport}"
                 environment = {"ACCELERATE_SHARED_MEMORY": shared}
-                once = self.run(label, 2, flags, environment | (LEAVES if shared == "0" else {}), words)
+                once = self.run(label, 2, flags, environment | ({} if (layout, shared) == as_for_users else later), words)
                 if flags and self.options.refused:
                     continue
                 first = first or once
                 if layout == ("whole" if self.options.refused else "sharded") and shared == str(len(self.options.example) % 2):
-                    again = self.run(label, 2, flags, environment | LEAVES, words)
+                    again = self.run(label, 2, flags, environment | later, words)
                     self.compare(f"{label}, the second time", again, once, lambda a, b: a == b)
                 self.compare(f"{label}, beside the first kind", once, first, self.close)
         self.compare("two processes, beside one", first, alone, self.near)
@@ -133,6 +173,8 @@ class Witness:
 
 
 def main():
+    if sys.argv[1:2] == ["--make_small_bert"]:
+        return make_small_bert(*map(pathlib.Path, sys.argv[2:4]))
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", required=True)
     parser.add_argument("--source", required=True)
@@ -142,6 +184,7 @@ def main():
     parser.add_argument("--refused", default="")
     parser.add_argument("--tolerance", type=float, default=1e-4)
     parser.add_argument("--near", type=float, default=0.02)
+    parser.add_argument("--served", action="store_true", help="the example can be a server of itself")
     parser.add_argument("--needs_data", action="store_true")
     parser.add_argument("example")
     parser.add_argument("words", nargs="*")
