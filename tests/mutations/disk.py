@@ -48,6 +48,16 @@ F("what was written in memory is not dropped", file, "«place->is_copy = false;�
   m + "WhatCouldNotBeWrittenStaysInMemory")
 F("bytes go past the cache", file, "const int file = «direct_ >= 0 && direct_works_» ?", "false",
   m + "BytesGoToTheDiskAndComeBack")
+file = "src/residency/homes/file.cpp"
+f = "residency_tests FileHome."
+F("cold bytes go past the cache", file, "if («held») read_through_cache(offset, data, here, name);", "true",
+  f + "ColdBytesComeByTheRingAndByPlainCallsWhereTheKernelForbidsIt")
+F("a tensor begins within a block", file, "std::memcpy(data + («from - offset»), bytes +", "0",
+  f + "ColdBytesComeByTheRingAndByPlainCallsWhereTheKernelForbidsIt")
+F("a file's last block comes by itself", file, "«read_through_cache(offset + direct, data + direct, count - direct, name);»",
+  "", f + "ColdBytesComeByTheRingAndByPlainCallsWhereTheKernelForbidsIt")
+F("a request is given where it was read", "src/residency/disk/direct_io.cpp", "take(«done.offset - count», begin(slot), count);",
+  "done.offset", f + "ColdBytesComeByTheRingAndByPlainCallsWhereTheKernelForbidsIt")
 file = "src/residency/homes/kept_slice.cpp"
 F("images are made of masters that have changed", file, "«*made_of == masters._version()»", "true",
   z + "ParametersOnADiskTrainAsInMemory")

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-/// What rank_server.hpp and program_server.hpp share: processes that fork others, as they are told over a socket of this
-/// machine. Whatever fails ends the process, and says so.
+/// What rank_server.hpp and program_server.hpp share: processes that fork others, as they are told over a socket of
+/// this machine. Whatever fails ends the process, and says so.
 namespace support {
 
 [[noreturn]] void die(const char* what);

@@ -2,12 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <malloc.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -20,6 +16,7 @@
 
 #include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
+#include "no_io_uring.hpp"
 #include "residency/counters.hpp"
 #include "residency/disk/by_turns.hpp"
 #include "residency/disk/disk_memory.hpp"
@@ -368,16 +365,6 @@ TEST(DirectIo, GoesByRequestsAsItIsTold) {
   EXPECT_THAT(counted(other), testing::ElementsAre(1, 32, 32, 4));
 }
 
-// As containers do.
 TEST(DirectIo, IsDoneWithoutItWhereTheKernelForbidsIt) {
-  std::thread([] {
-    std::array<sock_filter, 4> rules{{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-                                      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
-                                      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-                                      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)}};
-    const sock_fprog program{.len = rules.size(), .filter = rules.data()};
-    ASSERT_EQ(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-    ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
-    EXPECT_EQ(moved_by_the_ring(), 0);
-  }).join();
+  support::without_io_uring([] { EXPECT_EQ(moved_by_the_ring(), 0); });
 }

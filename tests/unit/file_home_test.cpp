@@ -15,17 +15,21 @@
 #include "accelerate/residency/deferred.hpp"
 #include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
+#include "no_io_uring.hpp"
 #include "ranks.hpp"
+#include "residency/counters.hpp"
 #include "residency/homes/file.hpp"
 #include "residency_support.hpp"
 
 namespace {
 
 using namespace residency_test;
+namespace counts = accelerate::counts;
 using residency::FileOptions;
 using residency::FileTensors;
 using residency::Policy;
 using residency::Residency;
+using residency::ResidencyCount;
 using residency::State;
 using residency::Unit;
 using testing::HasSubstr;
@@ -125,6 +129,31 @@ TEST_F(FileHome, WhatTheSystemHoldsIsReadFromThereAndNothingElseIsAddedToIt) {
   }
   ::close(file);
   if (cold == 0) GTEST_SKIP() << "the scratch folder is in memory: no disk to read from";
+}
+
+// Past the system's cache a disk is asked for several requests of whole blocks at a time.
+TEST_F(FileHome, ColdBytesComeByTheRingAndByPlainCallsWhereTheKernelForbidsIt) {
+  constexpr int64_t kNumel = (9 << 20) / 4 + 3;  // begins and ends within blocks
+  const std::map<std::string, at::Tensor> values{{"a", torch::randn({7})}, {"b", torch::randn({kNumel})}};
+  const auto path = folder / "model.safetensors";
+  accelerate::save_safetensors(path, values);
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  ::fsync(file);
+  const auto by_ring = [&] {
+    ::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+    worker = std::make_shared<residency::Worker>();
+    FromFile t(files({.direct = true}), values, {.prefetch = 0});
+    counts::reset();
+    EXPECT_TRUE(t.right("b"));
+    EXPECT_TRUE(t.right("a"));
+    return counts::read(ResidencyCount::disk_bytes_by_ring);
+  };
+  const int64_t before = read_from_disks(), read = by_ring();
+  const bool has_disk = read_from_disks() > before;
+  support::without_io_uring([&] { EXPECT_EQ(by_ring(), 0); });
+  ::close(file);
+  if (!has_disk) GTEST_SKIP() << "the scratch folder is in memory: no disk to read from";
+  EXPECT_GE(read, kNumel * 4 - 2 * 4096);
 }
 
 TEST_F(FileHome, APrefetchedUnitIsFetchingUntilItIsTouched) {

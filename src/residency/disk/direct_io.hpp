@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -37,6 +38,12 @@ class DirectIo {
   /// std::system_error.
   std::unique_ptr<Transfer> read(int file, std::vector<Range> ranges);
   std::unique_ptr<Transfer> write(int file, std::vector<Range> ranges);
+
+  /// Of bytes that have no such memory: each request is read into some of the calling thread's, `requests.depth` of
+  /// them, and given to `take` as it has come, in any order. Blocks; `requests.threads` says nothing here.
+  /// @param offset, bytes  multiples of DiskRequests::kBlock @throws std::system_error, also at the file's end
+  static void read_by_requests(int file, int64_t offset, int64_t bytes, const DiskRequests& requests,
+                               const std::function<void(int64_t offset, const char* data, int64_t bytes)>& take);
 
  private:
   std::unique_ptr<Transfer> start(bool writes, int file, std::vector<Range> ranges);

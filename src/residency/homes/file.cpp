@@ -7,12 +7,12 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <system_error>
@@ -23,7 +23,7 @@
 #include "input/read_file.hpp"
 #include "memory/cached_pages.hpp"
 #include "memory/held_bytes.hpp"
-#include "memory/huge_pages.hpp"
+#include "residency/disk/direct_io.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/spill_file.hpp"
 
@@ -38,23 +38,9 @@ at::ScalarType dtype_of(const SafetensorsInfo& info) {
   return dtype && dtype->torch && dtype->packed <= 1 ? *dtype->torch : at::ScalarType::Undefined;
 }
 
-constexpr int64_t kBlock = 4096;      ///< direct reads begin and end on multiples of it, in the file and in memory
-constexpr int64_t kWindow = 1 << 22;  ///< bytes of one direct read: large for a disk, small beside a unit
-
-/// Aligned memory of the reading thread. In huge pages, because a virtual disk answers a request into few shards of
-/// memory half as fast again as one into a thousand.
-char* window() {
-  struct Free {
-    void operator()(void* data) const { std::free(data); }
-  };
-  thread_local const std::unique_ptr<void, Free> memory([] {
-    void* const fresh = std::aligned_alloc(kHugePage, kWindow);
-    if (!fresh) throw std::bad_alloc();
-    prefer_huge_pages(fresh, kWindow);
-    return fresh;
-  }());
-  return static_cast<char*>(memory.get());
-}
+constexpr int64_t kWindow = 1 << 22;  ///< bytes that the cache is asked about at a time
+/// As large as a disk likes them. What is on its way from it is small beside a unit.
+constexpr DiskRequests kRequests{.bytes = 1 << 20, .depth = 4};
 
 /// One file, open for reading by several threads.
 class OpenFile {
@@ -68,6 +54,8 @@ class OpenFile {
       direct_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT | O_NONBLOCK);  // EINVAL where the file system has
                                                                                      // no such thing
       cached_.emplace(file_, path);
+      struct stat status {};
+      if (::fstat(file_, &status) == 0) blocks_ = status.st_size / DiskRequests::kBlock;
     }
   }
   OpenFile(const OpenFile&) = delete;
@@ -93,29 +81,41 @@ class OpenFile {
     }
   }
 
-  /// Past the cache, but for what is in it. Through the window, because tensors begin where they like. @return false:
-  /// this file system can't after all.
+  /// Past the cache, but for what is in it. @return false: this file system can't after all.
   bool read_direct(int64_t offset, char* data, int64_t count, const std::string& name) const {
-    char* const memory = window();
     while (count > 0) {
-      const int64_t begin = offset / kBlock * kBlock, skip = offset - begin;
-      const int64_t length = std::min(kWindow, (skip + count + kBlock - 1) / kBlock * kBlock);
-      if (const int64_t here = std::min(length - skip, count); cached_->hold(offset, here)) {
-        read_through_cache(offset, data, here, name);
-        data += here, offset += here, count -= here;
-        continue;
-      }
-      const auto got = ::pread(direct_, memory, static_cast<size_t>(length), begin);
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0 && errno == EINVAL) {
+      const auto window = [&](int64_t from) { return std::min(kWindow, count - from); };
+      const bool held = cached_->hold(offset, window(0));
+      int64_t here = window(0);
+      while (here < count && cached_->hold(offset + here, window(here)) == held) here += window(here);
+      if (held) read_through_cache(offset, data, here, name);
+      else if (!read_past_cache(offset, data, here, name)) return false;
+      data += here, offset += here, count -= here;
+    }
+    return true;
+  }
+
+  /// By requests of whole blocks, because tensors begin where they like; the file's last block need not be whole.
+  bool read_past_cache(int64_t offset, char* data, int64_t count, const std::string& name) const {
+    constexpr int64_t kBlock = DiskRequests::kBlock;
+    const int64_t begin = offset / kBlock * kBlock;
+    const int64_t end = std::min((offset + count + kBlock - 1) / kBlock, blocks_) * kBlock;
+    const int64_t direct = std::clamp<int64_t>(end - offset, 0, count);
+    try {
+      if (direct > 0)
+        DirectIo::read_by_requests(
+            direct_, begin, end - begin, kRequests, [&](int64_t at, const char* bytes, int64_t size) {
+              const int64_t from = std::max(at, offset), to = std::min(at + size, offset + count);
+              std::memcpy(data + (from - offset), bytes + (from - at), static_cast<size_t>(to - from));
+            });
+    } catch (const std::system_error& error) {
+      if (error.code().value() == EINVAL) {
         direct_works_ = false;
         return false;
       }
-      if (got <= skip) fail(name, offset, count, got < 0 ? errno : 0);
-      const int64_t useful = std::min(got - skip, count);
-      std::memcpy(data, memory + skip, static_cast<size_t>(useful));
-      data += useful, offset += useful, count -= useful;
+      read_through_cache(offset, data, direct, name);  // which says what it is
     }
+    read_through_cache(offset + direct, data + direct, count - direct, name);
     return true;
   }
 
@@ -132,6 +132,7 @@ class OpenFile {
 
   fs::path path_;
   int file_ = -1, direct_ = -1;
+  int64_t blocks_ = 0;  ///< that are whole
   std::optional<CachedPages> cached_;
   mutable std::atomic<bool> direct_works_{true};
 };
@@ -151,7 +152,8 @@ using Extents = std::vector<Extent>;
 std::vector<Extents> shared_out(const Extents& extents, at::ScalarType to, int64_t readers) {
   int64_t bytes = 0;
   for (const Extent& extent : extents) bytes += extent.bytes;
-  const int64_t share = std::max(kWindow, (bytes / readers + kBlock) / kBlock * kBlock);
+  const int64_t share =
+      std::max(kWindow, (bytes / readers + DiskRequests::kBlock) / DiskRequests::kBlock * DiskRequests::kBlock);
   std::vector<Extents> shares(1);
   int64_t room = share;
   for (Extent rest : extents) {

@@ -19,7 +19,8 @@ namespace accelerate::residency {
 
 struct FileOptions {
   /// Read past the system's cache of files, where the file system can: bytes that are read once for each use would only
-  /// push out what is needed. Bytes that the cache holds already come from there.
+  /// push out what is needed. Bytes that the cache holds already come from there. By io_uring, or plain calls where
+  /// the kernel forbids that.
   bool direct = true;
   /// Folder for the values of units that were changed; the checkpoint itself is never written. Empty: the system's for
   /// temporary files. Nothing stays behind.
