@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Steps with states on a disk, in turns with the same bytes read and written by themselves, and with DeepSpeed's.
 
-usage: compare.py --bin build/release/bin --folder FOLDER [--deepspeed PYTHON] [--rounds 5] [--steps 5] [--rows 1]
+usage: compare.py --bin build/release/bin --folder FOLDER [--deepspeed PYTHON] [--rounds 5] [--steps 5] [--rows 1] [--threads 2]
 
 With --rows of some thousand, backward takes as long as the disk does, and the last lines say how much of the disk's time steps within backward hide.
 """
@@ -18,6 +18,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2, help="that compute")
     args = parser.parse_args()
     modes = ["memory", "nvme", "pipelined"]
     contestants = {mode: [os.path.join(args.bin, "bench_disk_step"), mode] for mode in ["raw", *modes, "memory_backward", "memory_at_once", "pipelined_backward"]}
@@ -26,7 +27,7 @@ def main():
     times, answers, moved = {key: [] for key in contestants}, {}, {}
     for _ in range(args.rounds):
         for key, command in contestants.items():
-            done = subprocess.run([*command, args.folder, str(args.steps), str(args.rows)], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "2"})
+            done = subprocess.run([*command, args.folder, str(args.steps), str(args.rows)], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": str(args.threads)})
             lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
             if done.returncode or not lines:
                 sys.exit(f"{key} failed with {done.returncode}:\n{done.stdout}\n{done.stderr}")

@@ -94,7 +94,7 @@ void Group::watch_processes(std::vector<int64_t> pids) { impl_->pids = std::move
 void Group::wait_until(const char* operation, const std::function<bool()>& done, bool in_step) {
   constexpr int kSpins = 2000;  // some microseconds: peers on other cores are about as far as we are
   constexpr auto kYields = std::chrono::milliseconds(1);
-  constexpr auto kLeast = std::chrono::microseconds(50), kMost = std::chrono::microseconds(4000);
+  constexpr auto kLeast = std::chrono::microseconds(50), kMost = std::chrono::microseconds(1000);
   impl_->check_usable(operation);
   auto progress = impl_->progress;
   std::optional<InCollective> inside;
