@@ -44,10 +44,9 @@ fs::path without_slash(const fs::path& path) { return path.has_filename() ? path
 // ---- what is read
 
 bool holds_distributed(const fs::path& folder) {
-  if (is_there(folder / formats::kDcpMetadataFile)) return true;
+  if (formats::is_dcp_folder(folder)) return true;
   for (const auto& entry : read_folder<CheckpointError>("folder", folder))
-    if (entry.path().filename().string().starts_with("pytorch_model_fsdp_") &&
-        is_there(entry.path() / formats::kDcpMetadataFile))
+    if (entry.path().filename().string().starts_with("pytorch_model_fsdp_") && formats::is_dcp_folder(entry.path()))
       return true;
   return false;
 }
@@ -152,7 +151,8 @@ class WeightConversion {
   static bool is_of_a_result(const fs::path& file) {
     const auto name = file.filename().string();
     return name.ends_with(".safetensors") || name.ends_with(".index.json") || name.ends_with(".distcp") ||
-           name == formats::kDcpMetadataFile || (name.starts_with("pytorch_model") && name.ends_with(".bin"));
+           name == formats::kDcpMetadataFile || name == formats::kDcpLayoutFile ||
+           (name.starts_with("pytorch_model") && name.ends_with(".bin"));
   }
 
   void check_place() const {

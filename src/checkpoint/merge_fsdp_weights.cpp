@@ -28,13 +28,13 @@ using formats::DcpTensorInfo;
 
 /// The folder with the metadata: the one given, or the only model's in it.
 fs::path checkpoint_folder(const fs::path& given) {
-  if (is_there(given / formats::kDcpMetadataFile)) return given;
+  if (formats::is_dcp_folder(given)) return given;
   const std::regex model("pytorch_model_fsdp_\\d+"), optimizer("optimizer_\\d+");
   std::vector<fs::path> models, optimizers;
   std::error_code error;
   if (is_folder(given))
     for (fs::directory_iterator entry(given, error), end; !error && entry != end; entry.increment(error)) {
-      if (!is_there(entry->path() / formats::kDcpMetadataFile)) continue;
+      if (!formats::is_dcp_folder(entry->path())) continue;
       const auto name = entry->path().filename().string();
       if (std::regex_match(name, model)) models.push_back(entry->path());
       if (std::regex_match(name, optimizer)) optimizers.push_back(entry->path());

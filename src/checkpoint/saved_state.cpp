@@ -26,32 +26,6 @@ namespace {
 using Dict = c10::impl::GenericDict;
 using formats::DcpBox;
 
-/// Rectangles of elements [from, to) of a tensor of these sizes, whose elements lie row by row. `box` has the
-/// dimensions before `dim` already.
-void split(const std::vector<int64_t>& sizes, size_t dim, int64_t from, int64_t to, DcpBox box,
-           std::vector<DcpBox>& result) {
-  if (from >= to) return;
-  if (dim == sizes.size()) return result.push_back(std::move(box));
-  const int64_t row =
-      std::accumulate(sizes.begin() + static_cast<int64_t>(dim) + 1, sizes.end(), int64_t{1}, std::multiplies<>());
-  const auto within = [&](int64_t index, int64_t begin, int64_t end) {
-    DcpBox one = box;
-    one.offsets.push_back(index), one.sizes.push_back(1);
-    split(sizes, dim + 1, begin, end, std::move(one), result);
-  };
-  const int64_t first = from / row, last = to / row;
-  if (first == last) return within(first, from % row, to % row);
-  if (from % row) within(first, from % row, row);
-  const int64_t whole = (from + row - 1) / row;
-  if (whole < last) {
-    DcpBox rows = box;
-    rows.offsets.push_back(whole), rows.sizes.push_back(last - whole);
-    for (size_t d = dim + 1; d < sizes.size(); ++d) rows.offsets.push_back(0), rows.sizes.push_back(sizes[d]);
-    result.push_back(std::move(rows));
-  }
-  if (to % row) within(last, 0, to % row);
-}
-
 /// A number beside the sharded tensors, as Python has it in some versions: the count of steps.
 StoredTensor constant(const at::Tensor& value) {
   return {.dtype = value.scalar_type(),
@@ -99,11 +73,9 @@ std::vector<SliceBox> parts_of(const at::Tensor& like, int64_t begin, const at::
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return like.stride(a) > like.stride(b); });
   for (size_t i = 0; i < dims; ++i)
     back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i), sizes[i] = like.size(order[i]);
-  std::vector<DcpBox> boxes;
-  split(sizes, 0, begin, begin + slice.numel(), {}, boxes);
   std::vector<SliceBox> parts;
   int64_t at = 0;
-  for (const auto& in_memory : boxes) {
+  for (const auto& in_memory : formats::boxes_of_range(sizes, begin, begin + slice.numel())) {
     const int64_t count =
         std::accumulate(in_memory.sizes.begin(), in_memory.sizes.end(), int64_t{1}, std::multiplies<>());
     SliceBox part{{std::vector<int64_t>(dims), std::vector<int64_t>(dims)},

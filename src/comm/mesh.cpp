@@ -85,6 +85,13 @@ int64_t Mesh::place(Axes axes, int64_t rank) const {
   return place;
 }
 
+int64_t Mesh::step(Axis axis) const {
+  int64_t step = 1;
+  for (auto one = sizes_.rbegin(); one != sizes_.rend(); step *= (one++)->size)
+    if (one->axis == axis) return step;
+  return 1;
+}
+
 std::shared_ptr<Group> Mesh::along(Axes axes) const {
   if (all_ && size(axes) == all_->world_size()) return all_;  // also a group of one, where somebody has made it
   if (size(axes) == 1) return nullptr;

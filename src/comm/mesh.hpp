@@ -35,6 +35,8 @@ class Mesh {
   int64_t place(Axes axes) const;
   /// The place of a rank of the job.
   int64_t place(Axes axes, int64_t rank) const;
+  /// How many ranks lie between neighbours along an axis; 1 where the mesh does not have it.
+  int64_t step(Axis axis) const;
   /// The ranks that differ from this one in these axes only, by their places there; null where that is this one alone.
   /// Made on first use, which is collective over all ranks of the job and blocks until they have met.
   std::shared_ptr<Group> along(Axes axes) const;

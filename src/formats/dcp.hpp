@@ -4,7 +4,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -12,13 +11,14 @@
 #include <ATen/core/ivalue.h>
 
 #include "accelerate/utils/nested.hpp"
+#include "formats/dcp/folder.hpp"
+#include "formats/dcp/layout.hpp"
 #include "formats/dcp/metadata.hpp"
-#include "formats/input_file.hpp"
 
 /// Folders as torch.distributed.checkpoint (DCP) reads and writes them: each rank's items in a file of its own, and
-/// `.metadata`, which says what lies where. docs/formats/dcp.md is the specification. No communication and no policy
-/// here: the caller decides who saves what, and also carries the records of all ranks to the one that writes the
-/// metadata.
+/// `.metadata`, which says what lies where; or, in its place, a layout that has rules for it. docs/formats/dcp.md is
+/// the specification. No communication and no policy here: the caller decides who saves what, and also carries the
+/// records of all ranks to the one that writes the metadata.
 namespace accelerate::formats {
 
 // ---- writing
@@ -52,20 +52,21 @@ struct DcpRecord {
                     location.offset, location.length)
 };
 
-/// Makes `folder` ready for a new checkpoint: creates it, and removes what an earlier one left, its `.metadata` first,
-/// so that old metadata never stands beside new data. One rank calls it before any rank writes.
+/// Makes `folder` ready for a new checkpoint: creates it, and removes what an earlier one left, its `.metadata` or
+/// layout first, so that an old one never stands beside new data. One rank calls it before any rank writes.
 void prepare_dcp_folder(const std::filesystem::path& folder);
 
 /// Writes `__{rank}_0.distcp` in `folder`, which exists: objects first, then tensors, in the order given. Parts without
 /// elements are left out unless the whole tensor has none. The file appears when it is complete and flushed to the
 /// disk. Without items nothing is written.
+/// @param layout  not null: these are exactly the items that the rank has by it, and their index comes last in the file
 /// @return one record per item that was written. Every element of a tensor must be written by exactly one rank, an
 /// object by one.
 /// @throws ShapeError if a tensor doesn't have the sizes of its box or the box doesn't lie within the tensor;
-/// CheckpointError, ResourceError.
+/// CheckpointError, ResourceError; InternalError for items that are not the layout's.
 std::vector<DcpRecord> write_dcp_items(const std::filesystem::path& folder, int64_t rank,
                                        const std::vector<DcpObjectItem>& objects,
-                                       const std::vector<DcpTensorItem>& tensors);
+                                       const std::vector<DcpTensorItem>& tensors, const DcpLayout* layout = nullptr);
 
 /// Writes `.metadata`, after which the checkpoint is there. One rank calls it when all files are complete.
 /// @param records  Of all ranks, in the order of ranks. Names appear in the metadata in the order in which they come
@@ -77,8 +78,9 @@ std::vector<DcpRecord> write_dcp_items(const std::filesystem::path& folder, int6
 void write_dcp_metadata(const std::filesystem::path& folder, const std::vector<DcpRecord>& records,
                         const std::map<std::string, DcpPath>& paths);
 
-/// The flat name of a value: its path's steps joined by dots.
-std::string dcp_name(const DcpPath& path);
+/// Writes a layout in the place of `.metadata`, after which the checkpoint is there. One rank calls it when all files
+/// are complete; the layout has said all that there is to know since before the first item was written.
+void write_dcp_layout(const std::filesystem::path& folder, const DcpLayout& layout);
 
 // ---- reading
 // ---------------------------------------------------------------------------------------------------------------------
@@ -95,16 +97,17 @@ struct FoundPart {
   std::function<void(const at::Tensor& destination)> read;
 };
 
-/// A checkpoint folder opened for reading. Opening reads the metadata only; every read takes just the items, and of
-/// them the bytes, that it needs, whatever the number of ranks that saved. Safe to use from several threads.
+/// A checkpoint folder opened for reading. Opening reads the metadata or the layout only; every read takes just the
+/// items, and of them the bytes, that it needs, whatever the number of ranks that saved. Safe to use from several
+/// threads.
 class DcpCheckpoint {
  public:
   /// @throws CheckpointError if there is no metadata or it is damaged.
   explicit DcpCheckpoint(const std::filesystem::path& folder);
 
-  const std::filesystem::path& folder() const { return folder_; }
+  const std::filesystem::path& folder() const { return places_.folder(); }
   /// Everything that was saved, in the file's order.
-  const std::vector<DcpEntry>& entries() const { return metadata_.entries; }
+  const std::vector<DcpEntry>& entries() const { return places_.metadata().entries; }
   /// Null if there is none of that name.
   const DcpEntry* find(const std::string& name) const;
   /// @throws CheckpointError if there is no tensor of that name; the message shows near ones.
@@ -129,14 +132,10 @@ class DcpCheckpoint {
   const DcpEntry& entry(const std::string& name) const;
   std::vector<SavedRegion> find_regions(const std::string& name, const DcpBox& box) const;
   static void copy_regions(const std::vector<SavedRegion>& regions, const DcpBox& box, const at::Tensor& destination);
-  std::shared_ptr<const InputFile> file(const std::string& name) const;
   std::string describe(const std::string& name, const DcpLocation& place) const;
 
-  std::filesystem::path folder_;
-  DcpMetadata metadata_;
+  DcpFolder places_;
   std::map<std::string, size_t> by_name_;
-  mutable std::mutex mutex_;
-  mutable std::map<std::string, std::shared_ptr<const InputFile>> files_;
 };
 
 }  // namespace accelerate::formats

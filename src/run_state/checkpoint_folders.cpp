@@ -103,7 +103,7 @@ constexpr const char* kStale = ".stale";            ///< in it: names of an olde
 
 /// Whether a checkpoint of this kind gives files or folders this name.
 bool is_ours(const std::string& name, CheckpointKind kind) {
-  static const std::regex of_distributed("__\\d+_\\d+\\.distcp|\\.metadata"),
+  static const std::regex of_distributed("__\\d+_\\d+\\.distcp|\\.metadata|\\.accelerate_layout"),
       of_tag("(bf16_)?(zero_pp_rank_\\d+_)?mp_rank_\\d+_(model|optim)_states\\.pt"), of_run([] {
         std::string names;
         for (const auto& part : state_parts()) names.append(part.names).append("|");
@@ -131,10 +131,11 @@ void make_folder(const fs::path& folder, const fs::path& where) {
 void replace_older(const fs::path& folder) {
   const fs::path finished = folder / kFinished;
   // Readers that know nothing of this find no distributed checkpoint, and no list of files, until all are in place.
-  const std::array<fs::path, 2> last{formats::kDcpMetadataFile, formats::kManifestFile};
-  const auto is_last = [&](const fs::path& name) { return name == last[0] || name == last[1]; };
-  for (const auto& name : last)
-    if (fs::exists(finished / name)) fs::remove(folder / name);
+  const std::array<fs::path, 3> last{formats::kDcpMetadataFile, formats::kDcpLayoutFile, formats::kManifestFile};
+  const auto is_last = [&](const fs::path& name) { return std::ranges::find(last, name) != last.end(); };
+  if (formats::is_dcp_folder(finished))  // with either, the other one goes as well
+    for (const auto* name : {formats::kDcpMetadataFile, formats::kDcpLayoutFile}) fs::remove(folder / name);
+  if (fs::exists(finished / formats::kManifestFile)) fs::remove(folder / formats::kManifestFile);
   std::string stale;
   if (fs::exists(finished / kStale))
     stale = read_text<CheckpointError>("list of older files", finished / kStale, kMostSettingsBytes);

@@ -17,6 +17,7 @@ enum class CheckpointCount {
   bytes_read,             ///< of their files, by this rank, those for checksums included
   checkpoints_on_signals,
   copies_on_nodes,  ///< checkpoints that a machine's first rank wrote besides rank 0
+  layouts_made,     ///< of distributed checkpoints: others were those of earlier saves
   whole_states,     ///< of sharded models, for the program
   whole_optimizer_states,
   number_of_counts

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,8 @@ class DistributedItems {
   std::vector<formats::DcpObjectItem> objects_;
   std::vector<formats::DcpTensorItem> tensors_;
   std::map<std::string, formats::DcpPath> paths_;  ///< of all ranks
+  /// Not null: all ranks know by rules who has what, and no rank has to tell of its parts.
+  std::shared_ptr<const formats::DcpLayout> layout_;
 };
 
 }  // namespace accelerate::run_state

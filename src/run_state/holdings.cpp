@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "accelerate/comm.hpp"
 #include "comm/mesh.hpp"
 #include "parallel/slice_of.hpp"
 #include "residency/member.hpp"
@@ -61,6 +62,8 @@ distributed_checkpoint::ShardedTensor sharded(const parallel::Held& holding, con
                                                .replica = mesh.place(alike),
                                                .replicas = apart ? 1 : mesh.size(alike),
                                                .engine = std::move(engine)};
+  // The rule counts the ranks of the mesh, which are the job's where they are as many.
+  if (mesh.size(comm::kAllAxes) == comm::world_size()) result.equal = holding.equal;
   for (auto& part : boxes_of(holding, values.detach()))
     result.parts.push_back({std::move(part.box.offsets), std::move(part.values)});
   return result;

@@ -190,6 +190,51 @@ Value& value_at(StateDict& state, const DcpPath& path) {
   return *value;
 }
 
+formats::DcpShards rule_of(const SentLeaf& leaf, int64_t replica) {
+  return {.begin = leaf.equal.begin,
+          .each = leaf.equal.each,
+          .members = leaf.equal.members,
+          .step = leaf.equal.member_step,
+          .first = replica * leaf.equal.replica_step};
+}
+
+namespace {
+
+/// Others will go by the rule alone, and never hear of the parts.
+void check_rule(const SentLeaf& sent, const ShardedTensor& tensor) {
+  const auto fail = [&](const std::string& what) {
+    raise<ConfigError>(
+        "saving a distributed checkpoint: '{}' says that ranks hold equal pieces of it, and {}; leave "
+        "ShardedTensor::equal unset where parts follow no such rule",
+        sent.name, what);
+  };
+  const auto numel = formats::checked_numel(sent.sizes);
+  if (numel == 0) return;  // there is nothing to share out
+  // All replicas' ranks, since each may be the one that saves it.
+  if (sent.equal.replica_step < 1) fail(fmt::format("has the step {} of replicas", sent.equal.replica_step));
+  for (const int64_t replica : {int64_t{0}, sent.replicas - 1})
+    if (const auto wrong = problem_of(rule_of(sent, replica), sent.sizes, comm::world_size()); !wrong.empty())
+      fail("it " + wrong);
+  const auto rule = rule_of(sent, tensor.replica);
+  const auto member = rule.member_of(comm::rank());
+  std::vector<formats::DcpBox> expected, found;
+  if (member) {
+    const auto [from, to] = rule.range_of(*member, *numel);
+    expected = formats::boxes_of_range(sent.sizes, from, to);
+  }
+  for (const auto& part : tensor.parts)
+    if (part.values.numel() > 0) found.push_back({part.offsets, part.values.sizes().vec()});
+  std::sort(expected.begin(), expected.end()), std::sort(found.begin(), found.end());
+  if (expected == found) return;
+  const auto text = [](const std::vector<formats::DcpBox>& boxes) {
+    const auto texts = strings_of(boxes, [](const formats::DcpBox& box) { return to_string(box); });
+    return boxes.empty() ? "nothing" : fmt::format("{}", fmt::join(texts, "; ")).substr(0, 500);
+  };
+  fail(fmt::format("rank {} has {}, expected {}", comm::rank(), text(found), text(expected)));
+}
+
+}  // namespace
+
 SentLeaf as_sent(const Leaf& leaf) {
   SentLeaf sent{.name = leaf.name, .path = {}, .rank = comm::rank(), .sizes = {}};
   for (const auto& step : leaf.path) {
@@ -210,6 +255,11 @@ SentLeaf as_sent(const Leaf& leaf) {
           "saving a distributed checkpoint: '{}' says that it is replica {} of {}, expected a number from 0 on, and at "
           "most as many as there are processes, {}",
           leaf.name, sharded->replica, sharded->replicas, comm::world_size());
+    if (sharded->equal) {
+      sent.follows_rule = true;
+      sent.equal = *sharded->equal;
+      check_rule(sent, *sharded);
+    }
   }
   return sent;
 }

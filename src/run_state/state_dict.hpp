@@ -42,12 +42,18 @@ struct SentLeaf {
   std::vector<int64_t> sizes;
   at::ScalarType dtype = at::kFloat;
   int64_t replicas = 1;  ///< that hold its parts
-  ACCELERATE_FIELDS(name, path, rank, is_tensor, is_sharded, sizes, dtype, replicas)
+  bool follows_rule = false;
+  parallel::EqualShards equal = {};  ///< the rule
+  ACCELERATE_FIELDS(name, path, rank, is_tensor, is_sharded, sizes, dtype, replicas, follows_rule, equal.begin,
+                    equal.each, equal.members, equal.member_step, equal.replica_step)
 
   bool is_like(const SentLeaf& other) const;
   std::string text() const;  ///< "a tensor of size [3] and dtype Float"
 };
+/// @throws ConfigError for numbers of replicas that can't be, and where this rank's parts are not those of their rule
 SentLeaf as_sent(const Leaf& leaf);
+/// The rule of a leaf that has one, for the ranks of one replica.
+formats::DcpShards rule_of(const SentLeaf& leaf, int64_t replica);
 formats::DcpPath path_of(const SentLeaf& leaf);
 
 /// "a tensor of size [3, 4]", "text", for messages.

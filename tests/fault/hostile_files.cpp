@@ -442,6 +442,20 @@ void add_dcp(Collector& all) {
     if (bytes.size() < 100'000) add("item", dcp_metadata(tuple({4}), data.name, 0, bytes.size()), {{data.name, bytes}});
   }
   all.no_files(Reader::dcp, ".metadata", true, {data});
+  // A layout in its place: rules for many ranks, of which there are no files, or no indexes in them.
+  const auto layout = [](const std::string& sizes, const std::string& rule) {
+    return R"({"format": "accelerate layout", "version": 1, "ranks": 1048576, "entries": [)"
+           R"({"path":["w"],"dtype":"float32","sizes":)" +
+           sizes + "," + rule + "}]}";
+  };
+  for (const char* sizes : {"[4]", "[1048576]", "[1048576,1048576]", "[576460752303423488]", "[-1]", "[0]"})
+    for (const char* rule :
+         {R"("rank":0)", R"("rank":1048575)", R"("rank":-1)",
+          R"("shards":{"begin":0,"each":1,"members":1048576,"step":1,"first":0})",
+          R"("shards":{"begin":0,"each":4398046511104,"members":1048576,"step":1,"first":0})",
+          R"("shards":{"begin":9223372036854775807,"each":9223372036854775807,"members":1,"step":1,"first":0})"})
+      all.in_folder(Reader::dcp, "dcp_layout", ".accelerate_layout", layout(sizes, rule), {data});
+  all.no_files(Reader::dcp, ".accelerate_layout", true, {data});
 }
 
 void add_gguf(Collector& all) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,18 @@ struct Slice {
   static ACCELERATE_API Slice all_of(at::IntArrayRef sizes);
   static ACCELERATE_API Slice range(at::IntArrayRef sizes, int64_t begin, int64_t numel);
   bool operator==(const Slice&) const = default;
+};
+
+/// The rule by which ranks hold the pieces of a tensor. Tensors that are cut together lie one after the other, and
+/// `members` ranks hold equal pieces of all of them: member p has elements [p * each, (p + 1) * each), thus elements
+/// [p * each - begin, (p + 1) * each - begin) of the tensor, row by row, as far as it has them. Member p of replica w
+/// is rank p * member_step + w * replica_step of the job. So who knows the rule knows what all ranks hold.
+struct EqualShards {
+  int64_t begin = 0;  ///< where the tensor's first element lies among those that are cut together
+  int64_t each = 1;   ///< elements of one member
+  int64_t members = 1;
+  int64_t member_step = 1, replica_step = 1;
+  bool operator==(const EqualShards&) const = default;
 };
 
 /// Bytes that are placed instead of a tensor that has none of its own: the codes of a weight in few bits. Frozen.
@@ -59,6 +72,8 @@ struct Held {
   const comm::Mesh* mesh = nullptr;  ///< the mesh of these axes; null: the job's
   int64_t part = 0;                  ///< tensors of one part become whole together, see Engine::gather_each()
   const Engine* engine = nullptr;    ///< makes it whole; null: it is, on all ranks
+  /// Unset: other ranks' slices follow no rule that this rank knows.
+  std::optional<EqualShards> equal = std::nullopt;
   /// For the next layer: to be placed instead of the tensor. Null: the tensor itself is.
   std::shared_ptr<StandIn> stand_in = nullptr;
 

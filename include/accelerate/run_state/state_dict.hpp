@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "accelerate/parallel/engine.hpp"
+#include "accelerate/parallel/held.hpp"
 #include "accelerate/utils/export.hpp"
 
 namespace accelerate::distributed_checkpoint {
@@ -42,6 +44,9 @@ struct ShardedTensor {
   int64_t replica = 0, replicas = 1;
   /// The engine of the model whose parameters the parts are: told when they are loaded. Null: nobody needs to be.
   std::shared_ptr<parallel::Engine> engine = nullptr;
+  /// The parts are those that this rule gives each rank: then no rank needs to hear of another's to save the tensor.
+  /// get_model_state_dict() sets it where it holds. Unset: parts of any form.
+  std::optional<parallel::EqualShards> equal = std::nullopt;
 };
 
 class Value;

@@ -2,6 +2,7 @@
 #include "utils/raise.hpp"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <set>
 

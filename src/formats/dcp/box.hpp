@@ -13,7 +13,7 @@ struct DcpBox {
   std::vector<int64_t> offsets;
   std::vector<int64_t> sizes;
 
-  friend bool operator==(const DcpBox&, const DcpBox&) = default;
+  friend auto operator<=>(const DcpBox&, const DcpBox&) = default;
 };
 
 /// The whole of a tensor.

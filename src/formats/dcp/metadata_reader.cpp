@@ -3,7 +3,9 @@
 #include <map>
 #include <unordered_map>
 
+#include "formats/dcp/layout.hpp"
 #include "formats/dcp/metadata.hpp"
+#include "formats/dcp/path_limits.hpp"
 #include "formats/input_file.hpp"
 #include "formats/pickle.hpp"
 #include "formats/torch_container.hpp"
@@ -142,38 +144,23 @@ class MetadataReader {
     const auto* paths = pickle_.find(root, "planner_data");
     if (!paths || paths->kind == Kind::none) return;
     pickle_.expect(*paths, Kind::dict, "planner_data");
-    // A list is as long as its largest index, stored or not: Python fills gaps with None. The lengths of all of them
-    // together is bounded by what is there.
-    std::map<DcpPath, int64_t> lengths;  // by where the list is
-    const auto most = kMostUnstored + static_cast<int64_t>(pickle_.size()) / 4;
-    int64_t all = 0;
+    DcpPathLimits limits(static_cast<int64_t>(pickle_.size()) / 4);
     for (size_t i = 0; i < paths->items.size(); i += 2) {
       const auto name = pickle_.text(pickle_[paths->items[i]], "a name in planner_data");
       const auto& steps = pickle_.expect(pickle_[paths->items[i + 1]], Kind::tuple, "the path of '" + name + "'");
-      if (steps.items.empty() || steps.items.size() > kMostSteps)
+      if (steps.items.empty() || steps.items.size() > DcpPathLimits::kMostSteps)
         pickle_.fail(steps.at, "the path of '{}' has {} steps, expected 1 to {}.", name, steps.items.size(),
-                     kMostSteps);
+                     DcpPathLimits::kMostSteps);
       const auto found = by_name_.find(name);
       if (found == by_name_.end()) continue;
       DcpPath path;
       for (const auto item : steps.items) {
         const auto& step = pickle_[item];
-        if (step.kind == Kind::integer) {
-          const auto [list, fresh] = lengths.try_emplace(path, 0);
-          if (fresh) all += static_cast<int64_t>(path.size());  // which the table repeats
-          const bool fits = step.integer >= 0 && step.integer < most;
-          const int64_t more = fits ? std::max<int64_t>(step.integer + 1 - list->second, 0) : 0;
-          if (!fits || (all += more) > most)
-            pickle_.fail(step.at,
-                         "the path of '{}' has the list index {}, with which lists have more than {} items: too many "
-                         "for a file of its length.",
-                         name, step.integer, most);
-          list->second += more;
-          path.emplace_back(step.integer);
-        } else {
-          path.emplace_back(pickle_.text(step, "a step of the path of '" + name + "'"));
-        }
+        if (step.kind == Kind::integer) path.emplace_back(step.integer);
+        else path.emplace_back(pickle_.text(step, "a step of the path of '" + name + "'"));
       }
+      if (const auto wrong = limits.add(path); !wrong.empty())
+        pickle_.fail(steps.at, "the path of '{}' {}", name, wrong);
       metadata_.entries[found->second].path = std::move(path);
     }
   }
@@ -264,9 +251,7 @@ class MetadataReader {
   }
 
   static constexpr int64_t kMaxElementBytes = 16;
-  static constexpr size_t kMaxDims = 64;             // LibTorch's own limit for most operators
-  static constexpr size_t kMostSteps = 100;          // of a path: its readers are recursive
-  static constexpr int64_t kMostUnstored = 100'000;  // items of lists
+  static constexpr size_t kMaxDims = 64;  // LibTorch's own limit for most operators
 
   Pickle pickle_;
   DcpMetadata metadata_;
@@ -279,8 +264,21 @@ DcpMetadata parse_dcp_metadata(std::string_view bytes, const std::string& file) 
   return MetadataReader(bytes, file).read();
 }
 
+bool is_dcp_folder(const std::filesystem::path& folder) {
+  return is_there(folder / kDcpMetadataFile) || is_there(folder / kDcpLayoutFile);
+}
+
 DcpMetadata read_dcp_metadata(const std::filesystem::path& folder) {
   const auto path = folder / kDcpMetadataFile;
+  if (is_there(folder / kDcpLayoutFile)) {
+    if (is_there(path))
+      raise<CheckpointError>(
+          "loading '{}': found both {} and {}, of which a checkpoint has one. One of them is of another save: remove "
+          "it, or copy the checkpoint again.",
+          folder.string(), kDcpMetadataFile, kDcpLayoutFile);
+    const auto file = (folder / kDcpLayoutFile).string();
+    return parse_dcp_layout(read_text<CheckpointError>("layout", file, kMostListBytes), file);
+  }
   if (!is_there(path)) {
     std::string why = is_folder(folder)
                           ? " Is it the folder of a distributed checkpoint? Its parent or a folder in it may be."
@@ -291,7 +289,9 @@ DcpMetadata read_dcp_metadata(const std::filesystem::path& folder) {
           "by the same ranks of Python's DCP. Save with use_collectives=True.";
     else if (is_there(folder / "__0_0.distcp"))
       why =
-          " Data files are there: the save did not finish, or .metadata, a hidden file, was not copied with the rest.";
+          " Data files are there: the save did not finish, or .metadata, a hidden file, was not copied with the rest "
+          "(or "
+          ".accelerate_layout, where the save has written that in its place).";
     raise<CheckpointError>("loading '{}': found no file .metadata, which every distributed checkpoint has.{}",
                            folder.string(), why);
   }

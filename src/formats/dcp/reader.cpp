@@ -13,42 +13,32 @@ namespace fs = std::filesystem;
 
 at::ScalarType scalar_type(const DcpTensorInfo& info) { return find_torch_dtype("torch." + info.dtype)->type; }
 
-DcpCheckpoint::DcpCheckpoint(const fs::path& folder) : folder_(folder), metadata_(read_dcp_metadata(folder)) {
-  for (size_t i = 0; i < metadata_.entries.size(); ++i) by_name_.emplace(metadata_.entries[i].name, i);
+DcpCheckpoint::DcpCheckpoint(const fs::path& folder) : places_(folder) {
+  for (size_t i = 0; i < entries().size(); ++i) by_name_.emplace(entries()[i].name, i);
 }
 
 const DcpEntry* DcpCheckpoint::find(const std::string& name) const {
   const auto found = by_name_.find(name);
-  return found == by_name_.end() ? nullptr : &metadata_.entries[found->second];
+  return found == by_name_.end() ? nullptr : &entries()[found->second];
 }
 
 const DcpEntry& DcpCheckpoint::entry(const std::string& name) const {
   if (const auto* found = find(name)) return *found;
-  raise<CheckpointError>("checkpoint '{}' has no '{}'; it has {} others.{}", folder_.string(), name,
-                         metadata_.entries.size(), similar_names(name, strings_of(metadata_.entries, &DcpEntry::name)));
+  raise<CheckpointError>("checkpoint '{}' has no '{}'; it has {} others.{}", folder().string(), name, entries().size(),
+                         similar_names(name, strings_of(entries(), &DcpEntry::name)));
 }
 
 const DcpTensorInfo& DcpCheckpoint::tensor(const std::string& name) const {
   if (const auto* info = std::get_if<DcpTensorInfo>(&entry(name).content)) return *info;
-  raise<CheckpointError>("checkpoint '{}': '{}' is an object in bytes, expected a tensor.", folder_.string(), name);
-}
-
-std::shared_ptr<const InputFile> DcpCheckpoint::file(const std::string& name) const {
-  std::lock_guard lock(mutex_);
-  auto& file = files_[name];
-  if (!file) {
-    check_inside("distributed checkpoint '" + folder_.string() + "'", folder_, folder_ / name);
-    file = std::make_shared<InputFile>(folder_ / name);
-  }
-  return file;
+  raise<CheckpointError>("checkpoint '{}': '{}' is an object in bytes, expected a tensor.", folder().string(), name);
 }
 
 std::string DcpCheckpoint::describe(const std::string& name, const DcpLocation& place) const {
-  return fmt::format("item '{}' in '{}'", name, (folder_ / place.file).string());
+  return fmt::format("item '{}' in '{}'", name, (folder() / place.file).string());
 }
 
 struct DcpCheckpoint::SavedRegion {
-  const DcpChunk* chunk;
+  DcpChunk chunk;
   DcpBox common;  ///< with the wanted part, in the coordinates of the whole tensor
   std::shared_ptr<const InputFile> file;
   SavedTensor saved;
@@ -57,19 +47,17 @@ struct DcpCheckpoint::SavedRegion {
 /// The saved parts that make up `box`, their places checked, nothing read of their elements yet.
 std::vector<DcpCheckpoint::SavedRegion> DcpCheckpoint::find_regions(const std::string& name, const DcpBox& box) const {
   const auto& info = tensor(name);
-  const auto of = fmt::format("loading '{}' from '{}': ", name, folder_.string());
+  const auto of = fmt::format("loading '{}' from '{}': ", name, folder().string());
   if (!lies_within(box, info.sizes))
     raise<ShapeError>("{}the wanted part with {} does not lie within the saved tensor of size {}.", of, to_string(box),
                       info.sizes);
 
   std::vector<SavedRegion> regions;
   int64_t covered = 0;
-  for (const auto& chunk : info.chunks) {
-    if (*checked_numel(chunk.box.sizes) == 0) continue;
-    if (auto common = intersect(chunk.box, box)) {
-      covered += *checked_numel(common->sizes);
-      regions.push_back({&chunk, std::move(*common), nullptr, {}});
-    }
+  for (auto& part : places_.parts_under(entry(name), box)) {
+    auto common = *intersect(part.box, box);
+    covered += *checked_numel(common.sizes);
+    regions.push_back({std::move(part), std::move(common), nullptr, {}});
   }
   // Parts don't overlap, so a box is covered when the numbers of elements agree.
   if (const auto wanted = *checked_numel(box.sizes); covered != wanted) {
@@ -80,16 +68,16 @@ std::vector<DcpCheckpoint::SavedRegion> DcpCheckpoint::find_regions(const std::s
         of, to_string(box), wanted, covered, fmt::format("{}", fmt::join(saved, "; ")).substr(0, 500));
   }
   for (auto& region : regions) {
-    const auto& place = region.chunk->location;
-    region.file = file(place.file);
+    const auto& place = region.chunk.location;
+    region.file = places_.file(place.file);
     region.saved = TorchArchive(region.file, place.offset, place.length, describe(name, place), PickledObjects::refused,
                                 /*peeks=*/true)
                        .tensor();
-    if (region.saved.sizes != region.chunk->box.sizes || region.saved.dtype != scalar_type(info))
+    if (region.saved.sizes != region.chunk.box.sizes || region.saved.dtype != scalar_type(info))
       raise<CheckpointError>(
           "{}: found a tensor of size {} and dtype {}, expected size {} and dtype {} as the metadata says. The files "
           "are of different saves, or offsets are wrong.",
-          describe(name, place), region.saved.sizes, c10::toString(region.saved.dtype), region.chunk->box.sizes,
+          describe(name, place), region.saved.sizes, c10::toString(region.saved.dtype), region.chunk.box.sizes,
           c10::toString(scalar_type(info)));
   }
   return regions;
@@ -102,10 +90,10 @@ void DcpCheckpoint::copy_regions(const std::vector<SavedRegion>& regions, const 
     auto offsets = region.common.offsets;
     for (size_t dim = 0; dim < offsets.size(); ++dim) {
       to = to.narrow(static_cast<int64_t>(dim), offsets[dim] - box.offsets[dim], region.common.sizes[dim]);
-      offsets[dim] -= region.chunk->box.offsets[dim];
+      offsets[dim] -= region.chunk.box.offsets[dim];
     }
     // Before and behind the elements lies what has led to them.
-    const auto& [_, offset, length] = region.chunk->location;
+    const auto& [_, offset, length] = region.chunk.location;
     const int64_t end = region.saved.storage_begin + region.saved.storage_bytes;
     region.file->check(offset, region.saved.storage_begin - offset);
     read_part(*region.file, region.saved, offsets, to);
@@ -116,7 +104,7 @@ void DcpCheckpoint::copy_regions(const std::vector<SavedRegion>& regions, const 
 void DcpCheckpoint::read_chunk(const std::string& name, const DcpBox& box, const at::Tensor& destination) const {
   if (destination.sizes() != box.sizes)
     raise<ShapeError>("loading '{}' from '{}': the destination has size {}, expected that of the wanted part, {}.",
-                      name, folder_.string(), destination.sizes(), box.sizes);
+                      name, folder().string(), destination.sizes(), box.sizes);
   copy_regions(find_regions(name, box), box, destination);
 }
 
@@ -125,7 +113,7 @@ FoundPart DcpCheckpoint::find_chunk(const std::string& name, const DcpBox& box) 
   FoundPart found;
   if (!regions.empty()) {
     found.file = regions.front().file->path();
-    found.begin = regions.front().chunk->location.offset;
+    found.begin = regions.front().chunk.location.offset;
   }
   found.read = [regions = std::move(regions), box](const at::Tensor& destination) {
     copy_regions(regions, box, destination);
@@ -145,10 +133,10 @@ at::Tensor DcpCheckpoint::read_full(const std::string& name) const {
 }
 
 c10::IValue DcpCheckpoint::read_object(const std::string& name) const {
-  const auto* place = std::get_if<DcpLocation>(&entry(name).content);
-  if (!place)
-    raise<CheckpointError>("checkpoint '{}': '{}' is a tensor, expected an object in bytes.", folder_.string(), name);
-  return TorchArchive(file(place->file), place->offset, place->length, describe(name, *place)).value();
+  if (!std::holds_alternative<DcpLocation>(entry(name).content))
+    raise<CheckpointError>("checkpoint '{}': '{}' is a tensor, expected an object in bytes.", folder().string(), name);
+  const auto place = places_.place_of(entry(name));
+  return TorchArchive(places_.file(place.file), place.offset, place.length, describe(name, place)).value();
 }
 
 }  // namespace accelerate::formats

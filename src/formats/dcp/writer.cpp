@@ -18,9 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Python numbers a rank's files; we always write one.
-std::string data_file_name(int64_t rank) { return "__" + std::to_string(rank) + "_0.distcp"; }
-
 void check(const DcpTensorItem& item) {
   const auto fail = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
     raise<ShapeError>("writing a distributed checkpoint: '{}' {}", item.name,
@@ -57,16 +54,30 @@ void check_cover(const DcpEntry& entry, const DcpTensorInfo& info) {
   }
 }
 
-}  // namespace
-
-std::string dcp_name(const DcpPath& path) {
-  std::string name;
-  for (const auto& step : path) {
-    const auto* key = std::get_if<std::string>(&step);
-    name += (name.empty() ? "" : ".") + (key ? *key : std::to_string(std::get<int64_t>(step)));
+/// Numbers the items as the layout does, in which it must have all of them: readers go by its rules alone.
+DcpItemIndex index_of_items(const std::vector<DcpRecord>& records, int64_t rank, const DcpLayout& layout) {
+  std::map<std::pair<std::string, DcpBox>, const DcpRecord*> written;
+  for (const auto& record : records) written.emplace(std::pair(record.name, record.box), &record);
+  DcpItemIndex index{.rank = rank, .layout = layout.metadata.checksum, .items = {}};
+  for (const auto& item : held_by(layout.metadata, rank)) {
+    const auto& entry = layout.metadata.entries[item.entry];
+    const auto found = written.find({entry.name, item.box});
+    const auto* info = std::get_if<DcpTensorInfo>(&entry.content);
+    if (found == written.end() || found->second->is_tensor != (info != nullptr) ||
+        (info && (found->second->sizes != info->sizes || found->second->dtype != scalar_type(*info))))
+      throw InternalError(
+          fmt::format("writing a distributed checkpoint: rank {} did not write '{}', {}, as its layout says", rank,
+                      entry.name, to_string(item.box)));
+    index.items.push_back({static_cast<uint32_t>(item.entry), static_cast<uint32_t>(item.box_number),
+                           found->second->location.offset, found->second->location.length});
   }
-  return name;
+  if (index.items.size() != records.size())
+    throw InternalError(fmt::format("writing a distributed checkpoint: rank {} wrote {} items, its layout has {}", rank,
+                                    records.size(), index.items.size()));
+  return index;
 }
+
+}  // namespace
 
 void prepare_dcp_folder(const fs::path& folder) {
   std::error_code failure;
@@ -76,7 +87,7 @@ void prepare_dcp_folder(const fs::path& folder) {
         "saving to '{}': it can't be created as a folder ({}). A file of this name may be in the way, or the rights "
         "are missing.",
         folder.string(), failure.message());
-  fs::remove(folder / kDcpMetadataFile);
+  for (const auto* last : {kDcpMetadataFile, kDcpLayoutFile}) fs::remove(folder / last);
   const std::regex data("__\\d+_\\d+\\.distcp");
   std::vector<fs::path> old;
   for (const auto& entry : read_folder<CheckpointError>("saving to", folder))
@@ -85,12 +96,12 @@ void prepare_dcp_folder(const fs::path& folder) {
 }
 
 std::vector<DcpRecord> write_dcp_items(const fs::path& folder, int64_t rank, const std::vector<DcpObjectItem>& objects,
-                                       const std::vector<DcpTensorItem>& tensors) {
+                                       const std::vector<DcpTensorItem>& tensors, const DcpLayout* layout) {
   for (const auto& item : tensors) check(item);
   std::vector<DcpRecord> records;
   if (objects.empty() && tensors.empty()) return records;
 
-  const auto name = data_file_name(rank);
+  const auto name = dcp_data_file(rank);
   trace::Span span(trace::SpanKind::checkpoint_write, name);
   AtomicFile file("writing a distributed checkpoint", folder / name);
   int64_t position = 0;
@@ -121,9 +132,16 @@ std::vector<DcpRecord> write_dcp_items(const fs::path& folder, int64_t rank, con
           std::move(pickle));
   }
   if (records.empty()) return records;
+  if (layout) file.write(format_item_index(index_of_items(records, rank, *layout)));
   file.finish();
   span.set_bytes(position);
   return records;
+}
+
+void write_dcp_layout(const fs::path& folder, const DcpLayout& layout) {
+  AtomicFile file("writing a layout", folder / kDcpLayoutFile);
+  file.write(layout.text);
+  file.finish();
 }
 
 void write_dcp_metadata(const fs::path& folder, const std::vector<DcpRecord>& records,

@@ -2,7 +2,7 @@
 #include <map>
 #include <utility>
 
-#include "formats/dcp/metadata.hpp"
+#include "formats/dcp/folder.hpp"
 #include "formats/index_file.hpp"
 #include "formats/inspect/readers.hpp"
 #include "input/json.hpp"
@@ -14,20 +14,16 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// The data files of a distributed checkpoint, each opened once.
+/// The data files of a distributed checkpoint.
 class DataFiles {
  public:
-  explicit DataFiles(const fs::path& folder) : folder_(folder) {}
+  explicit DataFiles(const DcpFolder& places) : places_(places) {}
 
   /// @throws CheckpointError if the place lies beyond its file. The first time that a file is asked for says whether it
   /// is there.
-  const std::shared_ptr<const InputFile>& at(const std::string& what, const DcpLocation& place) {
-    auto& file = files_[place.file];
-    if (!file) {
-      check_inside("distributed checkpoint '" + folder_.string() + "'", folder_, folder_ / place.file);
-      file = std::make_shared<const InputFile>(folder_ / place.file);
-      bytes_ += file->size();
-    }
+  std::shared_ptr<const InputFile> at(const std::string& what, const DcpLocation& place) {
+    auto file = places_.file(place.file);
+    if (seen_.insert(place.file).second) bytes_ += file->size();
     if (place.offset > file->size() || place.length > file->size() - place.offset)
       raise<CheckpointError>(
           "{} takes bytes {} to {} of '{}', which has {}. It is truncated, or of another save: copy the checkpoint "
@@ -35,12 +31,12 @@ class DataFiles {
           what, place.offset, place.offset + place.length, place.file, file->size());
     return file;
   }
-  int64_t count() const { return static_cast<int64_t>(files_.size()); }
+  int64_t count() const { return static_cast<int64_t>(seen_.size()); }
   int64_t bytes() const { return bytes_; }
 
  private:
-  fs::path folder_;
-  std::map<std::string, std::shared_ptr<const InputFile>> files_;
+  const DcpFolder& places_;
+  std::set<std::string> seen_;
   int64_t bytes_ = 0;
 };
 
@@ -68,49 +64,83 @@ bool is_offload_index(const json& root) {
 
 void read_distributed(const fs::path& folder, bool verify, InspectedPart& part, const Complain& complain) {
   part.format = "distributed checkpoint";
-  const auto metadata = read_dcp_metadata(folder);
-  DataFiles files(folder);
+  const DcpFolder places(folder);
+  const auto& metadata = places.metadata();
+  DataFiles files(places);
   std::set<std::string> lost;  // files that were complained of
   const auto look = [&](const std::string& what, const DcpLocation& place, const DcpTensorInfo* tensor,
                         const DcpBox* box) {
     if (lost.contains(place.file)) return;
     try {
-      const auto& file = files.at(what, place);
+      const auto file = files.at(what, place);
       if (verify) part.checked_bytes += check_item(what, place, file, tensor, box);
     } catch (const CheckpointError& error) {
       if (!is_there(folder / place.file)) lost.insert(place.file);
       complain(error.what());
     }
   };
-  for (const auto& entry : metadata.entries) {
+  struct Saved {
+    int64_t elements = 0, pieces = 0;
+    std::string file;  ///< of the only piece
+  };
+  std::vector<Saved> saved(metadata.entries.size());
+  const auto count = [&](const DcpEntry& entry, const DcpBox& box, const std::string& file) {
+    const int64_t elements = *checked_numel(box.sizes);
+    auto& sum = saved[static_cast<size_t>(&entry - metadata.entries.data())];
+    sum.elements += elements;
+    if (elements > 0) sum.file = ++sum.pieces == 1 ? file : "";
+    return elements > 0;
+  };
+  const auto take = [&](const DcpEntry& entry, const DcpChunk& chunk) {
     const auto what = fmt::format("item '{}'", entry.name);
+    const auto* info = std::get_if<DcpTensorInfo>(&entry.content);
+    if (!info) look(what, chunk.location, nullptr, nullptr);
+    else if (count(entry, chunk.box, chunk.location.file)) look(what, chunk.location, info, &chunk.box);
+  };
+  for (const auto& entry : metadata.entries) {
+    if (metadata.is_layout()) break;
+    const auto* info = std::get_if<DcpTensorInfo>(&entry.content);
+    if (!info) take(entry, {{}, std::get<DcpLocation>(entry.content)});
+    else
+      for (const auto& chunk : info->chunks) take(entry, chunk);
+  }
+  // By rank, so that each file and its index are looked at once.
+  constexpr int64_t kMostComplaints = 100;
+  int64_t complaints = 0;
+  for (int64_t rank = 0; rank < metadata.ranks; ++rank) {
+    if (complaints == kMostComplaints) {
+      complain(fmt::format("files of ranks from {} on were not looked at", rank));
+      break;
+    }
+    try {
+      for (const auto& held : places.parts_of_rank(rank)) take(*held.entry, held.chunk);
+    } catch (const CheckpointError& error) {
+      ++complaints;
+      complain(error.what());  // once for the file
+      for (const auto& item : held_by(metadata, rank))
+        count(metadata.entries[item.entry], item.box, dcp_data_file(rank));
+    }
+  }
+  for (size_t i = 0; i < saved.size(); ++i) {
+    const auto& entry = metadata.entries[i];
     const auto* info = std::get_if<DcpTensorInfo>(&entry.content);
     if (!info) {
       ++part.others;
-      look(what, std::get<DcpLocation>(entry.content), nullptr, nullptr);
       continue;
     }
     const int64_t numel = *checked_numel(info->sizes);
-    int64_t saved = 0, pieces = 0;
-    std::string file;
-    for (const auto& chunk : info->chunks) {
-      if (*checked_numel(chunk.box.sizes) == 0) continue;
-      saved += *checked_numel(chunk.box.sizes);
-      file = ++pieces == 1 ? chunk.location.file : "";
-      look(what, chunk.location, info, &chunk.box);
-    }
-    if (saved != numel)
+    if (saved[i].elements != numel && complaints < kMostComplaints)
       complain(fmt::format("'{}' has {} elements, of which {} were saved: not all ranks took part in the save",
-                           entry.name, numel, saved));
+                           entry.name, numel, saved[i].elements));
     part.tensors.push_back({.name = entry.name,
                             .dtype = info->dtype,
                             .shape = info->sizes,
                             .bytes = numel * torch_element_bytes(info->dtype),
-                            .file = file,
-                            .pieces = std::max<int64_t>(pieces, 1)});
+                            .file = saved[i].file,
+                            .pieces = std::max<int64_t>(saved[i].pieces, 1)});
   }
   part.files = files.count() + 1;
-  part.bytes = files.bytes() + InputFile(folder / kDcpMetadataFile).size();
+  part.bytes = files.bytes() + InputFile(folder / (metadata.is_layout() ? kDcpLayoutFile : kDcpMetadataFile)).size();
 }
 
 bool read_offload_folder(const fs::path& index, InspectedPart& part, const Complain& complain) {

@@ -110,7 +110,7 @@ class Inspector {
       std::set<std::string> shards;
       return add_index(root_, shards);
     }
-    if (root_.filename() == kDcpMetadataFile)
+    if (root_.filename() == kDcpMetadataFile || root_.filename() == kDcpLayoutFile)
       raise<CheckpointError>("'{}' is the metadata of a distributed checkpoint, expected its folder. Give '{}'.",
                              root_.string(), root_.parent_path().string());
     if (format_of(root_).empty() && !may_hold_tensors(root_))
@@ -131,7 +131,7 @@ class Inspector {
       if (entry.is_directory(ignored) ? name.starts_with(".") || entry.is_symlink(ignored) : false) continue;
       (entry.is_directory(ignored) ? folders : files).insert(entry.path());
     }
-    if (files.contains(path / kDcpMetadataFile)) {
+    if (is_dcp_folder(path)) {
       add(path, [&](InspectedPart& part, const Complain& complain) {
         read_distributed(path, verify_ && !has_checksums(path), part, complain);
         return true;

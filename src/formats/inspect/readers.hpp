@@ -26,7 +26,7 @@ int64_t check_records(const ZipArchive& archive);
 /// Says what is wrong, a sentence.
 using Complain = std::function<void(const std::string& what)>;
 
-/// A folder with `.metadata`.
+/// A folder with `.metadata`, or a layout in its place.
 void read_distributed(const std::filesystem::path& folder, bool verify, InspectedPart& part, const Complain& complain);
 /// A folder with index.json as offload_state_dict writes it. @return false if it is another index
 bool read_offload_folder(const std::filesystem::path& index, InspectedPart& part, const Complain& complain);

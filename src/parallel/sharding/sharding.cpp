@@ -4,6 +4,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/strides.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -425,6 +426,12 @@ struct Sharding::Impl {
       held.slice.corner = box->slice.corner;
       held.cut = held.cut | box->cut;
       held.mesh = box->mesh;
+    } else if (member.tensor.strides() == c10::contiguous_strides(member.tensor.sizes())) {
+      held.equal = EqualShards{.begin = member.offset,
+                               .each = parts[member.part].numel() / groups.ranks(),
+                               .members = groups.ranks(),
+                               .member_step = groups.mesh.step(comm::Axis::dp_shard),
+                               .replica_step = groups.mesh.step(comm::Axis::dp_replicate)};
     }
     return held;
   }
