@@ -24,7 +24,7 @@ F("parts without a rule are listed", file, "if («!leaf.follows_rule») return -
 F("values of ranks' own are listed", file, "if («of_all.alike» && listed_parts_of", "true", limit)
 F("a layout says which replica writes", file, "rule_of(leaf, «writer.at(leaf.name)»)", "0", ranks)
 F("no rank tells of its parts", file, "if («!layout_») records = gather_object", "true", d + "NoRankTellsOfItsParts")
-F("a layout is kept between saves", file, "constexpr size_t kMostKept = «8»;", "0", own)
+F("a layout is kept between saves", file, "if (kept.size() > «kMostKept») kept.pop_front", "0", own)
 F("a layout is kept for its own leaves", file, "if («one.bytes == bytes» && one.ranks", "true", own)
 F("a layout is written behind training", file, "if («layout») return formats::write_dcp_layout", "false",
   d + "RunsGoOnFromItAlsoWhenItWasSavedBehindTraining")
