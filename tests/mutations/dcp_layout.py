@@ -26,7 +26,7 @@ F("a layout says which replica writes", file, "rule_of(leaf, «writer.at(leaf.na
 F("no rank tells of its parts", file, "if («!layout_») records = gather_object", "true", d + "NoRankTellsOfItsParts")
 F("a layout is kept between saves", file, "if (kept.size() > «kMostKept») kept.pop_front", "0", own)
 F("a layout is kept for its own leaves", file, "if («one.bytes == bytes» && one.ranks", "true", own)
-F("a layout is written behind training", file, "if («layout») return formats::write_dcp_layout", "false",
+F("a layout is written behind training", file, "if («layout») return formats::write_dcp_layout", "nullptr",
   d + "RunsGoOnFromItAlsoWhenItWasSavedBehindTraining")
 
 # ---- rules
@@ -87,7 +87,7 @@ file = "src/formats/dcp/folder.cpp"
 F("an index is of its rank", file, "if («index->rank != rank» || index->layout", "false", saves)
 F("an index is of its layout", file, "|| «index->layout != metadata_.checksum»)", "false", saves)
 F("an index has no more than the layout says", file, "if («index->items.size() != items.size()»)", "false", saves)
-F("parts beside a box are not opened", file, "if («intersect(part, box)») parts.push_back({std::move(part)", "true",
+F("parts beside a box are not opened", file, "if («intersect(part, box)») parts.push_back({std::move(part)", "std::optional<DcpBox>(part)",
   u + "DcpFolderWithLayout.ReadsWhatRanksSaved")
 file = "src/formats/dcp/metadata_reader.cpp"
 F("a folder has one of both", file, "if (is_there(folder / kDcpLayoutFile)) { if («is_there(path)»)", "false", saves)
