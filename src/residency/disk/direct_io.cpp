@@ -31,7 +31,8 @@ class Cut {
     if (ranges_.empty()) return std::nullopt;
     DiskRange& rest = ranges_.back();
     const DiskRange request{rest.offset, rest.data, std::min(rest.bytes, bytes_)};
-    rest.offset += request.bytes, rest.data += request.bytes, rest.bytes -= request.bytes;
+    rest.offset += request.bytes, rest.bytes -= request.bytes;
+    if (rest.data) rest.data += request.bytes;  // else requests get windows
     return request;
   }
 
